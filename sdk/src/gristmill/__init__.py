@@ -1,0 +1,42 @@
+"""Gristmill's contract, shared by every service: trajectory groups, runs, versions, the API's client, settings."""
+
+from gristmill.client import Client
+from gristmill.deployment import Deployment
+from gristmill.errors import (
+    ApiError,
+    ApiUnreachable,
+    ConfigError,
+    GristmillError,
+    GroupError,
+    ManifestError,
+)
+from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill.manifest import Manifest
+from gristmill.run import GroupAudit, Permit, PermitGrant, RunRecord, RunState, RunStatus
+from gristmill.sync_client import SyncClient
+from gristmill.version import PolicyVersion
+
+__all__ = [
+    "BATCH_MEDIA_TYPE",
+    "GROUP_MEDIA_TYPE",
+    "ApiError",
+    "ApiUnreachable",
+    "Client",
+    "ConfigError",
+    "Deployment",
+    "GristmillError",
+    "GroupAudit",
+    "GroupError",
+    "Manifest",
+    "ManifestError",
+    "Permit",
+    "PermitGrant",
+    "PolicyVersion",
+    "RunRecord",
+    "RunState",
+    "RunStatus",
+    "SamplingParams",
+    "SyncClient",
+    "TrajectoryGroup",
+    "VersionSpan",
+]

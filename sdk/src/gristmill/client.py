@@ -1,0 +1,189 @@
+"""The trajectory API's client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from gristmill.errors import ApiError, ApiUnreachable
+from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.run import GroupAudit, PermitGrant, RunRecord, RunStatus
+from gristmill.version import PolicyVersion
+
+_LOG = logging.getLogger(__name__)
+_TRANSIENT = frozenset({429, 502, 503, 504})
+_BATCH = msgspec.msgpack.Decoder(list[bytes])
+
+
+class Client:
+    """Async client. Every call may be repeated safely, so transient failures are retried for `patience` seconds.
+
+    Transient: no connection, time-out, 429, 502, 503, 504. Any other error answer raises ApiError at
+    once; an API that stays away raises ApiUnreachable.
+    """
+
+    def __init__(self, url: str, *, patience: float = 600.0, timeout: float = 30.0, token: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, headers=headers)
+        self._timeout = timeout
+
+    async def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> RunRecord:
+        """Open the run, or join it when it is there with the same settings."""
+        body = {"run_id": run_id, "env": env, "group_size": group_size}
+        return RunRecord.model_validate_json((await self._call("POST", "/v1/runs", json=body)).content)
+
+    async def get_run(self, run_id: str) -> RunRecord:
+        return RunRecord.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}")).content)
+
+    async def open_run(self, wait: float) -> RunRecord | None:
+        """The open run; None when there is none after `wait` seconds."""
+        answer = await self._call("GET", "/v1/open", params={"wait": wait}, wait=wait)
+        return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
+
+    async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> tuple[int, RunRecord]:
+        """Become the run's trainer. `covered`: ids of the groups that the resumed checkpoint was trained on."""
+        body = {"trainer": trainer, "covered": list(covered)}
+        answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
+        return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])
+
+    async def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
+        """Tell that the model server now serves `version`; permits for it become free."""
+        body = {"incarnation": version.incarnation, "step": version.step}
+        return RunRecord.model_validate_json(
+            (await self._call("POST", f"/v1/runs/{run_id}/version", json=body)).content
+        )
+
+    async def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
+        """Ask for up to `count` permits; waits up to `wait` seconds for the first."""
+        body = {"holder": holder, "count": count, "wait": wait}
+        answer = await self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait)
+        return PermitGrant.model_validate_json(answer.content)
+
+    async def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str]) -> list[str]:
+        """Keep permits alive. Returns the ids that this holder has lost."""
+        body = {"holder": holder, "group_ids": list(group_ids)}
+        lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)).json()["lost"]
+        return lost
+
+    async def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> None:
+        """Give a permit back: `reason` "abandoned" lets another holder have it, any other drops the group."""
+        body = {"holder": holder, "group_id": group_id, "reason": reason}
+        await self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body)
+
+    async def abandon_permits(self, run_id: str, holder: str) -> None:
+        """Give back all the holder's permits."""
+        await self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder})
+
+    async def submit(self, group: TrajectoryGroup, holder: str) -> bool:
+        """Store a group. False when this very group was already there."""
+        answer = await self._call(
+            "PUT",
+            f"/v1/runs/{group.run_id}/groups/{group.group_id}",
+            params={"holder": holder},
+            content=group.encode(),
+            headers={"Content-Type": GROUP_MEDIA_TYPE},
+        )
+        return answer.status_code == 201
+
+    async def lease(
+        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+    ) -> list[TrajectoryGroup] | None:
+        """Lease `groups` groups in submit order under an id of one's own; None when fewer are ready after `wait`.
+
+        The same batch id again returns the same batch.
+        """
+        body = {"incarnation": incarnation, "batch_id": batch_id, "groups": groups, "wait": wait}
+        answer = await self._call("POST", f"/v1/runs/{run_id}/lease", json=body, wait=wait)
+        if answer.status_code == 204:
+            return None
+        return [TrajectoryGroup.decode(raw) for raw in _BATCH.decode(answer.content)]
+
+    async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+        """Keep leases alive. Returns the batch ids that are lost."""
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/extend", json=body)).json()["lost"]
+        return lost
+
+    async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
+        """Say that a durable checkpoint covers these batches."""
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        await self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
+
+    async def finish(self, run_id: str, incarnation: int) -> RunRecord:
+        answer = await self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
+        return RunRecord.model_validate_json(answer.content)
+
+    async def status(self, run_id: str) -> RunStatus:
+        return RunStatus.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/status")).content)
+
+    async def audit(self, run_id: str) -> GroupAudit:
+        return GroupAudit.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/groups")).content)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: str, path: str, *, wait: float = 0.0, **request: Any) -> httpx.Response:
+        started = time.monotonic()
+        pause = 0.1
+        told = False
+        while True:
+            pause_asked = 0.0
+            try:
+                answer = await self._http.request(method, path, timeout=self._timeout + wait, **request)
+                if answer.status_code not in _TRANSIENT:
+                    return _checked(answer)
+                problem = f"HTTP {answer.status_code}: {_problem(answer)[1]}"
+                pause_asked = _seconds(answer.headers.get("Retry-After"))
+            except httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
+            spent = time.monotonic() - started
+            if spent >= self._patience:
+                raise ApiUnreachable(
+                    f"the trajectory API at {self.url} did not answer {method} {path} for {spent:.0f} s ({problem}); "
+                    "is it running, and Redis behind it?"
+                )
+            if not told and spent > 1.0:
+                _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, self._patience)
+                told = True
+            await asyncio.sleep(min(max(pause * random.uniform(0.5, 1.5), pause_asked), self._patience - spent))
+            pause = min(pause * 2, 3.0)
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_success:
+        return answer
+    code, message, remedy = _problem(answer)
+    raise ApiError(code, answer.status_code, message, remedy)
+
+
+def _problem(answer: httpx.Response) -> tuple[str, str, str]:
+    try:
+        error = answer.json()["error"]
+        return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
+    except (ValueError, KeyError, TypeError):
+        return "unexpected", f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
+
+
+def _seconds(header: str | None) -> float:
+    try:
+        return float(header) if header else 0.0
+    except ValueError:
+        return 0.0  # An HTTP date: the back-off of our own is as good.

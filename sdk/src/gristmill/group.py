@@ -1,0 +1,268 @@
+"""The trajectory group: what the environment sends, the API stores and the trainer trains on.
+
+On the wire a group is one msgpack map whose arrays are raw little-endian bytes, so that no Python
+list is ever built for tokens (0.1 ms a group of 16 x 4096 tokens, against 60 ms of JSON). The format
+is versioned by its media type and its `format` key; readers ignore keys they do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gristmill.errors import GroupError
+from gristmill.version import PolicyVersion
+
+GROUP_MEDIA_TYPE = "application/vnd.gristmill.group.v1+msgpack"
+BATCH_MEDIA_TYPE = "application/vnd.gristmill.batch.v1+msgpack"
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the completions were sampled. The trainer divides its logits by `temperature`."""
+
+    temperature: float
+    top_p: float = 1.0
+    max_tokens: int
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Completion tokens [start, end) were sampled by the weights labelled `version` ("1.20")."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Field by field what is on the wire. `bytes` fields are flat little-endian arrays."""
+
+    format: int
+    group_id: str
+    run_id: str
+    env_id: str
+    row: int
+    lengths: bytes
+    tokens: bytes
+    logprobs: bytes
+    mask: bytes
+    rewards: bytes
+    reward_parts: dict[str, list[float | None]]
+    finish_reasons: list[str]
+    sampling: SamplingParams
+    versions: list[list[VersionSpan]]
+    advantages: bytes | None = None
+    ref_logprobs: bytes | None = None
+    distill_ids: bytes | None = None
+    distill_logprobs: bytes | None = None
+    overrides: dict[str, Any] | None = None
+    messages: list[Any] | None = None
+    meta: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.msgpack.Decoder(_Wire)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryGroup:
+    """G completions of one prompt, scored. N is the total of all sequences' tokens.
+
+    A sequence is its prompt followed by its completion; sequences lie one after the other in the
+    flat arrays.
+    """
+
+    group_id: str
+    run_id: str
+    env_id: str
+    row: int
+    """The permit's row: dataset row number, counted on through the epochs."""
+    lengths: I32
+    """i32[G]: tokens a sequence, prompt included."""
+    tokens: I32
+    """i32[N]."""
+    logprobs: F32
+    """f32[N]: log-probability under the sampling distribution at trained positions, 0 elsewhere."""
+    mask: Bool
+    """bool[N]: True where the token was sampled and is trained on."""
+    rewards: F32
+    """f32[G]: the weighted total."""
+    reward_parts: dict[str, list[float | None]]
+    """Each reward's own values, unweighted, one a sequence; None where the reward skipped it."""
+    finish_reasons: list[str]
+    """vLLM's word a sequence: "stop" or "length"."""
+    sampling: SamplingParams
+    versions: list[list[VersionSpan]]
+    """Per sequence, which weights sampled which stretch of the completion."""
+    advantages: F32 | None = None
+    """Reserved. f32[N]: advantages set by the environment."""
+    ref_logprobs: F32 | None = None
+    """Reserved. f32[N]: reference model's log-probabilities."""
+    distill_ids: I32 | None = None
+    """Reserved. i32[N*K]: teacher's top-K token ids."""
+    distill_logprobs: F32 | None = None
+    """Reserved. f32[N*K]."""
+    overrides: dict[str, Any] | None = None
+    messages: list[Any] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def size(self) -> int:
+        """G, the number of sequences."""
+        return len(self.lengths)
+
+    @property
+    def oldest_version(self) -> PolicyVersion:
+        """The oldest weights that sampled any token of the group."""
+        return min(PolicyVersion.parse(span.version) for spans in self.versions for span in spans)
+
+    def encode(self) -> bytes:
+        """The group as bytes of `GROUP_MEDIA_TYPE`."""
+        return _ENCODER.encode(
+            _Wire(
+                format=1,
+                group_id=self.group_id,
+                run_id=self.run_id,
+                env_id=self.env_id,
+                row=self.row,
+                lengths=_bytes(self.lengths, "<i4"),
+                tokens=_bytes(self.tokens, "<i4"),
+                logprobs=_bytes(self.logprobs, "<f4"),
+                mask=np.packbits(self.mask, bitorder="little").tobytes(),
+                rewards=_bytes(self.rewards, "<f4"),
+                reward_parts=self.reward_parts,
+                finish_reasons=self.finish_reasons,
+                sampling=self.sampling,
+                versions=self.versions,
+                advantages=_optional_bytes(self.advantages, "<f4"),
+                ref_logprobs=_optional_bytes(self.ref_logprobs, "<f4"),
+                distill_ids=_optional_bytes(self.distill_ids, "<i4"),
+                distill_logprobs=_optional_bytes(self.distill_logprobs, "<f4"),
+                overrides=self.overrides,
+                messages=self.messages,
+                meta=self.meta or None,
+            )
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> TrajectoryGroup:
+        """Read and check bytes of `GROUP_MEDIA_TYPE`. Raises GroupError with the reason."""
+        try:
+            wire = _DECODER.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise GroupError(f"not a trajectory group: {error}") from error
+        if wire.format != 1:
+            raise GroupError(f"group format {wire.format} is not known here; this side reads format 1")
+        tokens = _array(wire.tokens, "<i4", "tokens")
+        packed = np.frombuffer(wire.mask, np.uint8)
+        if len(packed) != (len(tokens) + 7) // 8:
+            raise GroupError(f"mask has {len(packed)} bytes; {len(tokens)} tokens need {(len(tokens) + 7) // 8}")
+        return cls(
+            group_id=wire.group_id,
+            run_id=wire.run_id,
+            env_id=wire.env_id,
+            row=wire.row,
+            lengths=_array(wire.lengths, "<i4", "lengths"),
+            tokens=tokens,
+            logprobs=_array(wire.logprobs, "<f4", "logprobs"),
+            mask=np.unpackbits(packed, count=len(tokens), bitorder="little").astype(np.bool_),
+            rewards=_array(wire.rewards, "<f4", "rewards"),
+            reward_parts=wire.reward_parts,
+            finish_reasons=wire.finish_reasons,
+            sampling=wire.sampling,
+            versions=wire.versions,
+            advantages=_optional_array(wire.advantages, "<f4", "advantages"),
+            ref_logprobs=_optional_array(wire.ref_logprobs, "<f4", "ref_logprobs"),
+            distill_ids=_optional_array(wire.distill_ids, "<i4", "distill_ids"),
+            distill_logprobs=_optional_array(wire.distill_logprobs, "<f4", "distill_logprobs"),
+            overrides=wire.overrides,
+            messages=wire.messages,
+            meta=wire.meta or {},
+        )
+
+
+def _check(group: TrajectoryGroup) -> None:
+    size, total = len(group.lengths), len(group.tokens)
+    if size == 0:
+        raise GroupError("a group needs at least one sequence")
+    if int(group.lengths.min()) < 1:
+        raise GroupError(f"sequence lengths must be at least 1, found {int(group.lengths.min())}")
+    if int(group.lengths.sum(dtype=np.int64)) != total:
+        raise GroupError(f"lengths sum to {int(group.lengths.sum(dtype=np.int64))}, but there are {total} tokens")
+    if int(group.tokens.min()) < 0:
+        raise GroupError(f"token ids must not be negative, found {int(group.tokens.min())}")
+    _same("logprobs", len(group.logprobs), total, "tokens")
+    _same("mask", len(group.mask), total, "tokens")
+    _same("rewards", len(group.rewards), size, "sequences")
+    _same("finish_reasons", len(group.finish_reasons), size, "sequences")
+    _same("versions", len(group.versions), size, "sequences")
+    for name, values in group.reward_parts.items():
+        _same(f"reward_parts[{name!r}]", len(values), size, "sequences")
+    for name, flat in (("advantages", group.advantages), ("ref_logprobs", group.ref_logprobs)):
+        if flat is not None:
+            _same(name, len(flat), total, "tokens")
+            _finite(name, flat)
+    _finite("logprobs", group.logprobs)
+    _finite("rewards", group.rewards)
+    if float(group.logprobs.max()) > 1e-3:
+        raise GroupError(f"log-probabilities must not be positive, found {float(group.logprobs.max()):.4f}")
+    starts = np.concatenate(([0], np.cumsum(group.lengths)[:-1]))
+    trained = np.add.reduceat(group.mask.astype(np.int32), starts)
+    if int(trained.min()) == 0:
+        raise GroupError(f"sequence {int(trained.argmin())} has no trained token (an all-zero mask)")
+    if not 0 < group.sampling.temperature < float("inf"):
+        raise GroupError(f"sampling temperature must be positive, found {group.sampling.temperature}")
+    for index, spans in enumerate(group.versions):
+        _check_spans(index, spans, int(group.lengths[index]))
+
+
+def _check_spans(index: int, spans: list[VersionSpan], length: int) -> None:
+    if not spans:
+        raise GroupError(f"sequence {index} names no policy version")
+    for span in spans:
+        try:
+            PolicyVersion.parse(span.version)
+        except ValueError as error:
+            raise GroupError(f"sequence {index}: {error}") from error
+        if not 0 <= span.start <= span.end <= length:
+            raise GroupError(
+                f"sequence {index}: version span [{span.start}, {span.end}) is outside its {length} tokens"
+            )
+
+
+def _same(name: str, found: int, wanted: int, unit: str) -> None:
+    if found != wanted:
+        raise GroupError(f"{name} has {found} entries for {wanted} {unit}")
+
+
+def _finite(name: str, values: F32) -> None:
+    if not np.isfinite(values).all():
+        raise GroupError(f"{name} holds NaN or infinity")
+
+
+def _bytes(array: npt.NDArray[Any], dtype: str) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def _optional_bytes(array: npt.NDArray[Any] | None, dtype: str) -> bytes | None:
+    return None if array is None else _bytes(array, dtype)
+
+
+def _array(raw: bytes, dtype: str, name: str) -> npt.NDArray[Any]:
+    if len(raw) % 4:
+        raise GroupError(f"{name} has {len(raw)} bytes, not a multiple of 4")
+    return np.frombuffer(raw, dtype)
+
+
+def _optional_array(raw: bytes | None, dtype: str, name: str) -> npt.NDArray[Any] | None:
+    return None if raw is None else _array(raw, dtype, name)

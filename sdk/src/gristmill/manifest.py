@@ -1,0 +1,63 @@
+"""The model service's manifest: the one source of truth about which model a stack trains."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gristmill.errors import ManifestError
+
+FILE_NAME = "manifest.json"
+
+
+class Manifest(BaseModel):
+    """Written by the model service before the server starts; read by environment and trainer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: int = 1
+    name: str
+    """The name the server answers to."""
+    requested: str
+    """MODEL as the user wrote it."""
+    revision: str
+    """Hub revision or content hash."""
+    tokenizer_path: str
+    weights_path: str
+    """Folder of the original model: what the trainer starts from."""
+    serve_path: str
+    """Folder the server loads: an untied copy where the original ties its embeddings."""
+    sha256: str
+    """Of the original's weight files."""
+    dtype: str
+    max_model_len: int
+
+    @classmethod
+    def read(cls, models_dir: Path) -> Manifest:
+        """Read `models_dir`/manifest.json. Raises ManifestError when it is not there or not readable."""
+        path = models_dir / FILE_NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ManifestError(
+                f"no model manifest at {path}; the model service writes it: start it first, "
+                "or point GRISTMILL_MODELS_DIR at its folder"
+            ) from error
+        except ValidationError as error:
+            raise ManifestError(f"the model manifest {path} is not readable: {error}") from error
+
+    def write(self, models_dir: Path) -> Path:
+        """Write it atomically; readers see the old one or the new one."""
+        models_dir.mkdir(parents=True, exist_ok=True)
+        path = models_dir / FILE_NAME
+        handle, temporary = tempfile.mkstemp(dir=models_dir, prefix=".manifest-")
+        with os.fdopen(handle, "w") as file:
+            file.write(self.model_dump_json(indent=2))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+        return path

@@ -1,0 +1,115 @@
+"""Command-line flags made from a settings model: one flag a field, nested sections flat."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gristmill.errors import ConfigError
+from gristmill.settings.layers import inner_model
+from gristmill.settings.nearest import did_you_mean
+
+
+@dataclass(frozen=True)
+class _Flag:
+    path: tuple[str | int, ...]
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        return str(self.path[-1])
+
+
+def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, description: str = "") -> dict[str, Any]:
+    """Read `--group_size 4`, `--group-size 4`, `--use_wandb`, `--no-use_wandb`, `--reward_functions length format`.
+
+    Returns only what was given, nested as `model` wants it: `--split x` becomes {"dataset": {"split": "x"}},
+    a flag of a list of sections sets the first of them. Values stay strings for the model to convert.
+    Raises ConfigError for an unknown flag, with its nearest match.
+    """
+    flags = {flag.name: flag for flag in _flags(model, ())}
+    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False, exit_on_error=False)
+    for flag in flags.values():
+        _add(parser, flag)
+    try:
+        known, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"command line: {error}") from error
+    for word in unknown:
+        name = word.lstrip("-").split("=")[0].replace("-", "_")
+        hint = did_you_mean(name, flags)
+        raise ConfigError(f"command line: unknown {'flag' if word.startswith('-') else 'argument'} '{word}'.{hint}")
+    values: dict[str, Any] = {}
+    for name, value in vars(known).items():
+        _set(values, flags[name].path, value)
+    return values
+
+
+def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]:
+    found: list[_Flag] = []
+    for name, field in model.model_fields.items():
+        section = inner_model(field.annotation)
+        if section is None:
+            if not _is_mapping(field.annotation):
+                found.append(_Flag((*prefix, name), field))
+        elif typing.get_origin(field.annotation) is list and _only_models(field.annotation):
+            found += _flags(section, (*prefix, name, 0))
+        elif typing.get_origin(field.annotation) is list:
+            found.append(_Flag((*prefix, name), field))
+        else:
+            found += _flags(section, (*prefix, name))
+    return found
+
+
+def _add(parser: argparse.ArgumentParser, flag: _Flag) -> None:
+    spellings = dict.fromkeys([f"--{flag.name}", f"--{flag.name.replace('_', '-')}"])
+    help_text = (flag.field.description or "").replace("%", "%%")
+    kinds = _kinds(flag.field.annotation)
+    if bool in kinds:
+        parser.add_argument(
+            *spellings, dest=flag.name, nargs="?", const=True, default=argparse.SUPPRESS, metavar="BOOL", help=help_text
+        )
+        negated = dict.fromkeys([f"--no_{flag.name}", f"--no-{flag.name}", f"--no-{flag.name.replace('_', '-')}"])
+        parser.add_argument(
+            *negated,
+            dest=flag.name,
+            action="store_const",
+            const=False,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    elif typing.get_origin(flag.field.annotation) is list:
+        parser.add_argument(*spellings, dest=flag.name, nargs="+", default=argparse.SUPPRESS, help=help_text)
+    else:
+        parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar="VALUE", help=help_text)
+
+
+def _set(values: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+    here: Any = values
+    for part, following in itertools.pairwise(path):
+        if isinstance(part, int):
+            here = here[part]
+        else:
+            here = here.setdefault(part, [{}] if isinstance(following, int) else {})
+    here[path[-1]] = value
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return any(typing.get_origin(kind) is dict or kind is dict for kind in _kinds(annotation))
+
+
+def _only_models(annotation: Any) -> bool:
+    return all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in typing.get_args(annotation))

@@ -1,0 +1,79 @@
+"""Layers of settings: merged from low to high, then validated as one."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gristmill.errors import ConfigError
+from gristmill.settings.nearest import did_you_mean
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """`low` overlaid with `high`: mappings merge by key, lists of mappings by position, all else is replaced."""
+    merged = dict(low)
+    for key, value in high.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(under, value)
+        elif _mappings(under) and _mappings(value):
+            pairs = zip(under, value, strict=False)
+            longer = value if len(value) > len(under) else under
+            merged[key] = [merge(a, b) for a, b in pairs] + list(longer[min(len(under), len(value)) :])
+        else:
+            merged[key] = value
+    return merged
+
+
+def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
+    """Validate `values` as `model`. Raises ConfigError with one line for every wrong key, naming `where` it stands."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(model, dict(item), where) for item in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+
+
+def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
+    location = error["loc"]
+    key = ".".join(str(part) for part in location) or "settings"
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, location[:-1])
+        hint = did_you_mean(str(location[-1]), known)
+        return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
+    if error["type"] == "missing":
+        return f"{where}: '{key}' is missing; it is required."
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: '{key}': {message}" + ("" if error["type"] == "value_error" else f" (found {error['input']!r}).")
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    here = model
+    for part in location:
+        if isinstance(part, str) and part in here.model_fields:
+            inner = inner_model(here.model_fields[part].annotation)
+            here = inner if inner is not None else here
+    return sorted(here.model_fields)
+
+
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The settings model inside `Model`, `Model | None` or `list[Model]`; None where there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    origin = typing.get_origin(annotation)
+    if origin in (list, tuple, typing.Union, types.UnionType):
+        for argument in typing.get_args(annotation):
+            found = inner_model(argument)
+            if found is not None:
+                return found
+    return None
+
+
+def _mappings(value: Any) -> typing.TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)

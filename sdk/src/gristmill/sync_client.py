@@ -1,0 +1,88 @@
+"""The client's face for code that is not async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from gristmill.client import Client
+from gristmill.group import TrajectoryGroup
+from gristmill.run import GroupAudit, PermitGrant, RunRecord, RunStatus
+from gristmill.version import PolicyVersion
+
+T = TypeVar("T")
+
+
+class SyncClient:
+    """`Client` on an event loop of its own thread; methods as there. May be used from several threads."""
+
+    def __init__(self, url: str, *, patience: float = 600.0, timeout: float = 30.0, token: str | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gristmill-client", daemon=True)
+        self._thread.start()
+        self._client = Client(url, patience=patience, timeout=timeout, token=token)
+        self.url = self._client.url
+
+    def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> RunRecord:
+        return self._wait(self._client.create_run(run_id, env, group_size))
+
+    def get_run(self, run_id: str) -> RunRecord:
+        return self._wait(self._client.get_run(run_id))
+
+    def open_run(self, wait: float) -> RunRecord | None:
+        return self._wait(self._client.open_run(wait))
+
+    def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> tuple[int, RunRecord]:
+        return self._wait(self._client.take(run_id, trainer, covered))
+
+    def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
+        return self._wait(self._client.record_version(run_id, version))
+
+    def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
+        return self._wait(self._client.permits(run_id, holder, count, wait))
+
+    def submit(self, group: TrajectoryGroup, holder: str) -> bool:
+        return self._wait(self._client.submit(group, holder))
+
+    def lease(
+        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+    ) -> list[TrajectoryGroup] | None:
+        return self._wait(self._client.lease(run_id, incarnation, batch_id, groups, wait))
+
+    def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+        return self._wait(self._client.extend(run_id, incarnation, batch_ids))
+
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
+        self._wait(self._client.ack(run_id, incarnation, batch_ids))
+
+    def finish(self, run_id: str, incarnation: int) -> RunRecord:
+        return self._wait(self._client.finish(run_id, incarnation))
+
+    def status(self, run_id: str) -> RunStatus:
+        return self._wait(self._client.status(run_id))
+
+    def audit(self, run_id: str) -> GroupAudit:
+        return self._wait(self._client.audit(run_id))
+
+    def close(self) -> None:
+        self._wait(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the caller must not leave the request running.
+            raise

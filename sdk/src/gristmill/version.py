@@ -1,0 +1,32 @@
+"""Policy versions: which weights sampled a token."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LABEL = re.compile(r"(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class PolicyVersion:
+    """Weights after `step` optimizer steps of the run's `incarnation`-th trainer.
+
+    The API counts the incarnation up each time a trainer takes the run, so that versions only go
+    forward although a trainer that resumes from a checkpoint repeats steps: 1.17 < 1.18 < 2.15.
+    The string "2.15" is the label that the model server keeps and returns with every completion.
+    """
+
+    incarnation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.step}"
+
+    @classmethod
+    def parse(cls, label: str) -> PolicyVersion:
+        """Read a label. Raises ValueError for anything else, vLLM's initial "default" included."""
+        match = _LABEL.fullmatch(label)
+        if match is None:
+            raise ValueError(f"{label!r} is not a policy version such as '1.20' (incarnation.step)")
+        return cls(int(match[1]), int(match[2]))
