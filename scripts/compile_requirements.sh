@@ -19,6 +19,7 @@ compile() {
         --python-version 3.11 --python-platform x86_64-manylinux_2_36 "$@"
 }
 
+compile build.in -o build.txt "$@"
 compile dev.in -o dev.txt "$@"
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
