@@ -1,0 +1,32 @@
+"""The trainer's errors."""
+
+from __future__ import annotations
+
+from gristmill import GristmillError
+
+
+class TrainerError(GristmillError):
+    """Base of the trainer's errors."""
+
+
+class ModelError(TrainerError):
+    """The model cannot be loaded, or is not the one that the server runs."""
+
+
+class PublishError(TrainerError):
+    """The model server did not take the new weights.
+
+    `permanent`: trying again cannot help (a wrong token, a model of another shape).
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+class LeaseLostError(TrainerError):
+    """Groups in training went to another trainer, or this trainer was replaced."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint cannot be read."""

@@ -1,0 +1,85 @@
+"""The leases this trainer holds: taken, kept alive while it trains, acked once a checkpoint covers them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from gristmill import GristmillError, SyncClient, TrajectoryGroup
+from gristmill.logs import line
+from gristmill_trainer.errors import LeaseLostError
+
+_LOG = logging.getLogger(__name__)
+# Well inside the API's lease of 120 s.
+_HEARTBEAT = 20.0
+
+
+class Leases:
+    """Batches leased and not yet acked. A thread extends them; what it finds lost is raised by the next call."""
+
+    def __init__(self, api: SyncClient, run_id: str, incarnation: int) -> None:
+        self._api = api
+        self._run_id = run_id
+        self._incarnation = incarnation
+        self._held: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._failure: GristmillError | None = None
+        self._thread = threading.Thread(target=self._keep_alive, name="lease-heartbeat", daemon=True)
+        self._thread.start()
+
+    def take(self, step: int, groups: int, wait: float) -> list[TrajectoryGroup] | None:
+        """Lease the groups of optimizer step `step`; None when they are not ready after `wait` seconds."""
+        self._raise_failure()
+        batch_id = f"{self._incarnation}.{step}"
+        batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait)
+        if batch is not None:
+            with self._lock:
+                self._held[batch_id] = [group.group_id for group in batch]
+        return batch
+
+    @property
+    def group_ids(self) -> list[str]:
+        """Ids of all groups held."""
+        with self._lock:
+            return [group_id for batch in self._held.values() for group_id in batch]
+
+    def ack(self) -> None:
+        """Ack all that is held: a durable checkpoint covers it."""
+        self._raise_failure()
+        with self._lock:
+            batch_ids = list(self._held)
+        if batch_ids:
+            self._api.ack(self._run_id, self._incarnation, batch_ids)
+            with self._lock:
+                for batch_id in batch_ids:
+                    del self._held[batch_id]
+            _LOG.info(line("ack", batches=len(batch_ids)))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(_HEARTBEAT):
+            with self._lock:
+                batch_ids = list(self._held)
+            if not batch_ids:
+                continue
+            try:
+                lost = self._api.extend(self._run_id, self._incarnation, batch_ids)
+            except GristmillError as error:
+                self._failure = error
+                return
+            with self._lock:
+                really_lost = [batch_id for batch_id in lost if batch_id in self._held]
+            if really_lost:
+                self._failure = LeaseLostError(
+                    f"the leases of batches {', '.join(really_lost)} expired and their groups went back to the queue; "
+                    "start the trainer again: it resumes from its last checkpoint"
+                )
+                return
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,16 @@
+"""No transport: for a model server that may not be updated."""
+
+from __future__ import annotations
+
+from gristmill import PolicyVersion
+from gristmill_trainer.policy import Policy
+
+
+class NonePublisher:
+    """Leaves the server alone. Its completions grow more off-policy with every step; the importance weight corrects."""
+
+    def publish(self, policy: Policy, version: PolicyVersion) -> None:
+        """Do nothing."""
+
+    def ensure(self, version: PolicyVersion) -> None:
+        """Do nothing."""

@@ -1,0 +1,85 @@
+"""vLLM's developer endpoints, as far as publishing needs them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from gristmill_trainer.errors import PublishError
+
+_LOG = logging.getLogger(__name__)
+
+# Seconds a single call may take. Loading reads the whole model from disk.
+CALL_TIMEOUT = 30.0
+LOAD_TIMEOUT = 600.0
+
+
+class ModelServer:
+    """Client of one vLLM server. Every call has a time-out; failures raise PublishError saying which call failed."""
+
+    def __init__(self, url: str, token: str, patience: float = 600.0) -> None:
+        """`patience`: seconds to wait for a server that does not answer, as while it restarts."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.patience = patience
+        self._http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=CALL_TIMEOUT)
+
+    def served(self) -> dict[str, Any]:
+        """The first model of /v1/models; waits for the server to come up."""
+        models: dict[str, Any] = self.wait_for("GET", "/v1/models").json()
+        first: dict[str, Any] = models["data"][0]
+        return first
+
+    def weight_version(self) -> str:
+        """The label of the weights it serves now; waits for the server to come up."""
+        return str(self.wait_for("GET", "/weight_info").json()["weight_version"])
+
+    def wait_for(self, method: str, path: str) -> httpx.Response:
+        """Call until the server answers, for `patience` seconds at most."""
+        started = time.monotonic()
+        told = False
+        while True:
+            try:
+                return self.call(method, path)
+            except PublishError as error:
+                if error.permanent:
+                    raise
+                spent = time.monotonic() - started
+                if spent > self.patience:
+                    raise PublishError(f"{error} (tried for {spent:.0f} s)", permanent=True) from error
+                if not told:
+                    _LOG.info("waiting for the model server at %s", self.url)
+                    told = True
+            time.sleep(1.0)
+
+    def call(self, method: str, path: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> httpx.Response:
+        """One call. Raises PublishError for no answer in time and for any error status."""
+        try:
+            answer = self._http.request(method, path, timeout=timeout, **request)
+        except httpx.TransportError as error:
+            raise PublishError(
+                f"the model server at {self.url} did not answer {method} {path} within {timeout:.0f} s: "
+                f"{error or type(error).__name__}; is it running?"
+            ) from error
+        if answer.is_success:
+            return answer
+        hint = {
+            401: " It does not accept this trainer's token: both must see the same GRISTMILL_WEIGHTS_DIR.",
+            404: " Start it by `python -m gristmill_model`, which turns weight updates on, or train with --publisher none.",
+        }.get(answer.status_code, "")
+        raise PublishError(
+            f"the model server at {self.url} answered {method} {path} with {answer.status_code}: "
+            f"{answer.text[:300]}.{hint}",
+            permanent=answer.is_client_error,
+        )
+
+    def paused(self, update: Callable[[], None]) -> None:
+        """Run `update` while generation stands still, requests kept; generation goes on whatever happens."""
+        self.call("POST", "/pause", params={"mode": "keep"})
+        try:
+            update()
+        finally:
+            self.call("POST", "/resume")
