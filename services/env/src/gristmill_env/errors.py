@@ -1,0 +1,25 @@
+"""What can go wrong in the environment. Every message names the thing, the place and the remedy."""
+
+from __future__ import annotations
+
+from gristmill import GristmillError
+
+
+class EnvError(GristmillError):
+    """Base of all errors of the environment."""
+
+
+class DatasetError(EnvError):
+    """The data set cannot be found or read, or lacks a field that the configuration names."""
+
+
+class PromptError(EnvError):
+    """A row cannot be made into a prompt, or there is no tokenizer to make it with."""
+
+
+class RewardError(EnvError):
+    """A reward is not registered, or cannot be configured as asked."""
+
+
+class InferenceError(EnvError):
+    """The model server cannot be used: unreachable, another model, or no token ids."""

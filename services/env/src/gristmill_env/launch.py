@@ -1,0 +1,72 @@
+"""Puts a run's settings together: command line over GRISTMILL_* over YAML over defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill import ConfigError, Deployment
+from gristmill.settings import find_config, load_yaml, merge, parse, parse_flags
+from gristmill_env.settings import EnvConfig
+
+UNNAMED_RUN = "local"
+"""Run id of a run that has neither a name nor a configuration file."""
+
+DESCRIPTION = """Rows become prompts, completions and scored groups.
+serve (the default) feeds a training run; try shows five items and needs only a model server."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one process of the environment was asked to do."""
+
+    config: EnvConfig
+    run_id: str
+    config_path: Path | None
+    deployment: Deployment
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> Launch:
+        """From the command line (without the command's name) and the environment's variables.
+
+        Raises ConfigError for a configuration that is not there, unknown keys and flags, and wrong values.
+        """
+        deployment = Deployment.read(environ)
+        name, flags = _take_config(arguments)
+        given = parse_flags(flags, EnvConfig, prog, DESCRIPTION)
+        path = find_config(name, deployment.config_dir) if name is not None else None
+        in_file = load_yaml(path, environ) if path is not None else {}
+        values = merge(merge(in_file, _from_environment(deployment)), given)
+        config = parse(EnvConfig, values, str(path) if path is not None else "command line")
+        run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
+        return cls(config, run_id, path, deployment)
+
+
+def _from_environment(deployment: Deployment) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if deployment.api_url:
+        values["rollout_server_url"] = deployment.api_url
+    if deployment.model_url:
+        values["server_configs"] = [{"base_url": deployment.model_url}]
+    if deployment.run_id:
+        values["run_id"] = deployment.run_id
+    return values
+
+
+def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """`--config NAME` (or `--config=NAME`) and the other arguments."""
+    name: str | None = None
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--config":
+            name = next(words, None)
+            if name is None:
+                raise ConfigError("command line: --config needs a name or a path")
+        elif word.startswith("--config="):
+            name = word.removeprefix("--config=")
+        else:
+            rest.append(word)
+    return name, rest

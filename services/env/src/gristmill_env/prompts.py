@@ -1,0 +1,69 @@
+"""Prompts as the model sees them: the chat template with the generation marker, as token ids."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from gristmill_env.errors import PromptError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, ready to be sent."""
+
+    text: str
+    """Template and all, up to and including the marker after which the model answers."""
+    token_ids: tuple[int, ...]
+
+
+class PromptBuilder:
+    """Renders messages with a tokenizer's chat template, and reads completions back as text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._system_prompt = system_prompt
+        if tokenizer.chat_template is None:
+            logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
+
+    @classmethod
+    def load(cls, name: str, system_prompt: str | None = None) -> PromptBuilder:
+        """Load the tokenizer of a path or hub id. Raises PromptError when there is none."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise PromptError(f"no tokenizer '{name}' {where}: {reason}") from error
+        return cls(tokenizer, system_prompt)
+
+    def build(self, question: str) -> Prompt:
+        """The prompt of one user message. Raises PromptError when the template refuses the messages."""
+        if self._tokenizer.chat_template is None:
+            parts = [self._system_prompt, question] if self._system_prompt else [question]
+            text = "\n\n".join(part for part in parts if part is not None)
+            return Prompt(text, tuple(self._tokenizer(text)["input_ids"]))
+        messages = [{"role": "user", "content": question}]
+        if self._system_prompt:
+            messages.insert(0, {"role": "system", "content": self._system_prompt})
+        try:
+            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except jinja2.TemplateError as error:
+            raise PromptError(
+                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}"
+            ) from error
+        # The template has already written the special tokens; a second BOS would shift the model's inputs.
+        return Prompt(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of a completion's tokens, without special tokens unless `special`."""
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )

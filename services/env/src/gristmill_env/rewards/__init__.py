@@ -1,0 +1,11 @@
+"""Rewards: the registry, the ones that ship, and the scorer that adds them up."""
+
+# Importing a module registers its reward.
+import gristmill_env.rewards.accuracy
+import gristmill_env.rewards.format
+import gristmill_env.rewards.length  # noqa: F401
+from gristmill_env.rewards.registry import Reward, create_reward, reward, reward_names
+from gristmill_env.rewards.sample import Sample, Score
+from gristmill_env.rewards.scorer import Scorer, WeightedReward
+
+__all__ = ["Reward", "Sample", "Score", "Scorer", "WeightedReward", "create_reward", "reward", "reward_names"]

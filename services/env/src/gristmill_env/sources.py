@@ -1,0 +1,183 @@
+"""Where rows come from: a local file, a folder made by save_to_disk, the hub or its offline cache."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gristmill_env.errors import DatasetError
+from gristmill_env.rows import Rows
+from gristmill_env.settings import DatasetConfig
+
+Table = list[dict[str, Any]]
+
+
+def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows]:
+    """The rows, and words for messages that say which data set and split they are.
+
+    Raises DatasetError naming the data set and what was tried.
+    """
+    name, path = config.dataset_name, config.dataset_path
+    if name is None and path is None:
+        raise DatasetError("no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)")
+    if path is None and name is not None:
+        if Path(name).suffix not in _READERS and not _exists(name, config_dir):
+            return _from_hub(name, config.dataset_config, config.split)
+        path = name
+    assert path is not None
+    found = _find(path, config_dir)
+    label = f"data set '{path}' (split {config.split})"
+    if found.is_file():
+        return label, _slice(_read(found), config.split, label)
+    return label, _from_folder(found, config.split, label)
+
+
+def _candidates(path: str, config_dir: Path | None) -> list[Path]:
+    folders = [Path(), *([config_dir] if config_dir is not None else [])]
+    return list(dict.fromkeys((folder / path).absolute() for folder in reversed(folders)))
+
+
+def _exists(path: str, config_dir: Path | None) -> bool:
+    return any(candidate.exists() for candidate in _candidates(path, config_dir))
+
+
+def _find(path: str, config_dir: Path | None) -> Path:
+    candidates = _candidates(path, config_dir)
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    raise DatasetError(f"data set '{path}' is not there; looked at {', '.join(map(str, candidates))}")
+
+
+def _read(path: Path) -> Table:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise DatasetError(f"data set {path}: cannot read '{path.suffix}' files; can read {', '.join(_READERS)}")
+    try:
+        return reader(path)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"data set {path} cannot be read: {error}") from error
+
+
+def _read_jsonl(path: Path) -> Table:
+    rows: Table = []
+    with path.open(encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                rows.append(_row(json.loads(text)))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+    return rows
+
+
+def _read_json(path: Path) -> Table:
+    loaded = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(loaded, dict):  # {"data": [...]}: some tools wrap their rows in one key
+        lists = [value for value in loaded.values() if isinstance(value, list)]
+        loaded = lists[0] if len(lists) == 1 else loaded
+    if not isinstance(loaded, list):
+        raise ValueError("it must hold a list of objects")
+    return [_row(item) for item in loaded]
+
+
+def _read_csv(path: Path) -> Table:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return [dict(row) for row in csv.DictReader(file)]
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow.parquet  # type: ignore[import-untyped]  # here: slow to import, and few runs need it
+
+    return list(pyarrow.parquet.read_table(path).to_pylist())
+
+
+def _row(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"a row is an object with named fields, not {value!r:.40}")
+    return value
+
+
+_READERS: Mapping[str, Callable[[Path], Table]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _from_folder(folder: Path, split: str, label: str) -> Rows:
+    """A folder of save_to_disk, or one with a file a split (train.jsonl, test.parquet)."""
+    base = _base(split)
+    if not ((folder / "state.json").exists() or (folder / "dataset_dict.json").exists()):
+        for suffix in _READERS:
+            if (folder / f"{base}{suffix}").is_file():
+                return _slice(_read(folder / f"{base}{suffix}"), split, label)
+        there = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+        raise DatasetError(
+            f"{label}: {folder} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
+            f".parquet; it holds {there}"
+        )
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{label} cannot be read: {error}") from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if base not in loaded:
+            raise DatasetError(f"{label}: no split '{base}'; it has {', '.join(loaded)}")
+        loaded = loaded[base]
+    first, end = _bounds(split, len(loaded), label)
+    rows: Rows = loaded.select(range(first, end))
+    return rows
+
+
+def _from_hub(name: str, config: str | None, split: str) -> tuple[str, Rows]:
+    import datasets
+
+    label = f"data set '{name}'{f' ({config})' if config else ''} (split {split})"
+    try:
+        rows: Rows = datasets.load_dataset(name, config, split=split)
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+        offline = " (offline: only the local cache was searched)" if datasets.config.HF_HUB_OFFLINE else ""
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DatasetError(
+            f"{label} cannot be loaded; looked for a local path of that name and on the hub{offline}: {reason}"
+        ) from error
+    return label, rows
+
+
+def _slice(rows: Table, split: str, label: str) -> Table:
+    first, end = _bounds(split, len(rows), label)
+    return rows[first:end]
+
+
+def _base(split: str) -> str:
+    """ "train" of "train[:100]"."""
+    return split.partition("[")[0]
+
+
+_SLICE = re.compile(r"\w+(?:\[(?P<first>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
+
+
+def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
+    """First and end row of a split such as "train[10%:]", as `datasets` reads it."""
+    match = _SLICE.fullmatch(split)
+    if match is None:
+        raise DatasetError(f"{label}: '{split}' is no split; write train, train[:100], train[10%:20%]")
+
+    def row(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        number = round(int(text[:-1]) * length / 100) if text.endswith("%") else int(text)
+        return max(0, min(length, number + length if number < 0 else number))
+
+    return row(match["first"], 0), row(match["end"], length)

@@ -1,0 +1,61 @@
+"""vLLM's answers, as far as they are read. Everything else in them is ignored."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TokenLogprob(msgspec.Struct):
+    """One sampled token."""
+
+    token_id: int
+    logprob: float
+
+
+class Logprobs(msgspec.Struct):
+    """One entry a token."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class LabelSpan(msgspec.Struct):
+    """Output tokens [start, end) were sampled under the server's label `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct):
+    """One completion of POST /inference/v1/generate."""
+
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    weight_versions: list[LabelSpan] | None = None
+
+
+class Generated(msgspec.Struct):
+    """Answer of POST /inference/v1/generate."""
+
+    choices: list[Choice]
+
+
+class ModelCard(msgspec.Struct):
+    """One served model."""
+
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class Models(msgspec.Struct):
+    """Answer of GET /v1/models."""
+
+    data: list[ModelCard]
+
+
+class WeightInfo(msgspec.Struct):
+    """Answer of GET /weight_info."""
+
+    weight_version: str
