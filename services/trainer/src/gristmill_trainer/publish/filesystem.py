@@ -99,7 +99,12 @@ class FilesystemPublisher:
         call = self._server.call
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
-        call("POST", "/reset_prefix_cache")
+        # Also the blocks of requests that stand still: they are computed anew from the new weights.
+        reset = call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
+        if not reset["success"]:
+            raise PublishError(
+                f"the model server at {self._server.url} kept its prefix cache, which is of the old weights"
+            )
         call("POST", "/update_weight_version", json={"new_version": str(version)})
 
     def _prune(self) -> None:

@@ -68,7 +68,7 @@ class ModelServer:
             return answer
         hint = {
             401: " It does not accept this trainer's token: both must see the same GRISTMILL_WEIGHTS_DIR.",
-            404: " Start it by `python -m gristmill_model`, which turns weight updates on, or train with --publisher none.",
+            404: " Start it by `python -m gristmill_model`, which allows updates, or train with --publisher none.",
         }.get(answer.status_code, "")
         raise PublishError(
             f"the model server at {self.url} answered {method} {path} with {answer.status_code}: "

