@@ -149,7 +149,7 @@ def optimizer_step(training: Training, batch: StepBatch) -> StepResult:
             logprobs, logprobs.detach(), micro.rollout_logprobs, micro.advantages, batch.trained_tokens, clip
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += float(loss)
+        loss_sum += loss.item()
         difference = (logprobs.detach() - micro.rollout_logprobs).abs()
         diff_sum += float(difference.sum())
         diff_max = max(diff_max, float(difference.max()))

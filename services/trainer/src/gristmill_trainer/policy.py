@@ -84,11 +84,6 @@ class Policy:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         _LOG.info("model %s: %.1fM parameters on %s", source.weights, parameters / 1e6, self.device)
 
-    @property
-    def tied(self) -> bool:
-        """True where the output head is the input embedding."""
-        return bool(self.model.get_output_embeddings().weight is self.model.get_input_embeddings().weight)
-
     def compute(self) -> AbstractContextManager[Any]:
         """Context of the forward pass: bfloat16 arithmetic on CUDA, float32 on CPU."""
         if self.device.type == "cuda":

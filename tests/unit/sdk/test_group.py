@@ -1,0 +1,86 @@
+"""The group's bytes: what goes in comes out, and what cannot be trained on is refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.groups import make_group
+
+from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9), seed=st.integers(0, 99)
+)
+def test_decode_gives_back_what_was_encoded(lengths: list[tuple[int, int]], seed: int) -> None:
+    group = make_group(lengths=lengths, seed=seed)
+    decoded = TrajectoryGroup.decode(group.encode())
+    for field in dataclasses.fields(group):
+        before, after = getattr(group, field.name), getattr(decoded, field.name)
+        if isinstance(before, np.ndarray):
+            np.testing.assert_array_equal(before, after)
+            assert before.dtype == after.dtype
+        else:
+            assert before == after
+
+
+def test_a_reader_ignores_keys_it_does_not_know() -> None:
+    wire = msgspec.msgpack.decode(make_group().encode())
+    wire["from_the_future"] = [1, 2]
+    assert TrajectoryGroup.decode(msgspec.msgpack.encode(wire)).group_id == "g00000001"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_truncated_bytes_are_refused(cut: int) -> None:
+    with pytest.raises(GroupError, match="not a trajectory group"):
+        TrajectoryGroup.decode(make_group().encode()[:cut])
+
+
+def _broken(**changes: Any) -> bytes:
+    wire = msgspec.msgpack.decode(make_group(lengths=[(2, 3), (2, 1)]).encode())
+    return msgspec.msgpack.encode(wire | changes)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (_broken(format=2), "format 2"),
+        (_broken(lengths=np.array([5, 9], "<i4").tobytes()), "lengths sum to 14"),
+        (_broken(lengths=np.array([8, 0], "<i4").tobytes()), "at least 1"),
+        (_broken(lengths=b""), "at least one sequence"),
+        (_broken(tokens=b"123"), "multiple of 4"),
+        (_broken(tokens=np.full(8, -1, "<i4").tobytes()), "negative"),
+        (_broken(logprobs=np.full(8, np.nan, "<f4").tobytes()), "NaN"),
+        (_broken(logprobs=np.full(8, 0.5, "<f4").tobytes()), "positive"),
+        (_broken(rewards=np.array([1, np.inf], "<f4").tobytes()), "rewards holds NaN"),
+        (_broken(rewards=np.array([1], "<f4").tobytes()), "rewards has 1 entries for 2"),
+        (_broken(mask=b"\x00"), "no trained token"),
+        (_broken(mask=b"\xff\xff"), "mask has 2 bytes"),
+        (_broken(reward_parts={"length": [1.0]}), "reward_parts"),
+        (_broken(finish_reasons=["stop"]), "finish_reasons"),
+        (_broken(versions=[[["1.0", 0, 3]], []]), "no policy version"),
+        (_broken(versions=[[["1.0", 0, 3]], [["default", 0, 1]]]), "'default' is not a policy version"),
+        (_broken(versions=[[["1.0", 0, 3]], [["1.0", 0, 99]]]), "outside"),
+        (_broken(sampling={"temperature": 0.0, "max_tokens": 4}), "temperature"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_with_the_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(GroupError, match=reason):
+        TrajectoryGroup.decode(body)
+
+
+def test_the_oldest_version_of_any_token_counts() -> None:
+    group = make_group(lengths=[(1, 4), (1, 4)])
+    spans = [[VersionSpan("1.9", 0, 2), VersionSpan("1.10", 2, 4)], [VersionSpan("2.0", 0, 4)]]
+    assert dataclasses.replace(group, versions=spans).oldest_version == PolicyVersion(1, 9)
+
+
+def test_versions_order_by_incarnation_then_step() -> None:
+    labels = ["1.2", "2.1", "1.10"]
+    assert [str(version) for version in sorted(map(PolicyVersion.parse, labels))] == ["1.2", "1.10", "2.1"]

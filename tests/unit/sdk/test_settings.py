@@ -1,0 +1,107 @@
+"""Settings: layers, variables, flags, and errors that name the key and its nearest match."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flags
+
+
+class _Data(Settings):
+    dataset_name: str | None = None
+    split: str = "train"
+    reward_functions: list[str | dict[str, Any]] = []
+
+
+class _Server(Settings):
+    base_url: str = "http://default"
+    model_name: str | None = None
+
+
+class _Run(Settings):
+    group_size: int = 8
+    use_wandb: bool = False
+    dataset: _Data = _Data()
+    server_configs: list[_Server] = [_Server()]
+    trainer: dict[str, Any] = {}
+
+
+def _flags(text: str) -> dict[str, Any]:
+    return parse_flags(text.split(), _Run, "test")
+
+
+@pytest.mark.parametrize("text", ["--group_size 4", "--group-size 4", "--group_size=4", "--group-size=4"])
+def test_both_spellings_of_a_flag(text: str) -> None:
+    assert parse(_Run, _flags(text), "here").group_size == 4
+
+
+def test_flat_flags_reach_the_sections() -> None:
+    given = _flags("--split train[:100] --base_url http://x --reward_functions length format --use_wandb")
+    run = parse(_Run, merge({"server_configs": [{"model_name": "m"}], "dataset": {"split": "test"}}, given), "here")
+    assert run.dataset.split == "train[:100]"
+    assert run.dataset.reward_functions == ["length", "format"]
+    assert run.server_configs == [_Server(base_url="http://x", model_name="m")]
+    assert run.use_wandb
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("--use_wandb", True), ("--use_wandb false", False), ("--no-use-wandb", False)]
+)
+def test_boolean_flags(text: str, value: bool) -> None:
+    assert parse(_Run, _flags(text), "here").use_wandb is value
+
+
+def test_an_unknown_flag_is_an_error_with_its_nearest_match() -> None:
+    with pytest.raises(ConfigError, match=r"unknown flag '--grup_size'. Did you mean 'group_size'\?"):
+        _flags("--grup_size 4")
+
+
+def test_an_unknown_key_is_an_error_with_its_place_and_nearest_match() -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml: unknown key 'dataset.splitt'. Did you mean 'split'\?"):
+        parse(_Run, {"dataset": {"splitt": "x"}}, "run.yaml")
+
+
+def test_every_wrong_key_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(_Run, {"group_size": "many", "nonsense": 1}, "run.yaml")
+    assert "group_size" in str(caught.value)
+    assert "many" in str(caught.value)
+    assert "nonsense" in str(caught.value)
+
+
+def test_variables_are_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text('key: ${SET}\nother: ["${UNSET:-fallback}/v1", $$5]\nempty: ${EMPTY:-used}\n')
+    loaded = load_yaml(path, {"SET": "value", "EMPTY": ""})
+    assert loaded == {"key": "value", "other": ["fallback/v1", "$5"], "empty": "used"}
+
+
+def test_an_unset_variable_is_an_error_that_names_it_and_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("outer:\n  api_key: ${MISSING}\n")
+    with pytest.raises(ConfigError, match=r"outer: api_key: \$\{MISSING\} is not set"):
+        load_yaml(path, {})
+
+
+def test_a_config_is_found_by_path_else_by_name(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k.yaml").write_text("group_size: 2\n")
+    assert find_config("gsm8k", tmp_path) == tmp_path / "gsm8k.yaml"
+    assert find_config(str(tmp_path / "gsm8k.yaml"), Path("elsewhere")) == tmp_path / "gsm8k.yaml"
+
+
+def test_an_unknown_config_lists_those_there_are(tmp_path: Path) -> None:
+    for name in ("gsm8k", "quickstart"):
+        (tmp_path / f"{name}.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"there: gsm8k, quickstart\). Did you mean 'gsm8k'\?"):
+        find_config("gsm8", tmp_path)
+
+
+def test_broken_yaml_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: [1\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml is not valid YAML"):
+        load_yaml(path)
