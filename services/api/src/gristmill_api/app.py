@@ -1,0 +1,110 @@
+"""The application: `uvicorn gristmill_api.app:app`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from types import FrameType
+
+from fastapi import FastAPI
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from gristmill import logs
+from gristmill_api import answers
+from gristmill_api.bounds import BodyLimit
+from gristmill_api.changes import Changes
+from gristmill_api.context import Context
+from gristmill_api.metrics import CountRequests, Metrics
+from gristmill_api.routes import native
+from gristmill_api.settings import Settings
+from gristmill_api.store import Store
+from gristmill_api.watch import watch
+
+_LOG = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API over the Redis of `settings`. It starts, and answers 503, also while that Redis is away."""
+    context_redis = _redis(settings.redis_url)
+    metrics = Metrics()
+    context = Context(settings.limits, Store(context_redis, settings.limits), Changes(), metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        _log_as_one()
+        listener = _redis(settings.redis_url)
+        watching = asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis")
+        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], state="up"))
+        try:
+            with _stop_waits_on_signal(context.changes):
+                yield
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            await listener.aclose()
+            await context_redis.aclose()
+
+    app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan)
+    app.state.context = context
+    app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
+    app.add_middleware(CountRequests, metrics=metrics)
+    answers.install(app)
+    app.include_router(native)
+    # Atropos' protocol mounts here, at the root: see routes/__init__.py.
+    return app
+
+
+def _redis(url: str) -> Redis:
+    """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
+    the caller, who knows what is safe to repeat, that tries again."""
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=64, timeout=5, socket_timeout=10, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
+    )
+    return Redis.from_pool(pool)
+
+
+def _log_as_one() -> None:
+    """uvicorn's lines in our format, less its line a request: what happened has lines of its own, /metrics counts."""
+    logs.setup("api")
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _stop_waits_on_signal(changes: Changes) -> Iterator[None]:
+    """End long-polls when the process is told to stop. uvicorn waits for requests to end before it runs our shutdown,
+    so without this Ctrl-C would hang for as long as the longest wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(changes.close)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    replaced = [number for number, handler in before.items() if callable(handler)]
+    for number in replaced:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, before[number])
+
+
+app = create_app(Settings.read(os.environ))

@@ -1,0 +1,170 @@
+"""Every way the API says no: its code, HTTP status, message and remedy, in one place.
+
+On the wire: `{"error": {"code": ..., "message": ..., "remedy": ...}}`. Clients act on the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,  # noqa: A004
+)
+
+from gristmill import ApiError
+
+
+class Refused(ApiError):
+    """An answer with an error status. `retry_after`: seconds after which the same request may succeed."""
+
+    retry_after: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def bad_request(message: str) -> Refused:
+    return Refused("bad_request", 422, message, "The API's /docs lists every field.")
+
+
+def run_missing(run_id: str) -> Refused:
+    return Refused("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
+
+
+def run_open(run_id: str, other: str) -> Refused:
+    return Refused(
+        "run_open",
+        409,
+        f"run {run_id!r} cannot start: run {other!r} is open, and one run is open at a time.",
+        f"Let {other!r} finish, or start with its config to join it.",
+    )
+
+
+def config_differs(run_id: str, half: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Refused:
+    """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now."""
+    return Refused(
+        "config_differs",
+        409,
+        f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}.",
+        "Go on with the old settings, or choose another run id (RUN_ID) for a new run.",
+    )
+
+
+def finished(run_id: str) -> Refused:
+    return Refused("finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID) for a new run.")
+
+
+def bad_config(message: str) -> Refused:
+    return Refused("bad_config", 422, message, "Change the trainer's settings.")
+
+
+def fenced(run_id: str, incarnation: int, current: int) -> Refused:
+    return Refused(
+        "fenced",
+        409,
+        f"trainer incarnation {incarnation} of run {run_id!r} was replaced by incarnation {current}.",
+        "Stop this trainer, or take the run again.",
+    )
+
+
+def version_backwards(run_id: str, step: int, recorded: int) -> Refused:
+    return Refused(
+        "version_backwards",
+        409,
+        f"run {run_id!r} is at step {recorded}; its version cannot go back to step {step}.",
+        "A trainer that resumes earlier takes the run again first.",
+    )
+
+
+def permit_lost(run_id: str, group_id: str, why: str) -> Refused:
+    return Refused(
+        "permit_lost", 410, f"no permit for group {group_id!r} of run {run_id!r}: {why}.", "Discard it and ask anew."
+    )
+
+
+def conflict(run_id: str, group_id: str, message: str) -> Refused:
+    return Refused("conflict", 409, f"group {group_id!r} of run {run_id!r} {message}.", "Discard this one.")
+
+
+def bad_group(group_id: str, reason: str) -> Refused:
+    return Refused("bad_group", 400, f"group {group_id!r}: {reason}.", "Nothing was stored.")
+
+
+def media_type(found: str, wanted: str) -> Refused:
+    return Refused("media_type", 415, f"a group's content type is {wanted}, not {found or 'unset'}.", "Set it.")
+
+
+def too_large(limit: int) -> Refused:
+    message = f"the request body is over {limit} bytes."
+    return Refused("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
+
+
+def store_full(message: str) -> Refused:
+    remedy = "Try again once the trainer has acked, or raise API_MAX_STORED_BYTES (and Redis' maxmemory)."
+    refused = Refused("store_full", 429, message, remedy)
+    refused.retry_after = 2
+    return refused
+
+
+def lease_lost(run_id: str, batch_ids: list[str]) -> Refused:
+    return Refused(
+        "lease_lost",
+        410,
+        f"run {run_id!r} holds no lease for batches {', '.join(batch_ids)}: they ran out and their groups went on.",
+        "Any other batch of this request was acked. Extend leases in time, or raise API_LEASE_TTL_S.",
+    )
+
+
+def batch_acked(run_id: str, batch_id: str) -> Refused:
+    return Refused(
+        "batch_acked", 409, f"batch {batch_id!r} of run {run_id!r} was acked already.", "Lease under a new batch id."
+    )
+
+
+def store_unavailable(error: RedisError) -> Refused:
+    refused = Refused("store_unavailable", 503, f"Redis: {error}.", "Try again; the API recovers with Redis.")
+    refused.retry_after = 1
+    return refused
+
+
+def internal(error: Exception) -> Refused:
+    message = f"the API failed: {type(error).__name__}."
+    return Refused("internal", 500, message, "Its log has the traceback; please report it.")
+
+
+def from_redis(error: RedisError) -> Refused | None:
+    """What a failure of Redis means to the client; None when it is a defect of ours."""
+    if isinstance(error, OutOfMemoryError):
+        return store_full("Redis is at its maxmemory.")
+    if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError)):
+        return store_unavailable(error)
+    # Redis has no type for a disk that it cannot append to; it names them in the text.
+    if str(error).startswith(("MISCONF", "NOREPLICAS", "MASTERDOWN", "NOPERM")):
+        return store_unavailable(error)
+    return None
+
+
+def _differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """`"a.b: 1 -> 2"` for every leaf that differs, in the keys' order."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return [] if old == new else [f"{at}: {_shown(old)} -> {_shown(new)}"]
+    found: list[str] = []
+    for key in sorted({*old, *new}):
+        found += _differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{at}.{key}" if at else key)
+    return found
+
+
+_UNSET = object()
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is _UNSET else repr(value)

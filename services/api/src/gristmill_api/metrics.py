@@ -1,0 +1,85 @@
+"""What Prometheus reads at /metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gristmill import RunStatus
+
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """One process' metrics in a registry of their own. With several API processes each tells its own requests."""
+
+    def __init__(self) -> None:
+        self.registry: Final = CollectorRegistry()
+        self.requests = Counter(
+            "gristmill_api_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
+        )
+        self.latency = Histogram(
+            "gristmill_api_request_seconds",
+            "Time to the whole answer; long-polls include their waiting",
+            ["method", "route"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.submits = Counter(
+            "gristmill_api_submits",
+            "Submitted groups by outcome: stored, duplicate, or the error's code",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.groups = Gauge(
+            "gristmill_api_groups", "Groups of the open run by state", ["run", "state"], registry=self.registry
+        )
+        self.stored_bytes = Gauge(
+            "gristmill_api_stored_bytes", "Payload bytes held for the open run", ["run"], registry=self.registry
+        )
+        self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
+
+    def show(self, run_id: str, status: RunStatus) -> None:
+        """Set the gauges of the open run; those of a run before it go."""
+        self.hide()
+        for state in ("ready", "leased", "trained", "dead"):
+            self.groups.labels(run_id, state).set(getattr(status, state))
+        self.stored_bytes.labels(run_id).set(status.bytes)
+
+    def hide(self) -> None:
+        self.groups.clear()
+        self.stored_bytes.clear()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class CountRequests:
+    """ASGI middleware: counts and times requests by route template, so that ids make no labels."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        started = time.perf_counter()
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._metrics.requests.labels(scope["method"], route, status).inc()
+            self._metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - started)

@@ -1,0 +1,21 @@
+"""The API's doors. Each module is one router:
+
+    health   /healthz /readyz /metrics
+    runs     /v1/runs, /v1/open: the run record, taking a run, its policy version, its end, its status
+    permits  /v1/runs/{run}/permits: leave to generate a group
+    groups   /v1/runs/{run}/groups: submit one, list them all
+    lease    /v1/runs/{run}/lease, extend, ack: the trainer's side
+
+`native` holds them all. Atropos' protocol speaks at the root (/register, /scored_data, /batch, ...) over the same
+store: its router is a module `atropos` here, included in `app.create_app` after `native`; the paths do not meet.
+"""
+
+from fastapi import APIRouter
+
+from gristmill_api.routes import groups, health, lease, permits, runs
+
+native = APIRouter()
+for _module in (health, runs, permits, groups, lease):
+    native.include_router(_module.router)
+
+__all__ = ["native"]

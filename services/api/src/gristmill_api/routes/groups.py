@@ -1,0 +1,95 @@
+"""Groups come in here."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from redis.exceptions import RedisError
+
+from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
+from gristmill.logs import line
+from gristmill_api import errors
+from gristmill_api.context import Body, Ctx, GroupId, RunId
+from gristmill_api.errors import Refused
+from gristmill_api.store import Submission
+from gristmill_api.store.store import row_of
+
+_LOG = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"])
+
+
+class Submitted(Body):
+    group_id: str
+    stored: bool
+    """False: this very group was here already."""
+
+
+@router.put(
+    "/{group_id}",
+    responses={201: {"model": Submitted}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def submit(
+    ctx: Ctx,
+    request: Request,
+    response: Response,
+    run_id: RunId,
+    group_id: GroupId,
+    holder: Annotated[str, Query(pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
+) -> Submitted:
+    """Store a group under its permit: 201 stored, 200 this very group is here already.
+
+    The body is what `gristmill.TrajectoryGroup.encode` makes, and is kept as it came.
+    """
+    try:
+        group = await _read(request, run_id, group_id)
+        stored = await ctx.store.submit(run_id, holder, group)
+    except (Refused, RedisError) as error:
+        refused = errors.from_redis(error) if isinstance(error, RedisError) else error
+        ctx.metrics.submits.labels(refused.code if refused else "internal").inc()
+        raise
+    ctx.metrics.submits.labels("stored" if stored else "duplicate").inc()
+    if stored:
+        response.status_code = 201
+        size = len(group.body)
+        _LOG.info(line("submit", run=run_id, group=group_id, env=group.env_id, sequences=group.sequences, bytes=size))
+    return Submitted(group_id=group_id, stored=stored)
+
+
+@router.get("")
+async def audit(ctx: Ctx, run_id: RunId) -> GroupAudit:
+    """Every group id by where it is, for audits. Its cost grows with the run."""
+    return await ctx.store.audit(run_id)
+
+
+async def _read(request: Request, run_id: str, group_id: str) -> Submission:
+    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if found != GROUP_MEDIA_TYPE:
+        raise errors.media_type(found, GROUP_MEDIA_TYPE)
+    digest = hashlib.sha256()
+    parts: list[bytes] = []
+    async for part in request.stream():
+        digest.update(part)
+        parts.append(part)
+    body = b"".join(parts)
+    try:
+        group = TrajectoryGroup.decode(body)
+        row = row_of(group_id)
+    except (GroupError, ValueError) as error:
+        raise errors.bad_group(group_id, str(error)) from error
+    for name, inside, outside in (
+        ("run_id", group.run_id, run_id),
+        ("group_id", group.group_id, group_id),
+        ("row", group.row, row),
+    ):
+        if inside != outside:
+            raise errors.bad_group(group_id, f"its {name} is {inside!r}, but it was sent as {outside!r}")
+    return Submission(group_id, body, digest.digest(), group.size, group.env_id)

@@ -1,0 +1,44 @@
+"""Is it up, is it ready, how is it doing."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from redis.exceptions import RedisError
+
+from gristmill_api import errors
+from gristmill_api.context import Ctx
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """200 while the process serves requests, whatever Redis does: restarting the API would not mend Redis."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(ctx: Ctx) -> dict[str, str]:
+    """200 when groups can be stored and leased; 503 with the reason while Redis is down or still loading."""
+    try:
+        await ctx.store.ping()
+    except RedisError as error:
+        raise errors.store_unavailable(error) from error
+    return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(ctx: Ctx) -> Response:
+    """Prometheus text. 200 also while Redis is down: `gristmill_api_redis_up 0` is the news then."""
+    try:
+        run = await ctx.store.open_run()
+        if run is None:
+            ctx.metrics.hide()
+        else:
+            ctx.metrics.show(run.run_id, await ctx.store.status(run.run_id))
+        ctx.metrics.redis_up.set(1)
+    except RedisError:
+        ctx.metrics.hide()
+        ctx.metrics.redis_up.set(0)
+    return Response(ctx.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,111 @@
+"""Groups go out here: lease a batch, keep it, ack it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from gristmill import BATCH_MEDIA_TYPE
+from gristmill.logs import line
+from gristmill_api import errors, framing
+from gristmill_api.context import Body, Context, Ctx, Name, RunId
+from gristmill_api.store import Leased, keys
+
+_LOG = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"])
+
+
+class Lease(Body):
+    incarnation: Annotated[int, Field(ge=1)]
+    batch_id: Name
+    """Chosen by the trainer: the same id again, after a lost answer, is the same batch."""
+    groups: Annotated[int, Field(ge=1, le=65536)]
+    wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Seconds to wait until so many are ready."""
+
+
+class Batches(Body):
+    incarnation: Annotated[int, Field(ge=1)]
+    batch_ids: list[Name]
+
+
+class Extended(Body):
+    extended: list[str]
+    lost: list[str]
+
+
+class Ack(Body):
+    acked: int
+    """Batches acked by this call."""
+    already: int
+    """Batches an earlier call had acked."""
+    groups: int
+    """Groups that became trained by this call."""
+
+
+@router.post(
+    "/lease",
+    response_class=Response,
+    responses={
+        200: {"content": {BATCH_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
+        204: {"description": "Fewer groups than asked were ready."},
+    },
+)
+async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Response:
+    """Lease the first groups in submit order. The body is framed as `gristmill_api.framing` says."""
+
+    async def attempt() -> list[Leased] | None:
+        return await ctx.store.lease(run_id, body.incarnation, body.batch_id, body.groups)
+
+    batch = await ctx.changes.poll(keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
+    if batch is None:
+        return Response(status_code=204)
+    # The first payload is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
+    first = await ctx.store.payload(run_id, batch[0].group_id)
+    if first is None:
+        raise errors.lease_lost(run_id, [body.batch_id])
+    _LOG.info(
+        line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
+             bytes=sum(group.size for group in batch))
+    )  # fmt: skip
+    length = framing.length([group.size for group in batch])
+    return StreamingResponse(
+        _frames(ctx, run_id, batch, first), media_type=BATCH_MEDIA_TYPE, headers={"Content-Length": str(length)}
+    )
+
+
+@router.post("/extend")
+async def extend(ctx: Ctx, run_id: RunId, body: Batches) -> Extended:
+    """Keep leases alive. `lost`: batches whose groups went to another lease."""
+    lost = await ctx.store.extend(run_id, body.incarnation, body.batch_ids)
+    return Extended(extended=[batch_id for batch_id in body.batch_ids if batch_id not in set(lost)], lost=lost)
+
+
+@router.post("/ack")
+async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
+    """A durable checkpoint covers these batches. 410 names those that were lost; the others are acked all the same."""
+    done = await ctx.store.ack(run_id, body.incarnation, body.batch_ids)
+    _LOG.info(
+        line("ack", run=run_id, incarnation=body.incarnation, batches=done.batches, already=done.already,
+             groups=done.groups, lost=len(done.lost))
+    )  # fmt: skip
+    if done.lost:
+        raise errors.lease_lost(run_id, done.lost)
+    return Ack(acked=done.batches, already=done.already, groups=done.groups)
+
+
+async def _frames(ctx: Context, run_id: str, batch: list[Leased], first: bytes) -> AsyncIterator[bytes]:
+    """The answer's bytes, one group in memory at a time. Raises in the middle when Redis fails or the groups were
+    acked meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
+    yield framing.array_header(len(batch))
+    for index, group in enumerate(batch):
+        body = first if index == 0 else await ctx.store.payload(run_id, group.group_id)
+        if body is None:
+            raise errors.lease_lost(run_id, [group.group_id])
+        yield framing.bin_header(len(body))
+        yield body

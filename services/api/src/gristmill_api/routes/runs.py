@@ -1,0 +1,106 @@
+"""The run record: the environment opens a run, a trainer takes it, publishes versions and ends it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from gristmill import RunRecord, RunStatus
+from gristmill.logs import line
+from gristmill_api.context import Body, Ctx, Id, RunId
+from gristmill_api.store import keys
+
+_LOG = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1", tags=["runs"])
+
+
+class CreateRun(Body):
+    run_id: Id
+    env: dict[str, Any]
+    """The environment's settings. Whoever joins must bring the same."""
+    group_size: Annotated[int, Field(ge=1, le=65536)]
+    """Sequences a group."""
+
+
+class Take(Body):
+    trainer: dict[str, Any]
+    """The trainer's settings; batch_size, gradient_accumulation_steps, training_steps and max_staleness among them."""
+    covered: list[Id] = Field(default_factory=list)
+    """Groups that the resumed checkpoint was trained on."""
+
+
+class Taken(Body):
+    incarnation: int
+    record: RunRecord
+
+
+class Version(Body):
+    incarnation: Annotated[int, Field(ge=1)]
+    step: Annotated[int, Field(ge=0)]
+
+
+class Incarnation(Body):
+    incarnation: Annotated[int, Field(ge=1)]
+
+
+@router.post("/runs", responses={201: {"model": RunRecord}})
+async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord:
+    """Open a run (201), or join it with the same settings (200). Look at `state`: it may be finished."""
+    record, new = await ctx.store.create_run(body.run_id, body.env, body.group_size)
+    if new:
+        response.status_code = 201
+        _LOG.info(line("run", run=record.run_id, state=record.state, group_size=record.group_size))
+    return record
+
+
+@router.get("/runs")
+async def runs(ctx: Ctx) -> list[RunRecord]:
+    """All runs, oldest first."""
+    return await ctx.store.runs()
+
+
+@router.get("/runs/{run_id}")
+async def run(ctx: Ctx, run_id: RunId) -> RunRecord:
+    return await ctx.store.record(run_id)
+
+
+@router.get("/open", response_model=RunRecord, responses={204: {"description": "No run is open."}})
+async def open_run(
+    ctx: Ctx, request: Request, wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
+) -> RunRecord | Response:
+    """The open run; waits up to `wait` seconds for one."""
+    record = await ctx.changes.poll(keys.OPEN_TOPIC, ctx.store.open_run, ctx.wait(wait), request.is_disconnected)
+    return record or Response(status_code=204)
+
+
+@router.post("/runs/{run_id}/take")
+async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
+    """Become the run's trainer: older ones are fenced off, leased groups that `covered` does not name go back."""
+    record = await ctx.store.take(run_id, body.trainer, body.covered)
+    _LOG.info(line("take", run=run_id, incarnation=record.incarnation, covered=len(body.covered)))
+    return Taken(incarnation=record.incarnation, record=record)
+
+
+@router.post("/runs/{run_id}/version")
+async def version(ctx: Ctx, run_id: RunId, body: Version) -> RunRecord:
+    """The model server now serves the weights after `step` steps."""
+    record = await ctx.store.record_version(run_id, body.incarnation, body.step)
+    _LOG.info(line("version", run=run_id, version=record.version))
+    return record
+
+
+@router.post("/runs/{run_id}/finish")
+async def finish(ctx: Ctx, run_id: RunId, body: Incarnation) -> RunRecord:
+    """End the run: environments hear it with their next request for permits."""
+    record = await ctx.store.finish(run_id, body.incarnation)
+    _LOG.info(line("run", run=run_id, state=record.state, version=record.version))
+    return record
+
+
+@router.get("/runs/{run_id}/status")
+async def status(ctx: Ctx, run_id: RunId) -> RunStatus:
+    """Counts, cheap however long the queue is."""
+    return await ctx.store.status(run_id)

@@ -1,0 +1,5 @@
+"""The trajectory store: runs, permits, groups and leases in Redis. Every change of state is one Lua script."""
+
+from gristmill_api.store.store import Leased, Renewal, Store, Submission
+
+__all__ = ["Leased", "Renewal", "Store", "Submission"]

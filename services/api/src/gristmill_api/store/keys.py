@@ -1,0 +1,34 @@
+"""Names of Redis keys. What each holds is told at the top of lua/_keys.lua, which makes the same names."""
+
+from __future__ import annotations
+
+RUNS = "gm:runs"
+OPEN = "gm:open"
+EVENTS = "gm:events"
+
+
+def prefix(run_id: str) -> str:
+    """All keys of a run start so. The braces keep them in one slot, should Redis be a cluster one day."""
+    return f"gm:{{{run_id}}}:"
+
+
+def record(run_id: str) -> str:
+    return prefix(run_id) + "record"
+
+
+def payload(run_id: str, group_id: str) -> str:
+    return f"{prefix(run_id)}payload:{group_id}"
+
+
+OPEN_TOPIC = "open"
+"""Published on EVENTS when a run opens."""
+
+
+def ready_topic(run_id: str) -> str:
+    """Published on EVENTS when a lease may have become possible."""
+    return f"ready {prefix(run_id)}"
+
+
+def permits_topic(run_id: str) -> str:
+    """Published on EVENTS when a permit may have come free, or the run finished."""
+    return f"permits {prefix(run_id)}"

@@ -1,0 +1,20 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- Give back all permits of a holder; their rows go to somebody else.
+-- ARGV: holder
+-- -> {MISSING} | {OK, count}
+local holder = ARGV[1]
+
+if not state() then return {'MISSING'} end
+local held = redis.call('HGETALL', HOLDERS)
+local count = 0
+for i = 1, #held, 2 do
+  if held[i + 1] == holder then
+    redis.call('ZREM', PERMITS, held[i])
+    redis.call('HDEL', HOLDERS, held[i])
+    redis.call('ZADD', REISSUE, string.sub(held[i], 2), held[i])
+    count = count + 1
+  end
+end
+if count > 0 then tell('permits') end
+return {'OK', count}

@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- include: _moves.lua
+-- A durable checkpoint covers these batches: their groups are trained and their payloads go. An expired batch is
+-- taken if nobody leased any of its groups since. Lost batches do not keep the others from being acked.
+-- ARGV: incarnation, batch id...
+-- -> {MISSING} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
+local incarnation = ARGV[1]
+
+if not state() then return {'MISSING'} end
+if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local answer = {'OK', 0, 0, 0}
+for i = 2, #ARGV do
+  local id = ARGV[i]
+  if redis.call('ZREM', LEASES, id) == 1 or redis.call('SREM', EXPIRED, id) == 1 then
+    local members = redis.call('LRANGE', batch(id), 0, -1)
+    for _, member in ipairs(members) do train(member) end
+    redis.call('DEL', batch(id))
+    redis.call('ZADD', ACKED, now(), id)
+    answer[2] = answer[2] + #members
+    answer[3] = answer[3] + 1
+  elseif redis.call('ZSCORE', ACKED, id) then
+    answer[4] = answer[4] + 1
+  else
+    answer[#answer + 1] = id
+  end
+end
+redis.call('ZREMRANGEBYRANK', ACKED, 0, -4097)
+return answer

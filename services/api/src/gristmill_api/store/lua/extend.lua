@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- include: _moves.lua
+-- Keep leases alive. One that ran out is alive again if nobody leased any of its groups since.
+-- ARGV: incarnation, ttl ms, batch id...
+-- -> {MISSING} | {FENCED, incarnation} | {OK, lost batch id...}
+local incarnation, ttl = ARGV[1], tonumber(ARGV[2])
+
+if not state() then return {'MISSING'} end
+if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local deadline = now() + ttl
+local answer = {'OK'}
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local late = redis.call('SISMEMBER', EXPIRED, id) == 1
+  if late then revive(id) end
+  if late or redis.call('ZSCORE', LEASES, id) then
+    redis.call('ZADD', LEASES, deadline, id)
+  elseif not redis.call('ZSCORE', ACKED, id) then -- acked by a call that overtook this one: settled, not lost
+    answer[#answer + 1] = id
+  end
+end
+return answer

@@ -1,0 +1,17 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- End the run. Permits still out are void; groups stay where they are.
+-- ARGV: incarnation
+-- -> {OK, record...} | {MISSING} | {FENCED, incarnation}
+local incarnation = ARGV[1]
+
+local current = state()
+if not current then return {'MISSING'} end
+if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+if current ~= 'finished' then
+  redis.call('HSET', RECORD, 'state', 'finished')
+  redis.call('DEL', OPEN, PERMITS, HOLDERS, REISSUE)
+  tell('permits')
+  tell('ready')
+end
+return {'OK', redis.call('HGETALL', RECORD)}

@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- Hand out up to `count` permits: rows that came back first, then new ones, as far as the run's capacity goes.
+-- Capacity: accepted + permits out < min(version step + 1 + max staleness, training steps) x groups per step;
+-- nothing before a trainer took the run and recorded a version.
+-- ARGV: holder, count, ttl ms
+-- -> {MISSING} | {OK, state, version incarnation|'', version step|'', group id...}
+local holder, count, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local current = state()
+if not current then return {'MISSING'} end
+local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step', 'max_staleness', 'training_steps',
+  'groups_per_step')
+local answer = {'OK', current, facts[1] or '', facts[2] or ''}
+if current ~= 'open' or not facts[1] then return answer end
+
+local at = now()
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', at)) do
+  redis.call('ZREM', PERMITS, id)
+  redis.call('HDEL', HOLDERS, id)
+  redis.call('ZADD', REISSUE, string.sub(id, 2), id)
+end
+
+local steps = math.min(facts[2] + 1 + facts[3], tonumber(facts[4]))
+local accepted = tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0)
+local free = steps * facts[5] - accepted - redis.call('ZCARD', PERMITS)
+for _ = 1, math.min(count, free) do
+  local id = redis.call('ZPOPMIN', REISSUE)[1]
+  if not id then
+    id = string.format('g%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
+  end
+  redis.call('ZADD', PERMITS, at + ttl, id)
+  redis.call('HSET', HOLDERS, id, holder)
+  answer[#answer + 1] = id
+end
+return answer

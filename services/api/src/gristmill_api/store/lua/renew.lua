@@ -1,0 +1,35 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- Keep permits alive: those named, or with none named all of the holder. One that expired but went to nobody
+-- else is alive again.
+-- ARGV: holder, ttl ms, 'all' | 'named', group id...
+-- -> {MISSING} | {OK, renewed count, lost group id...}
+local holder, ttl, which = unpack(ARGV, 1, 3)
+
+if not state() then return {'MISSING'} end
+local deadline = now() + ttl
+local answer = {'OK', 0}
+if which == 'all' then
+  local held = redis.call('HGETALL', HOLDERS)
+  for i = 1, #held, 2 do
+    if held[i + 1] == holder then
+      redis.call('ZADD', PERMITS, deadline, held[i])
+      answer[2] = answer[2] + 1
+    end
+  end
+  return answer
+end
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  if redis.call('HGET', HOLDERS, id) == holder then
+    redis.call('ZADD', PERMITS, deadline, id)
+    answer[2] = answer[2] + 1
+  elseif redis.call('ZREM', REISSUE, id) == 1 then
+    redis.call('ZADD', PERMITS, deadline, id)
+    redis.call('HSET', HOLDERS, id, holder)
+    answer[2] = answer[2] + 1
+  else
+    answer[#answer + 1] = id
+  end
+end
+return answer

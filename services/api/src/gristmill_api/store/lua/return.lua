@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- Give one permit back. Reason "abandoned": somebody else gets the row. Any other reason drops the group for good.
+-- ARGV: holder, group id, reason
+-- -> {OK} | {ALREADY} | {MISSING} | {LOST} | {SUBMITTED}
+local holder, id, reason = unpack(ARGV)
+
+if not state() then return {'MISSING'} end
+if redis.call('EXISTS', group(id)) == 1 or redis.call('HEXISTS', TRAINED, id) == 1 then return {'SUBMITTED'} end
+local dropped = redis.call('HGET', DROPPED, id)
+if dropped then
+  if dropped == reason then return {'ALREADY'} end
+  return {'LOST'}
+end
+local waiting = redis.call('ZSCORE', REISSUE, id)
+if waiting and reason == 'abandoned' then return {'ALREADY'} end
+if not waiting and redis.call('HGET', HOLDERS, id) ~= holder then return {'LOST'} end
+
+redis.call('ZREM', PERMITS, id)
+redis.call('HDEL', HOLDERS, id)
+if reason == 'abandoned' then
+  redis.call('ZADD', REISSUE, string.sub(id, 2), id)
+else
+  redis.call('ZREM', REISSUE, id)
+  redis.call('HSET', DROPPED, id, reason)
+  redis.call('HINCRBY', DROPS, reason, 1)
+end
+tell('permits')
+return {'OK'}

@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- include: _moves.lua
+-- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
+-- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, covered group ids...
+-- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer}
+local trainer, groups_per_step, training_steps, max_staleness = unpack(ARGV, 1, 4)
+
+local current = state()
+if not current then return {'MISSING'} end
+if current == 'finished' then return {'FINISHED'} end
+local known = redis.call('HGET', RECORD, 'trainer')
+if known and known ~= trainer then return {'DIFFERS', known} end
+
+redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_step,
+  'training_steps', training_steps, 'max_staleness', max_staleness)
+redis.call('HINCRBY', RECORD, 'incarnation', 1)
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  if redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id) end
+end
+for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
+-- Batch ids belong to an incarnation; the new one may use the same names again.
+for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
+for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
+redis.call('DEL', LEASES, EXPIRED, ACKED)
+tell('permits')
+tell('ready')
+return {'OK', redis.call('HGETALL', RECORD)}

@@ -1,0 +1,50 @@
+"""From what Redis keeps to the SDK's types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill import PolicyVersion, RunRecord, RunState
+from gristmill_api import errors
+
+
+def canonical(settings: dict[str, Any]) -> str:
+    """JSON with sorted keys: equal settings are equal strings. Raises Refused (422) for NaN and infinity."""
+    try:
+        return json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise errors.bad_request(f"settings must be plain JSON: {error}.") from error
+
+
+def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """A Lua script's HGETALL (name, value, name, value, ...) as a dict."""
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def version(incarnation: bytes | None, step: bytes | None) -> str | None:
+    """The label "1.20", or None when no version was recorded."""
+    return str(PolicyVersion(int(incarnation), int(step))) if incarnation and step else None
+
+
+def run_record(fields: dict[str, bytes]) -> RunRecord:
+    """From the HASH `record`."""
+
+    def number(name: str) -> int | None:
+        return int(fields[name]) if name in fields else None
+
+    return RunRecord(
+        run_id=fields["run_id"].decode(),
+        state=RunState(fields["state"].decode()),
+        digest=fields["digest"].decode(),
+        group_size=int(fields["group_size"]),
+        env=json.loads(fields["env"]),
+        trainer=json.loads(fields["trainer"]) if "trainer" in fields else None,
+        incarnation=int(fields["incarnation"]),
+        version=version(fields.get("version_incarnation"), fields.get("version_step")),
+        groups_per_step=number("groups_per_step"),
+        training_steps=number("training_steps"),
+        max_staleness=number("max_staleness"),
+        created_at=int(fields["created_ms"]) / 1000,
+    )

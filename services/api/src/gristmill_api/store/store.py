@@ -1,0 +1,297 @@
+"""The store: one class, one method a verb. State changes happen in the Lua script of the same name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gristmill import GroupAudit, Permit, PermitGrant, RunRecord, RunState, RunStatus
+from gristmill_api import errors
+from gristmill_api.settings import Limits
+from gristmill_api.store import keys
+from gristmill_api.store.records import canonical, pairs, run_record, version
+from gristmill_api.store.scripts import Scripts
+from gristmill_api.store.trainer import TrainerPlan
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A group's bytes as received, and what the store keeps beside them."""
+
+    group_id: str
+    body: bytes
+    digest: bytes
+    """SHA-256 of the body, 32 raw bytes."""
+    sequences: int
+    env_id: str
+
+
+@dataclass(frozen=True)
+class Renewal:
+    renewed: int
+    lost: list[str]
+    """Ids of permits that were asked for and that the holder no longer has."""
+
+
+@dataclass(frozen=True)
+class Leased:
+    """One group of a leased batch. Its payload is read apart: a batch may be large."""
+
+    group_id: str
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Acked:
+    groups: int
+    """Groups that became trained by this call."""
+    batches: int
+    already: int
+    """Batches that an earlier call had acked."""
+    lost: list[str]
+    """Batches of which a group went to another lease."""
+
+
+class Store:
+    """All runs. Methods raise `errors.Refused` for what the protocol forbids, redis.RedisError when Redis fails.
+
+    A method that returned has its effect on disk when Redis runs with `appendfsync always`.
+    """
+
+    def __init__(self, redis: Redis, limits: Limits) -> None:
+        self._redis = redis
+        self._limits = limits
+        self._scripts = Scripts(redis)
+
+    async def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> tuple[RunRecord, bool]:
+        """Open a run or join it. True: it is new."""
+        text = canonical(env)
+        digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
+        status, *rest = await self._call("create", run_id, run_id, text, digest, group_size)
+        if status == "DIFFERS":
+            old = {**json.loads(rest[0]), "group_size": int(rest[1])}
+            raise errors.config_differs(run_id, "environment", old, {**env, "group_size": group_size})
+        if status == "BUSY":
+            raise errors.run_open(run_id, rest[0].decode())
+        return run_record(pairs(rest[0])), status == "CREATED"
+
+    async def record(self, run_id: str) -> RunRecord:
+        fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]
+        if not fields:
+            raise errors.run_missing(run_id)
+        return run_record({name.decode(): value for name, value in fields.items()})
+
+    async def runs(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
+        return [await self.record(run_id.decode()) for run_id in ids]
+
+    async def open_run(self) -> RunRecord | None:
+        run_id = await self._redis.get(keys.OPEN)
+        return None if run_id is None else await self.record(_text(run_id))
+
+    async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> RunRecord:
+        """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on."""
+        plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
+        status, *rest = await self._call(
+            "take",
+            run_id,
+            canonical(trainer),
+            plan.groups_per_step,
+            plan.training_steps,
+            plan.max_staleness,
+            *covered,
+        )
+        if status == "DIFFERS":
+            raise errors.config_differs(run_id, "trainer", json.loads(rest[0]), trainer)
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        return run_record(pairs(rest[0]))
+
+    async def record_version(self, run_id: str, incarnation: int, step: int) -> RunRecord:
+        """Tell which policy version the model server serves from now on."""
+        status, *rest = await self._trainer_call("version", run_id, incarnation, step)
+        if status == "BACKWARDS":
+            raise errors.version_backwards(run_id, step, int(rest[0]))
+        return run_record(pairs(rest[0]))
+
+    async def finish(self, run_id: str, incarnation: int) -> RunRecord:
+        _, *rest = await self._trainer_call("finish", run_id, incarnation)
+        return run_record(pairs(rest[0]))
+
+    async def permits(self, run_id: str, holder: str, count: int) -> PermitGrant:
+        """Up to `count` permits, at once; none when the run's capacity is out with others."""
+        _, state, incarnation, step, *ids = await self._call(
+            "permits", run_id, holder, count, _ms(self._limits.permit_ttl_s)
+        )
+        granted = [group_id.decode() for group_id in ids]
+        return PermitGrant(
+            permits=[Permit(group_id=group_id, row=row_of(group_id)) for group_id in granted],
+            state=RunState(state.decode()),
+            version=version(incarnation, step),
+        )
+
+    async def renew(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> Renewal:
+        """Keep the named permits alive, or all of the holder's. Naming them lets one whose grant got lost expire."""
+        which = "all" if group_ids is None else "named"
+        _, renewed, *lost = await self._call(
+            "renew", run_id, holder, _ms(self._limits.permit_ttl_s), which, *(group_ids or ())
+        )
+        return Renewal(int(renewed), [group_id.decode() for group_id in lost])
+
+    async def give_back(self, run_id: str, holder: str, group_id: str, reason: str) -> bool:
+        """Return one permit: "abandoned" is issued again, any other reason drops the group. False: known already."""
+        (status,) = await self._call("return", run_id, holder, group_id, reason)
+        if status == "LOST":
+            raise errors.permit_lost(run_id, group_id, f"{holder!r} does not hold it")
+        if status == "SUBMITTED":
+            raise errors.conflict(run_id, group_id, "was submitted already")
+        return bool(status == "OK")
+
+    async def abandon(self, run_id: str, holder: str) -> int:
+        """Return all the holder's permits; they are issued again. How many they were."""
+        _, count = await self._call("abandon", run_id, holder)
+        return int(count)
+
+    async def submit(self, run_id: str, holder: str, group: Submission) -> bool:
+        """Store a group under its permit. False: this very group is here already."""
+        status, *rest = await self._call(
+            "submit",
+            run_id,
+            group.group_id,
+            holder,
+            group.digest,
+            group.sequences,
+            group.env_id,
+            self._limits.max_stored_bytes,
+            group.body,
+        )
+        if status == "OTHER":
+            raise errors.conflict(run_id, group.group_id, "was submitted with other content")
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        if status == "LOST":
+            raise errors.permit_lost(run_id, group.group_id, "it expired and went to another holder")
+        if status == "DROPPED":
+            raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({rest[0].decode()})")
+        if status == "UNKNOWN":
+            raise errors.permit_lost(run_id, group.group_id, "none was ever issued")
+        if status == "SIZE":
+            raise errors.bad_group(
+                group.group_id, f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}"
+            )
+        if status == "FULL":
+            raise errors.store_full(
+                f"{int(rest[0])} bytes are stored; {len(group.body)} more would pass {self._limits.max_stored_bytes}."
+            )
+        return bool(status == "STORED")
+
+    async def lease(self, run_id: str, incarnation: int, batch_id: str, groups: int) -> list[Leased] | None:
+        """Lease `groups` groups in submit order, at once; None when fewer are ready. The same id: the same batch."""
+        status, *rest = await self._trainer_call(
+            "lease", run_id, incarnation, batch_id, groups, _ms(self._limits.lease_ttl_s), self._limits.max_attempts
+        )
+        if status == "ACKED":
+            raise errors.batch_acked(run_id, batch_id)
+        if status == "WAIT":
+            return None
+        return [Leased(name.decode(), int(size)) for name, size in zip(rest[::2], rest[1::2], strict=True)]
+
+    async def payload(self, run_id: str, group_id: str) -> bytes | None:
+        """A stored group's bytes as received; None when it was trained meanwhile."""
+        body = await self._redis.get(keys.payload(run_id, group_id))
+        return None if body is None else bytes(body)  # type: ignore[arg-type]
+
+    async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+        """Keep leases alive. Returns the ids of those that are lost."""
+        _, *lost = await self._trainer_call("extend", run_id, incarnation, _ms(self._limits.lease_ttl_s), *batch_ids)
+        return [batch_id.decode() for batch_id in lost]
+
+    async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> Acked:
+        """A durable checkpoint covers these batches."""
+        _, groups, batches, already, *lost = await self._trainer_call("ack", run_id, incarnation, *batch_ids)
+        return Acked(int(groups), int(batches), int(already), [batch_id.decode() for batch_id in lost])
+
+    async def status(self, run_id: str) -> RunStatus:
+        """Counts, at a cost that does not depend on the queue's length."""
+        reply = await self._scripts.run("status", keys.prefix(run_id))
+        if not reply:
+            raise errors.run_missing(run_id)
+        state, incarnation, step, *counts, drops = reply
+        ready, leased, trained, dead, accepted, outstanding, rows, held = (int(count) for count in counts)
+        return RunStatus(
+            state=RunState(state.decode()),
+            version=version(incarnation, step),
+            ready=ready,
+            leased=leased,
+            trained=trained,
+            dead=dead,
+            accepted=accepted,
+            outstanding=outstanding,
+            dropped={reason: int(count) for reason, count in pairs(drops).items()},
+            rows_issued=rows,
+            bytes=held,
+        )
+
+    async def audit(self, run_id: str) -> GroupAudit:
+        """Every group id by where it is, at one instant. Its cost grows with the run."""
+        start = keys.prefix(run_id)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.exists(start + "record")
+            pipe.hkeys(start + "trained")
+            pipe.zrange(start + "ready", 0, -1)
+            pipe.hkeys(start + "leased")
+            pipe.zrange(start + "dead", 0, -1)
+            pipe.hgetall(start + "dropped")
+            pipe.zrange(start + "permits", 0, -1)
+            exists, trained, ready, leased, dead, dropped, outstanding = await pipe.execute()
+        if not exists:
+            raise errors.run_missing(run_id)
+        return GroupAudit(
+            trained=sorted(map(_text, trained)),
+            ready=[_text(name) for name in ready],
+            leased=sorted(map(_text, leased)),
+            dead=[_text(name) for name in dead],
+            dropped={_text(name): _text(reason) for name, reason in dropped.items()},
+            outstanding=sorted(map(_text, outstanding)),
+        )
+
+    async def ping(self) -> None:
+        await self._redis.ping()
+
+    async def _call(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
+        """Run a script: its status word as text, then the rest."""
+        status, *rest = await self._scripts.run(script, keys.prefix(run_id), *args)
+        if status == b"MISSING":
+            raise errors.run_missing(run_id)
+        return [_text(status), *rest]
+
+    async def _trainer_call(self, script: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
+        """Run a script of the trainer's, which the trainer must not have been replaced for."""
+        status, *rest = await self._call(script, run_id, incarnation, *args)
+        if status == "FENCED":
+            raise errors.fenced(run_id, incarnation, int(rest[0]))
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        return [status, *rest]
+
+
+def row_of(group_id: str) -> int:
+    """The permit's row: "g00000012" is 12. Raises ValueError for an id that no permit has."""
+    if not group_id.startswith("g") or not group_id[1:].isdecimal():
+        raise ValueError(f"{group_id!r} is not a permit's group id such as 'g00000012'")
+    return int(group_id[1:])
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,68 @@
+"""The task that listens to Redis: it wakes waiting requests and tells, once each, when Redis goes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from gristmill.logs import line
+from gristmill_api.changes import Changes
+from gristmill_api.metrics import Metrics
+from gristmill_api.store import keys
+
+_LOG = logging.getLogger(__name__)
+_RETRY_S = 0.5
+_LISTEN_S = 5.0
+
+
+async def watch(redis: Redis, changes: Changes, metrics: Metrics) -> None:
+    """Listen for ever. `redis` is a client of its own: a subscribed connection takes no other command."""
+    down = False
+    while True:
+        try:
+            await _listen(redis, changes, metrics, came_back=down)
+        except (RedisError, OSError) as error:
+            metrics.redis_up.set(0)
+            if not down:
+                _LOG.error(line("redis", state="down", error=error, remedy="answering 503 until it is back"))
+            down = True
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _listen(redis: Redis, changes: Changes, metrics: Metrics, *, came_back: bool) -> None:
+    async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+        await redis.ping()
+        await subscription.subscribe(keys.EVENTS)
+        metrics.redis_up.set(1)
+        if came_back:
+            _LOG.info(line("redis", state="up"))
+        await _warn_of_weak_durability(redis)
+        changes.tell_all()
+        while True:
+            message = await subscription.get_message(timeout=_LISTEN_S)
+            if message is not None:
+                changes.tell(message["data"].decode())
+
+
+async def _warn_of_weak_durability(redis: Redis) -> None:
+    try:
+        found = await redis.config_get("append*")
+    except ResponseError:
+        return  # CONFIG is closed to us, as it should be for a locked-down user: then nothing is known.
+    settings = {_text(name): _text(value) for name, value in found.items()}
+    for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
+        if settings.get(name) != wanted:
+            _LOG.warning(
+                "REDIS CAN LOSE ACKNOWLEDGED GROUPS when it is killed: %s is %r, not %r. "
+                "Start redis-server with --appendonly yes --appendfsync always.",
+                name,
+                settings.get(name),
+                wanted,
+            )
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
