@@ -19,8 +19,8 @@ compile() {
         --python-version 3.11 --python-platform x86_64-manylinux_2_36 "$@"
 }
 
-compile build.in -o build.txt "$@"
 compile dev.in -o dev.txt "$@"
+compile build.in -c dev.txt -o build.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
 compile trainer-cpu.in -c dev.txt -o trainer-cpu.txt
