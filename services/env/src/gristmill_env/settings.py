@@ -122,7 +122,7 @@ class EnvConfig(Settings):
     group_size: int = Field(default=8, ge=1)
     """Completions a prompt. 1 means no group: the advantage is the reward itself."""
 
-    max_num_workers: int = Field(default=16, ge=1)
+    max_num_workers: int = Field(default=16, ge=1, le=1024)
     """Prompts worked on at a time by this process."""
 
     rollout_server_url: Url = API_URL

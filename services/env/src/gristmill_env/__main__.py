@@ -1,0 +1,7 @@
+"""`python -m gristmill_env`."""
+
+import sys
+
+from gristmill_env.cli import main
+
+sys.exit(main())

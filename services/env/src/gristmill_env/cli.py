@@ -1,0 +1,81 @@
+"""The command line: `python -m gristmill_env [serve|try] [--config NAME|PATH] [flags]`.
+
+Exit codes: 0 the run is finished (or `try` is done); 1 an error, told in one line; 130 and 143 stopped on
+request by Ctrl-C and SIGTERM, before the run's end, with all permits given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from gristmill import ConfigError, GristmillError
+from gristmill.logs import setup as set_up_logging
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.launch import Launch
+
+logger = logging.getLogger("gristmill_env")
+
+_COMMANDS = ("serve", "try")
+
+
+def main() -> int:
+    """Entry point of `python -m gristmill_env` and `gristmill-env`."""
+    return run_command(sys.argv[1:], dict(os.environ))
+
+
+def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command. Returns its exit code."""
+    command, flags = "serve", list(arguments)
+    if flags and not flags[0].startswith("-"):
+        command = flags.pop(0)
+    set_up_logging("env", logging.WARNING if command == "try" else logging.INFO)
+    try:
+        if command not in _COMMANDS:
+            raise ConfigError(
+                f"no command '{command}'; there are {', '.join(_COMMANDS)}.{did_you_mean(command, _COMMANDS)}"
+            )
+        launch = Launch.read(flags, environ, f"gristmill-env {command}")
+        # Here, not at the top: --help and mistyped flags need not wait for transformers.
+        if command == "try":
+            from gristmill_env.try_items import try_items
+
+            return asyncio.run(_until_signal(try_items(launch, Console())))
+        from gristmill_env.serve import serve
+
+        return asyncio.run(_until_signal(serve(launch, environ)))
+    except GristmillError as error:
+        logger.error("%s", error)
+        return 1
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
+    """Run `work`; SIGTERM and SIGINT cancel it, so that it can leave cleanly. A second signal ends the process."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+        for known in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(known)
+            signal.signal(known, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        logger.info("stopped by %s before the run's end; start again to go on", received[0].name)
+        return 128 + received[0]
+    return 0

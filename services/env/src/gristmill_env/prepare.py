@@ -1,0 +1,85 @@
+"""What `serve` and `try` both need before the first prompt: data set, rewards, model server, tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill import Manifest, ManifestError
+from gristmill_env.dataset import PromptDataset
+from gristmill_env.inference import ModelServer, ServedModel
+from gristmill_env.launch import Launch
+from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rewards import Scorer, WeightedReward, create_reward
+from gristmill_env.rollout import Roller
+from gristmill_env.settings import DatasetConfig, EnvConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What needs no server: checked first, so that mistakes show at once."""
+
+    dataset: PromptDataset
+    scorer: Scorer
+
+    @classmethod
+    def load(cls, launch: Launch) -> Task:
+        """Raises RewardError, DatasetError."""
+        config = launch.config.dataset
+        scorer = build_scorer(config)
+        folder = launch.config_path.parent if launch.config_path is not None else None
+        dataset = PromptDataset(config, folder)
+        logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
+        return cls(dataset, scorer)
+
+
+def build_scorer(config: DatasetConfig) -> Scorer:
+    """The rewards that the configuration lists. Raises RewardError."""
+    return Scorer(
+        [WeightedReward(create_reward(spec.type, spec.params), spec.weight) for spec in config.rewards()],
+        has_answer=config.answer_field is not None,
+    )
+
+
+async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: float) -> tuple[ServedModel, Roller]:
+    """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
+    config = launch.config
+    manifest = _read_manifest(launch.deployment.models_dir)
+    served = await server.connect(patience=patience, manifest=manifest)
+    prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
+    logger.info("model %s at %s", served.name, server.url)
+    roller = Roller(config, prompts, server, task.scorer, max_length=_max_length(config, served))
+    return served, roller
+
+
+def _read_manifest(models_dir: Path) -> Manifest | None:
+    try:
+        return Manifest.read(models_dir)
+    except ManifestError as error:
+        logger.debug("%s", error)  # fine: a server of one's own has none, and tokenizer_name stands in
+        return None
+
+
+def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel) -> str:
+    """Path or hub id of the tokenizer: the one that the served model was built with, wherever it is known."""
+    if manifest is not None and manifest.name == served.name:
+        if config.tokenizer_name not in (None, manifest.name, manifest.requested, manifest.tokenizer_path):
+            logger.info("tokenizer: %s, of the served model, not %s", manifest.tokenizer_path, config.tokenizer_name)
+        return manifest.tokenizer_path
+    return config.tokenizer_name or served.root or served.name
+
+
+def _max_length(config: EnvConfig, served: ServedModel) -> int:
+    if served.max_model_len is not None and served.max_model_len < config.max_token_length:
+        logger.warning(
+            "max_token_length is %d, but %s takes %d tokens at most; %d is used",
+            config.max_token_length,
+            served.name,
+            served.max_model_len,
+            served.max_model_len,
+        )
+        return served.max_model_len
+    return config.max_token_length

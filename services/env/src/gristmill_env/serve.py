@@ -1,0 +1,79 @@
+"""`serve`: open or join the run, and feed it until it is finished."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Mapping
+
+from gristmill import Client, RunState
+from gristmill_env.inference import ModelServer
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task, meet_model
+from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
+from gristmill_env.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_STARTUP_PATIENCE = 300.0
+_HOW_TO_BEGIN = (
+    "to begin another, give it a name: RUN_ID=<name> (GRISTMILL_RUN_ID outside Compose) or --run_id <name>, "
+    "for the trainer too"
+)
+
+
+async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Returns when the run is finished, or was already. Raises GristmillError."""
+    config, run_id = launch.config, launch.run_id
+    _warn(launch, environ)
+    task = Task.load(launch)
+    patience = config.startup_patience or _STARTUP_PATIENCE
+    async with ModelServer(config.server, patience=config.patience) as server:
+        served, roller = await meet_model(launch, task, server, patience)
+        recorded = config.recorded(served.name)
+        async with Client(config.rollout_server_url, patience=patience) as api:
+            record = await api.create_run(run_id, recorded, config.group_size)
+        if record.state == RunState.FINISHED:
+            logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
+            return
+        logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
+        tracker: Tracker = NoTracker()
+        if config.use_wandb:
+            tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
+        try:
+            async with Client(config.rollout_server_url, patience=config.patience) as api:
+                worker = Worker(
+                    config, run_id, _holder(), api=api, server=server, dataset=task.dataset, roller=roller,
+                    tracker=tracker,
+                )  # fmt: skip
+                try:
+                    await worker.run()
+                finally:
+                    logger.info("run %s: %s", run_id, worker.tally)
+        finally:
+            tracker.close()
+    logger.info("run %s is finished", run_id)
+
+
+def _holder() -> str:
+    """Unique among living processes. A container that is started again gets its name, and so its permits, back."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', socket.gethostname())[:100]}-{os.getpid()}"
+
+
+def _warn(launch: Launch, environ: Mapping[str, str]) -> None:
+    config = launch.config
+    if config.slurm:
+        where = "servers are not yet discovered from Slurm" if environ.get("SLURM_JOB_ID") else "no Slurm job is here"
+        logger.info("--slurm: %s; base_url %s is used", where, config.server.base_url)
+    if config.dataset.top_p != 1:
+        logger.warning(
+            "top_p is %g: tokens outside the nucleus are never sampled, which biases the trainer's importance ratio; "
+            "1.0 does not",
+            config.dataset.top_p,
+        )
+    if config.group_size == 1:
+        logger.warning(
+            "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same says nothing"
+        )

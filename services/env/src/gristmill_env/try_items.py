@@ -1,0 +1,62 @@
+"""`try`: five items of a run, from prompt to score, to look at before training. Needs only a model server."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from gristmill_env.inference import ModelServer
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task, meet_model
+from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
+
+_ITEMS = 5
+_STARTUP_PATIENCE = 20.0
+
+
+async def try_items(launch: Launch, console: Console) -> None:
+    """Show the first five items of the run's order. Raises GristmillError."""
+    config = launch.config
+    task = Task.load(launch)
+    patience = config.startup_patience or _STARTUP_PATIENCE
+    async with ModelServer(config.server, patience=patience) as server:
+        served, roller = await meet_model(launch, task, server, patience)
+        rows = range(min(_ITEMS, len(task.dataset)))
+        rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))
+    console.print(
+        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.url}", highlight=False
+    )
+    for number, rollout in enumerate(rollouts, 1):
+        if isinstance(rollout, str):
+            console.print(Panel(Text(rollout), title=f"item {number}: skipped", title_align="left"))
+        else:
+            _show(console, number, rollout, launch)
+
+
+async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
+    try:
+        return await roller.roll(task.dataset.item(row), f"item {row + 1}")
+    except PromptTooLongError as error:
+        return str(error)
+
+
+def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
+    # Text, not markup: what a model writes may look like rich's [tags].
+    title = f"item {number}: row {rollout.item.index}, {len(rollout.prompt.token_ids)} prompt tokens"
+    console.print(Panel(Text(rollout.prompt.text), title=title, title_align="left"))
+    if rollout.item.answer is not None:
+        console.print(Text(f"answer: {rollout.item.answer}"))
+    table = Table("completion", "tokens", "end", *rollout.scores[0].parts, "total", show_lines=True)
+    for completion, text, score in zip(rollout.completions, rollout.texts, rollout.scores, strict=True):
+        parts = [_number(value) for value in score.parts.values()]
+        total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
+        table.add_row(Text(text), str(len(completion.token_ids)), completion.finish_reason, *parts, total)
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
