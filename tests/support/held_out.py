@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -20,19 +21,20 @@ def questions() -> list[tuple[str, str]]:
 
 def exact_match(model_url: str) -> float:
     """Share of the held-out questions that the running model server answers right, greedily, in <answer> tags."""
-    rows = questions()
-    right = 0
-    with httpx.Client(base_url=model_url, timeout=120) as http:
+    with httpx.Client(base_url=model_url, timeout=120) as http, ThreadPoolExecutor(16) as pool:
         name = http.get("/v1/models").json()["data"][0]["id"]
-        for question, gold in rows:
+
+        def right(row: tuple[str, str]) -> bool:
+            question, gold = row
             body = {
                 "model": name,
                 "messages": [{"role": "user", "content": question}],
                 "max_tokens": 24,
                 "temperature": 0.0,
             }
-            answer = http.post("/v1/chat/completions", json=body)
-            answer.raise_for_status()
+            answer = http.post("/v1/chat/completions", json=body).raise_for_status()
             found = _ANSWER.search(answer.json()["choices"][0]["message"]["content"])
-            right += found is not None and found[1] == gold
-    return right / len(rows)
+            return found is not None and found[1] == gold
+
+        rows = questions()
+        return sum(pool.map(right, rows)) / len(rows)

@@ -1,0 +1,68 @@
+"""Each service is killed in mid-run, by a signal from outside and by Compose; no group is lost or trained twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support.compose import ComposeStack
+
+from gristmill import PolicyVersion, SyncClient
+
+SERVICES = ("env", "trainer", "api", "redis", "model")
+RUN = "kills"
+
+
+def _kill(stack: ComposeStack, service: str, way: str) -> None:
+    if way == "sigkill":
+        os.kill(stack.pid(service), signal.SIGKILL)  # The restart policy brings it back.
+    else:
+        stack.compose("kill", service)
+        stack.up()
+
+
+def _step(stack: ComposeStack) -> PolicyVersion:
+    with SyncClient(stack.api_url) as api:
+        return PolicyVersion.parse(api.get_run(RUN).version or "0.0")
+
+
+@pytest.mark.parametrize("way", ["sigkill", "compose-kill"])
+def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> None:
+    override = tmp_path / "longer.yaml"
+    override.write_text('services: {trainer: {command: ["--training_steps", "60", "--checkpoint_interval", "4"]}}\n')
+    with ComposeStack(tmp_path, f"gristmill-{way}", {"RUN_ID": RUN}, [override]) as stack:
+        stack.up("redis", "api", "model", wait=True)
+        stack.up()
+        seen = [PolicyVersion(0, 0)]
+        for service in SERVICES:
+            reached = seen[-1]
+            stack.wait_until(
+                lambda reached=reached: _step(stack).step >= min(reached.step + 3, 57),  # type: ignore[misc]
+                timeout=300,
+                what=f"progress before the kill of {service}",
+            )
+            seen.append(_step(stack))
+            _kill(stack, service, way)
+        stack.wait_for_end(timeout=600)
+        seen.append(_step(stack))
+        assert seen == sorted(seen), f"versions went backwards: {seen}"
+        assert seen[-1].step == 60
+
+        with SyncClient(stack.api_url) as api:
+            audit, status = api.audit(RUN), api.status(RUN)
+        places = Counter([*audit.trained, *audit.ready, *audit.leased, *audit.dead, *audit.dropped])
+        twice = {group: count for group, count in places.items() if count > 1}
+        assert not twice
+        assert audit.dead == []
+        record_groups = 60 * 16
+        assert len(audit.trained) == record_groups
+        assert audit.ready == audit.leased == []
+        # Every row that was ever handed out ended somewhere.
+        assert len(places) + len(audit.outstanding) == status.rows_issued
+
+        metrics = stack.metrics(RUN, tmp_path)
+        assert [row["step"] for row in metrics] == list(range(1, 61))
+        assert max(row["rollout_logprob_diff_max"] for row in metrics) <= 0.01

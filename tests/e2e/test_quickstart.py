@@ -1,0 +1,98 @@
+"""`docker compose up` trains, and a control that cannot learn does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.compose import ComposeStack
+from tests.support.held_out import exact_match
+
+OVERRIDE = Path(__file__).with_name("learning_rate_zero.yaml")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The stack after the quickstart's end, its servers still up."""
+
+    stack: ComposeStack
+    before: float
+    """Greedy exact match on the held-out questions at version 0."""
+    metrics: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("quickstart")
+    with ComposeStack(folder, "gristmill-quickstart", {}) as stack:
+        # Up to here nothing trains: the environment brings the run. So this is the untrained model.
+        stack.compose("up", "--detach", "--wait", "redis", "api", "model")
+        before = exact_match(stack.model_url)
+        stack.compose("up", "--detach")
+        stack.wait_for_end(timeout=900)
+        yield Trained(stack, before, stack.metrics("quickstart", folder))
+
+
+def test_the_reward_rises(trained: Trained) -> None:
+    rewards = [row["reward_mean"] for row in trained.metrics]
+    assert len(rewards) >= 20
+    assert fmean(rewards[:5]) <= 0.45, rewards
+    assert fmean(rewards[-5:]) >= 0.80, rewards
+
+
+def test_the_served_model_answers_held_out_questions(trained: Trained) -> None:
+    assert trained.before <= 0.35
+    assert exact_match(trained.stack.model_url) >= 0.80
+
+
+def test_trainer_and_server_agree_at_every_step(trained: Trained) -> None:
+    for row in trained.metrics:
+        assert row["staleness_mean"] == 0, row
+        assert row["rollout_logprob_diff_mean"] <= 0.001, row
+        assert row["rollout_logprob_diff_max"] <= 0.01, row
+
+
+def test_the_server_names_the_last_version(trained: Trained) -> None:
+    info = httpx.get(f"{trained.stack.model_url}/weight_info").json()
+    assert info["weight_version"] == trained.metrics[-1]["policy_version"]
+    assert [row["step"] for row in trained.metrics] == list(range(1, len(trained.metrics) + 1))
+
+
+def test_logs_show_submits_completions_and_scores(trained: Trained) -> None:
+    env, api = trained.stack.logs("env"), trained.stack.logs("api")
+    assert "submit run=quickstart group=g00000000 env=" in api
+    assert "completion prompt=g00000000" in env
+    assert "tokens=" in env
+    assert "score prompt=g00000000" in env
+    assert "total=" in env
+
+
+def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
+    said = trained.stack.compose("run", "--rm", "--no-deps", "env", "--config", "quickstart")
+    assert "finished" in said
+    assert "RUN_ID" in said
+
+
+def test_the_control_does_not_learn(trained: Trained, tmp_path: Path) -> None:
+    """At learning rate 0 the first and the last steps differ by noise alone: less than 4 standard errors."""
+    control = ComposeStack(tmp_path, trained.stack.project, {"RUN_ID": "control"}, [OVERRIDE])
+    control.compose("up", "--detach", "--no-recreate", "redis", "api", "model")
+    control.compose("up", "--detach", "trainer", "env")
+    control.wait_for_end(timeout=900)
+    metrics = control.metrics("control", tmp_path)
+    rewards = [row["reward_mean"] for row in metrics]
+    first, last = rewards[: len(rewards) // 2], rewards[len(rewards) // 2 :]
+    error = math.sqrt(_variance(first) / len(first) + _variance(last) / len(last))
+    assert abs(fmean(last) - fmean(first)) <= 4 * error, rewards
+    assert fmean(last) <= 0.45, rewards
+
+
+def _variance(values: list[float]) -> float:
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)

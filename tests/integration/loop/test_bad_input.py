@@ -1,0 +1,138 @@
+"""Each mistake of a user gives one clear line and a non-zero exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+
+from local_processes import LocalStack, free_port
+
+QUICKSTART = (ROOT / "configs" / "quickstart.yaml").read_text()
+
+
+def _env(*arguments: str, timeout: float = 60, **environ: str) -> str:
+    """Run the environment, expect it to fail with one line, and return that line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_env", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stdout, done.stdout
+    errors = [text for text in done.stdout.splitlines() if "ERROR" in text or text.startswith("error")]
+    assert len(errors) == 1, done.stdout
+    return errors[0]
+
+
+def _config(tmp_path: Path, old: str = "", new: str = "") -> str:
+    assert old in QUICKSTART
+    path = tmp_path / "mine.yaml"
+    data = ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl"
+    path.write_text(QUICKSTART.replace(old, new).replace("datasets/quickstart/train.jsonl", str(data)))
+    return str(path)
+
+
+def test_an_unknown_config_lists_those_there_are() -> None:
+    line = _env("--config", "gsm8")
+    assert "no config 'gsm8'" in line
+    assert "gsm8k, gsm8k_debug" in line
+    assert "quickstart" in line
+
+
+def test_an_unknown_key_names_its_nearest_match(tmp_path: Path) -> None:
+    line = _env("--config", _config(tmp_path, "prompt_field:", "promt_field:"))
+    assert "mine.yaml: unknown key 'dataset.promt_field'. Did you mean 'prompt_field'?" in line
+
+
+def test_a_missing_local_data_set_is_named(tmp_path: Path) -> None:
+    line = _env("--config", _config(tmp_path, "datasets/quickstart/train.jsonl", "nowhere/train.jsonl"))
+    assert "nowhere/train.jsonl" in line
+
+
+def test_a_missing_hub_data_set_is_named(tmp_path: Path) -> None:
+    line = _env("--dataset_name", "nobody/nothing", "--reward_functions", "length", HF_HOME=str(tmp_path))
+    assert "nobody/nothing" in line
+
+
+def test_a_field_that_is_not_there_lists_the_columns(tmp_path: Path) -> None:
+    line = _env("--config", _config(tmp_path, "prompt_field: question", "prompt_field: questoin"))
+    assert "questoin" in line
+    assert "answer, question" in line or "question, answer" in line
+
+
+def test_an_unregistered_reward_lists_the_names(tmp_path: Path) -> None:
+    line = _env("--config", _config(tmp_path, "type: format", "type: formt"))
+    assert "formt" in line
+    assert "accuracy" in line
+    assert "length" in line
+
+
+def test_a_model_server_that_is_not_there_is_named_with_how_long_it_was_tried() -> None:
+    line = _env(
+        "--config", "quickstart", "--base_url", "http://127.0.0.1:9", "--startup_patience", "2", "--tokenizer_name", "x"
+    )
+    assert "http://127.0.0.1:9" in line
+    assert "2 s" in line
+
+
+def test_a_yaml_naming_another_model_says_what_to_change(vllm: Vllm) -> None:
+    line = _env("--config", "quickstart", "--model_name", "Qwen/Qwen2.5-1.5B", "--base_url", vllm.url)
+    assert "MODEL=Qwen/Qwen2.5-1.5B" in line
+    assert ".env" in line
+    assert "'tiny'" in line
+
+
+def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
+    """Redis goes away: the API says 503 and why, and whoever asks it says so too."""
+    output = Output()
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        redis = start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        redis.stop(grace=5)
+        line = _env(
+            *("--config", "quickstart", "--base_url", vllm.url, "--startup_patience", "3"),
+            *("--rollout_server_url", f"http://127.0.0.1:{api_port}"),
+        )
+    assert f"http://127.0.0.1:{api_port}" in line
+    assert "Redis" in line
+
+
+def test_an_api_started_without_redis_says_so_in_its_log(tmp_path: Path) -> None:
+    output = Output()
+    with LocalStack(output.add) as stack:
+        port, nothing = free_port(), free_port()
+        command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
+        stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{nothing}/0"})
+        deadline = time.monotonic() + 30
+        while f"127.0.0.1:{nothing}" not in output.of("api"):
+            assert time.monotonic() < deadline, output.lines
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--training_stpes", "3"], "Did you mean 'training_steps'?"),
+        (["--batch_size", "many"], "'batch_size'"),
+    ],
+)
+def test_the_trainers_flags_are_checked_at_once(flags: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_trainer", *flags],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout

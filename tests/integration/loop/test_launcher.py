@@ -1,0 +1,81 @@
+"""The launcher: a whole training by one command, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.stack import ROOT, Vllm
+
+from local_processes import free_port, listens
+
+SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
+
+
+def _launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """The launcher attached to a server that runs, with a state folder of its own."""
+    state = tmp_path / "state"
+    state.mkdir()
+    # The launcher's stack and the running server share their folders, as they do by default.
+    (state / "models").symlink_to(vllm.models_dir)
+    (state / "weights").symlink_to(vllm.weights_dir)
+    port = free_port()
+    command = [sys.executable, str(SCRIPT), "--state_dir", str(state), "--runs_dir", str(tmp_path / "runs")]
+    command += ["--api_port", str(port), "--model_port", vllm.url.rsplit(":", 1)[1], *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), port
+
+
+def _descendants(pid: int) -> set[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = {int(child) for child in children.read_text().split()} if children.exists() else set()
+    return found | {grandchild for child in found for grandchild in _descendants(child)}
+
+
+def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
+    process, _ = _launch(tmp_path, vllm, "--training_steps", "3")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "using the model server that already answers" in output
+    rows = [json.loads(text) for text in (tmp_path / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert (tmp_path / "runs/quickstart/model/tokenizer_config.json").exists()
+    for name in ("redis", "api", "env", "trainer"):
+        assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
+
+
+def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
+    process, port = _launch(tmp_path, vllm, "--training_steps", "500")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs/quickstart/metrics.jsonl").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    started = _descendants(process.pid)
+    assert len(started) >= 4
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, output
+    assert not listens(port)
+    alive = [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "--api_port", str(port), "--state_dir", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ},
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert f"port {port} is taken" in done.stderr

@@ -1,0 +1,101 @@
+"""Every kind of weight reaches the running server: trainer and vLLM agree after each is changed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tests.support.stack import Vllm
+
+from gristmill import Manifest, PolicyVersion
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer
+from gristmill_trainer.publish.token import publish_token
+
+PROMPT = list(range(40, 60))
+
+
+def _kinds(policy: Policy) -> list[str]:
+    """The parameters' names without layer numbers, one of each kind."""
+    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name, _ in policy.model.named_parameters()})
+
+
+@pytest.fixture
+def policy(vllm: Vllm) -> Policy:
+    manifest = Manifest.read(vllm.models_dir)
+    return Policy(ModelSource(manifest.weights_path, manifest.tokenizer_path, manifest.name, None, 512), "cpu")
+
+
+@pytest.fixture
+def publisher(vllm: Vllm) -> FilesystemPublisher:
+    server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
+    manifest = Manifest.read(vllm.models_dir)
+    return FilesystemPublisher(server, vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+
+
+def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    name = httpx.get(f"{vllm.url}/v1/models").json()["data"][0]["id"]
+    sampling = {"max_tokens": 12, "temperature": 0.8, "logprobs": 0, "seed": 1, "ignore_eos": True}
+    body = {"model": name, "token_ids": PROMPT, "sampling_params": sampling}
+    choice = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).json()["choices"][0]
+    return choice["token_ids"], np.array([entry["logprob"] for entry in choice["logprobs"]["content"]])
+
+
+def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    tokens = torch.tensor([PROMPT + completion])
+    with torch.no_grad():
+        logits = policy.model(input_ids=tokens).logits[0].double() / 0.8
+    logprobs = torch.log_softmax(logits, dim=-1)
+    start = len(PROMPT)
+    values: list[float] = [float(logprobs[start + i - 1, token]) for i, token in enumerate(completion)]
+    return np.array(values)
+
+
+def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
+    publisher.publish(policy, PolicyVersion(1, 0))
+    torch.manual_seed(0)
+    step = 0
+    kinds = _kinds(policy)
+    assert len(kinds) >= 12, kinds
+    for kind in kinds:
+        completion, before = _served(vllm)
+        pattern = re.compile(re.escape(kind).replace(r"\.\*\.", r"\.\d+\."))
+        with torch.no_grad():
+            for name, parameter in policy.model.named_parameters():
+                if pattern.fullmatch(name):
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+        moved = np.abs(_computed(policy, completion) - before).max()
+        assert moved > 0.005, f"{kind}: the change is too small to see ({moved})"
+        step += 1
+        publisher.publish(policy, PolicyVersion(1, step))
+        completion, after = _served(vllm)
+        difference = np.abs(_computed(policy, completion) - after).max()
+        assert difference < 0.001, f"{kind}: the server did not follow; log-probabilities are {difference} apart"
+    assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == f"1.{step}"
+    assert sorted(path.name for path in (vllm.weights_dir / "perturbed").iterdir()) == [f"1.{step - 1}", f"1.{step}"]
+
+
+def test_another_shape_is_refused_before_it_can_kill_the_server(
+    vllm: Vllm, policy: Policy, publisher: FilesystemPublisher
+) -> None:
+    policy.model.resize_token_embeddings(policy.model.config.vocab_size + 8)
+    with pytest.raises(PublishError, match=r"do not fit the served model; first: lm_head.weight is \[\d+, \d+\] here"):
+        publisher.publish(policy, PolicyVersion(3, 0))
+    assert httpx.get(f"{vllm.url}/health").status_code == 200
+
+
+def test_developer_endpoints_need_the_publishers_token(vllm: Vllm) -> None:
+    stranger = ModelServer(vllm.url, "wrong", patience=5)
+    with pytest.raises(PublishError, match="does not accept this trainer's token"):
+        stranger.call("POST", "/pause")
+    assert httpx.get(f"{vllm.url}/is_paused").json() == {"is_paused": False}
+
+
+def test_a_server_that_is_not_there_is_named_with_how_long_it_was_tried() -> None:
+    with pytest.raises(PublishError, match=r"http://127.0.0.1:9 did not answer GET /v1/models .*tried for [1-9] s"):
+        ModelServer("http://127.0.0.1:9", "token", patience=1).served()

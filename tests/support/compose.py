@@ -1,0 +1,129 @@
+"""The whole stack in containers, as a user runs it, under a project name and ports of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from testcontainers.compose import DockerCompose
+
+from gristmill.metrics import read_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_ENV = ROOT / ".gristmill" / "build.env"
+
+
+class ComposeStack(DockerCompose):
+    """`docker compose` on this repository. `settings` are what a user would write into .env."""
+
+    def __init__(
+        self, folder: Path, project: str, settings: dict[str, str], overrides: list[Path] | None = None
+    ) -> None:
+        env_file = folder / f"{project}.env"
+        # Port 0: the engine picks free ones, so that a stack of the user's own is not in the way.
+        values = {"COMPOSE_PROJECT_NAME": project, "API_PORT": "0", "MODEL_PORT": "0", **settings}
+        env_file.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+        files = ["compose.yaml", *(str(path) for path in overrides or [])]
+        super().__init__(
+            context=str(ROOT),
+            compose_file_name=files,
+            env_file=[str(BUILD_ENV), str(env_file)],
+            pull=False,
+            build=False,
+            wait=False,
+        )
+        self.project = project
+
+    def compose(self, *arguments: str, check: bool = True, timeout: float = 1200) -> str:
+        """Run `docker compose ARGUMENTS`; its merged output. Raises AssertionError with that output when it fails."""
+        command = [*self.compose_command_property, *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+        )
+        assert not check or done.returncode == 0, (
+            f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout[-6000:]}"
+        )
+        return done.stdout
+
+    def up(self, *services: str, wait: bool = False) -> None:
+        self.compose("up", "--detach", *(["--wait"] if wait else []), *services)
+
+    def url(self, service: str, port: int) -> str:
+        """Address of a published port on this machine."""
+        return f"http://127.0.0.1:{self.get_service_port(service, port)}"
+
+    @property
+    def api_url(self) -> str:
+        return self.url("api", 8000)
+
+    @property
+    def model_url(self) -> str:
+        return self.url("model", 9001)
+
+    def exit_code(self, service: str) -> int | None:
+        """Exit code of the service's container; None while it runs."""
+        found = [item for item in self.get_containers(include_all=True) if item.Service == service]
+        return found[0].ExitCode if found and found[0].State == "exited" else None
+
+    def logs(self, service: str) -> str:
+        return self.compose("logs", "--no-log-prefix", "--no-color", service)
+
+    def pid(self, service: str) -> int:
+        """Process id, on this machine, of the service's own process (below the init that Compose adds)."""
+        container = self.get_container(service).ID
+        state = subprocess.run(
+            ["docker", "inspect", "--format", "{{.State.Pid}}", str(container)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        children = Path(f"/proc/{state.stdout.strip()}/task/{state.stdout.strip()}/children").read_text().split()
+        return int(children[0])
+
+    def run_file(self, run_id: str, name: str, folder: Path) -> Path:
+        """Copy a file of the run folder out of the trainer's volume."""
+        target = folder / f"{run_id}-{Path(name).name}"
+        self.compose("cp", f"trainer:/runs/{run_id}/{name}", str(target))
+        return target
+
+    def metrics(self, run_id: str, folder: Path) -> list[dict[str, Any]]:
+        return read_jsonl(self.run_file(run_id, "metrics.jsonl", folder))
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until env and trainer have both ended with exit code 0."""
+
+        def ended() -> bool:
+            codes = {service: self.exit_code(service) for service in ("env", "trainer")}
+            for service, code in codes.items():
+                assert code in (None, 0), f"{service} ended with exit code {code}:\n{self.logs(service)[-4000:]}"
+            return None not in codes.values()
+
+        self.wait_until(ended, timeout, "the end of the run")
+
+    def wait_until(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                tails = {service: self.logs(service)[-3000:] for service in ("env", "trainer", "model", "api")}
+                raise AssertionError(f"{what}: not after {timeout:.0f} s\n" + json.dumps(tails, indent=1))
+            time.sleep(1.0)
+
+    def __exit__(self, *failure: Any) -> None:
+        if os.environ.get("KEEP_STACK"):
+            return
+        self.compose("down", "--volumes", "--timeout", "5", check=False)
+
+
+def build_images() -> None:
+    """Build the stack's images; layers already there make it quick."""
+    assert BUILD_ENV.exists(), (
+        f"no {BUILD_ENV}: run scripts/prepare_engine.sh and scripts/prepare_images.sh (make e2e does)"
+    )
+    command = ["docker", "compose", "--env-file", str(BUILD_ENV), "build"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:]

@@ -1,0 +1,75 @@
+"""Real parts for tests without Docker: Redis, the trajectory API and vLLM as processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from local_processes import LocalStack, Service, answers, listens
+from redis_binary import redis_command
+
+ROOT = Path(__file__).resolve().parents[2]
+VLLM_PYTHON = ROOT / ".venv-model" / "bin" / "python"
+# Built once and kept: the warm start of `tiny` takes minutes, and its cache is part of what is tested.
+MODELS_DIR = ROOT / ".gristmill" / "models"
+
+
+@dataclass
+class Output:
+    """The merged output of a stack's processes."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, name: str, text: str) -> None:
+        self.lines.append(f"{name} | {text}")
+        print(f"{name:<7} | {text}")  # noqa: T201  pytest shows it where a test fails
+
+    def of(self, name: str) -> str:
+        return "\n".join(text for text in self.lines if text.startswith(f"{name} | "))
+
+
+def start_redis(stack: LocalStack, folder: Path, port: int) -> Service:
+    folder.mkdir(parents=True, exist_ok=True)
+    redis = stack.start("redis", redis_command(port, folder))
+    stack.wait_until(redis, lambda: listens(port), timeout=30)
+    return redis
+
+
+def start_api(stack: LocalStack, redis_port: int, port: int) -> Service:
+    command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
+    api = stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{redis_port}/0"})
+    stack.wait_until(api, lambda: answers(f"http://127.0.0.1:{port}/readyz"), timeout=30)
+    return api
+
+
+def start_vllm(stack: LocalStack, weights_dir: Path, port: int, model: str = "tiny") -> Service:
+    """The model service. Fails, and does not skip, where its environment is missing: `make setup` makes it."""
+    assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
+    environ = {
+        "MODEL": model,
+        "MODEL_PORT": str(port),
+        "GRISTMILL_MODELS_DIR": str(MODELS_DIR),
+        "GRISTMILL_WEIGHTS_DIR": str(weights_dir),
+    }
+    server = stack.start("model", [str(VLLM_PYTHON), "-m", "gristmill_model"], environ)
+    stack.wait_until(server, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=900)
+    return server
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """A running model server."""
+
+    url: str
+    weights_dir: Path
+    models_dir: Path
+    output: Output
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running trajectory API over a Redis of its own."""
+
+    url: str
+    output: Output
