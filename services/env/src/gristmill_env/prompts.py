@@ -6,11 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gristmill_env.errors import PromptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class PromptBuilder:
     @classmethod
     def load(cls, name: str, system_prompt: str | None = None) -> PromptBuilder:
         """Load the tokenizer of a path or hub id. Raises PromptError when there is none."""
+        from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:

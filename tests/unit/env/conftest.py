@@ -1,0 +1,78 @@
+"""A small real tokenizer, and a model server that only fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """256 bytes and three special tokens, with a ChatML template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+Answer = tuple[int, Any]
+
+
+class FailingServer:
+    """Answers each path with what a test prescribes; never with a completion that could be trained on."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[[], Answer]] = {
+            "/v1/models": lambda: (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 1024}]})
+        }
+        self.asked: list[str] = []
+        failing = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                failing.asked.append(self.path)
+                status, body = failing.answers.get(self.path, lambda: (404, {"detail": "Not Found"}))()
+                raw = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = _answer  # noqa: N815
+            do_POST = _answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def failing_server() -> Iterator[FailingServer]:
+    server = FailingServer()
+    yield server
+    server.close()

@@ -1,0 +1,76 @@
+"""The command as a process: one clear line and a non-zero exit for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import FailingServer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+    (tmp_path / "sums.yaml").write_text(
+        "dataset: {dataset_path: rows.jsonl, prompt_field: question, answer_field: answer, "
+        "reward_functions: [accuracy]}"
+    )
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[int, list[str]]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GRISTMILL_")}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, timeout=120, check=False, cwd=folder,
+        env=kept | {"GRISTMILL_CONFIG_DIR": str(folder)},
+    )  # fmt: skip
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "sum"], "no config 'sum'"),
+        (["--config", "sums", "--group_sise", "4"], "unknown flag '--group_sise'"),
+        (["--config", "sums", "--reward_functions", "acuracy"], "no reward 'acuracy' is registered"),
+        (["--config", "sums", "--prompt_field", "questoin"], "has no field 'questoin'"),
+        (["--config", "sums", "--dataset_path", "gone.jsonl"], "data set 'gone.jsonl' is not there"),
+        (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
+         "the model server at http://127.0.0.1:1 did not answer"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], message: str) -> None:
+    code, lines = run(folder, *arguments)
+    errors = [line for line in lines if " ERROR " in line]
+    assert code == 1
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_another_model_than_the_config_names(folder: Path, failing_server: FailingServer) -> None:
+    code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
+    assert code == 1
+    assert "set MODEL=smollm2 in .env" in lines[-1]
+
+
+@pytest.mark.parametrize("module", ["gristmill_env", "gristmill_env.local_server"])
+def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None:
+    command = ["try"] if module == "gristmill_env" else []
+    code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
+                      "--startup_patience", "0.2", module=module)  # fmt: skip
+    assert code == 1
+    assert "the model server at http://127.0.0.1:1 did not answer" in lines[-1]
+
+
+def test_slurm_outside_slurm_says_what_is_used(folder: Path) -> None:
+    _, lines = run(
+        folder, "--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"
+    )
+    assert any("--slurm: no Slurm job is here; base_url http://127.0.0.1:1 is used" in line for line in lines)

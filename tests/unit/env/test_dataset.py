@@ -1,0 +1,141 @@
+"""Data sets: where they are found, what is said when they are not, and in which order rows come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from gristmill_env.dataset import PromptDataset
+from gristmill_env.errors import DatasetError
+from gristmill_env.settings import DatasetConfig
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(10)]
+
+
+def write(folder: Path, suffix: str) -> Path:
+    path = folder / f"rows{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    elif suffix == ".json":
+        path.write_text(json.dumps(ROWS))
+    elif suffix == ".csv":
+        path.write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in ROWS))
+    else:
+        datasets.Dataset.from_list(ROWS).to_parquet(str(path))
+    return path
+
+
+def load(folder: Path | None = None, **settings: Any) -> PromptDataset:
+    fields = {"prompt_field": "question", "answer_field": "answer", "shuffle_dataset": False} | settings
+    return PromptDataset(DatasetConfig.model_validate(fields), folder)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_local_files(tmp_path: Path, suffix: str) -> None:
+    dataset = load(dataset_path=str(write(tmp_path, suffix)))
+    item = dataset.item(3)
+    assert (len(dataset), item.prompt, item.answer) == (10, "What is 3 + 1?", "#### 4")
+
+
+def test_a_path_is_relative_to_the_config_then_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    write(tmp_path / "work", ".jsonl")
+    assert len(load(tmp_path / "configs", dataset_path="rows.jsonl")) == 10
+    (tmp_path / "configs" / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    assert len(load(tmp_path / "configs", dataset_path="rows.jsonl")) == 1
+
+
+def test_a_name_may_be_a_path(tmp_path: Path) -> None:
+    assert len(load(dataset_name=str(write(tmp_path, ".jsonl")), split="train[:4]")) == 4
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "count"),
+    [("train", 0, 10), ("test", 0, 10), ("train[:3]", 0, 3), ("train[8:]", 8, 2), ("train[-2:]", 8, 2),
+     ("train[10%:30%]", 1, 2), ("train[2:400]", 2, 8)],
+)  # fmt: skip
+def test_splits_of_a_local_file(tmp_path: Path, split: str, first: int, count: int) -> None:
+    dataset = load(dataset_path=str(write(tmp_path, ".jsonl")), split=split)
+    assert (len(dataset), dataset.item(0).prompt) == (count, f"What is {first} + 1?")
+
+
+def test_a_folder_of_save_to_disk(tmp_path: Path) -> None:
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
+    assert len(load(dataset_path=str(tmp_path / "saved"), split="test[:2]")) == 2
+    with pytest.raises(DatasetError, match=r"no split 'train'; it has test"):
+        load(dataset_path=str(tmp_path / "saved"))
+
+
+def test_a_folder_with_a_file_a_split(tmp_path: Path) -> None:
+    write(tmp_path, ".jsonl").rename(tmp_path / "test.jsonl")
+    assert len(load(dataset_path=str(tmp_path), split="test")) == 10
+    with pytest.raises(DatasetError, match=r"holds test\.jsonl"):
+        load(dataset_path=str(tmp_path))
+
+
+def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=rf"'nope\.jsonl' is not there; looked at {tmp_path}/nope\.jsonl, /"):
+        load(tmp_path, dataset_path="nope.jsonl")
+
+
+def test_a_data_set_that_neither_hub_nor_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DatasetError, match=r"'nobody/nothing' \(main\) \(split train\) cannot be loaded.*local path"):
+        load(dataset_name="nobody/nothing", dataset_config="main")
+
+
+def test_a_missing_field_lists_the_columns_and_the_nearest(tmp_path: Path) -> None:
+    path = str(write(tmp_path, ".jsonl"))
+    with pytest.raises(DatasetError, match=r"no field 'questoin'.*it has question, answer\. Did you mean 'question'\?"):
+        load(dataset_path=path, prompt_field="questoin")
+    with pytest.raises(DatasetError, match=r"no field 'gold' \(answer_field\)"):
+        load(dataset_path=path, answer_field="gold")
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a"}\nnot json\n')
+    with pytest.raises(DatasetError, match=r"rows\.jsonl cannot be read: line 2"):
+        load(dataset_path=str(path))
+
+
+def test_no_rows_no_source_and_two_sources(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="has no rows"):
+        load(dataset_path=str(write(tmp_path, ".jsonl")), split="train[:0]")
+    with pytest.raises(DatasetError, match=r"set dataset\.dataset_name .* or dataset\.dataset_path"):
+        load()
+    with pytest.raises(ValueError, match="both dataset_name and dataset_path"):
+        load(dataset_name="a", dataset_path="b")
+
+
+def test_a_row_without_text_is_an_error_of_that_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a", "answer": 5}\n{"question": null, "answer": 5}\n')
+    dataset = load(dataset_path=str(path))
+    assert dataset.item(0).answer == "5"
+    with pytest.raises(DatasetError, match="field 'question' of row 1"):
+        dataset.item(1)
+
+
+def test_every_epoch_has_each_row_once_in_another_order_that_the_seed_fixes(tmp_path: Path) -> None:
+    path = str(write(tmp_path, ".jsonl"))
+    one, again, other = (load(dataset_path=path, shuffle_dataset=True, seed=seed) for seed in (1, 1, 2))
+    epochs = [[one.item(epoch * 10 + n).index for n in range(10)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    # Asked for in any order, by any process: the same.
+    assert [again.item(row).index for row in reversed(range(30))] == [i for e in epochs for i in e][::-1]
+    assert [other.item(row).index for row in range(30)] != [i for e in epochs for i in e]
+
+
+def test_without_shuffle_rows_come_as_they_stand(tmp_path: Path) -> None:
+    dataset = load(dataset_path=str(write(tmp_path, ".jsonl")))
+    assert [dataset.item(row).index for row in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]

@@ -1,0 +1,145 @@
+"""Settings: the step-by-step flags, precedence, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.launch import Launch
+from gristmill_env.settings import RewardSpec
+
+STEP_BY_STEP = (
+    "--group_size 4 --max_num_workers 2 --rollout_server_url http://127.0.0.1:8000 --tokenizer_name Qwen/Qwen2.5-1.5B "
+    "--use_wandb --wandb_name test_env --max_token_length 512 --ensure_scores_are_not_same --dataset_name some/data "
+    "--split train[:100] --prompt_field prompt --answer_field answer --reward_functions length --max_tokens 128 "
+    "--temperature 0.7 --model_name Qwen/Qwen2.5-1.5B --base_url http://127.0.0.1:9001 --slurm --testing"
+)
+
+
+def read(arguments: str = "", **environ: str) -> Launch:
+    return Launch.read(arguments.split(), environ, "gristmill-env")
+
+
+def config_file(folder: Path, text: str, name: str = "sums") -> str:
+    (folder / f"{name}.yaml").write_text(text)
+    return str(folder)
+
+
+def test_the_step_by_step_flags_work_without_a_config() -> None:
+    launch = read(STEP_BY_STEP)
+    config = launch.config
+    assert (config.group_size, config.max_num_workers, config.max_token_length) == (4, 2, 512)
+    assert (config.rollout_server_url, config.tokenizer_name) == ("http://127.0.0.1:8000", "Qwen/Qwen2.5-1.5B")
+    assert (config.use_wandb, config.wandb_name, config.slurm, config.testing) == (True, "test_env", True, True)
+    assert config.ensure_scores_are_not_same
+    dataset = config.dataset
+    assert (dataset.dataset_name, dataset.split) == ("some/data", "train[:100]")
+    assert (dataset.prompt_field, dataset.answer_field) == ("prompt", "answer")
+    assert (dataset.max_tokens, dataset.temperature) == (128, 0.7)
+    assert dataset.rewards() == [RewardSpec(type="length")]
+    assert (config.server.model_name, config.server.root_url) == ("Qwen/Qwen2.5-1.5B", "http://127.0.0.1:9001")
+    assert launch.run_id == "local"
+
+
+def test_flags_may_have_dashes_and_lists() -> None:
+    config = read("--group-size 4 --reward-functions length format --no-ensure_scores_are_not_same").config
+    assert config.group_size == 4
+    assert [spec.type for spec in config.dataset.rewards()] == ["length", "format"]
+    assert not config.ensure_scores_are_not_same
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:9001", "http://host:9001/", "http://host:9001/v1", "http://host:9001/v1/"]
+)
+def test_base_url_with_or_without_v1(url: str) -> None:
+    assert read(f"--base_url {url}").config.server.root_url == "http://host:9001"
+
+
+def test_command_line_over_variables_over_file_over_defaults(tmp_path: Path) -> None:
+    folder = config_file(
+        tmp_path,
+        "rollout_server_url: http://file:1\nserver_configs: [{base_url: http://file:2, timeout: 7}]\n"
+        "dataset: {split: test, seed: 5}\ngroup_size: 2\n",
+    )
+    from_file = read("--config sums", GRISTMILL_CONFIG_DIR=folder).config
+    assert (from_file.rollout_server_url, from_file.server.base_url) == ("http://file:1", "http://file:2")
+    variables = {"GRISTMILL_API_URL": "http://api:8000", "GRISTMILL_MODEL_URL": "http://model:9001"}
+    launch = read("--config sums --group_size 3", GRISTMILL_CONFIG_DIR=folder, **variables)
+    assert (launch.config.rollout_server_url, launch.config.server.base_url) == ("http://api:8000", "http://model:9001")
+    assert (launch.config.server.timeout, launch.config.dataset.seed, launch.config.group_size) == (7, 5, 3)
+    told = read("--config sums --base_url http://told:3", GRISTMILL_CONFIG_DIR=folder, **variables)
+    assert told.config.server.base_url == "http://told:3"
+
+
+def test_the_run_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "group_size: 2\n")
+    assert read("--config sums", GRISTMILL_CONFIG_DIR=folder).run_id == "sums"
+    assert read(f"--config={folder}/sums.yaml", GRISTMILL_RUN_ID="second").run_id == "second"
+    assert (
+        read("--config sums --run_id third", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_RUN_ID="second").run_id == "third"
+    )
+
+
+def test_variables_in_a_file(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "server_configs: [{api_key: '${KEY}', model_name: '${NAME:-tiny}'}]\n")
+    server = read("--config sums", GRISTMILL_CONFIG_DIR=folder, KEY="secret").config.server
+    assert (server.api_key, server.model_name) == ("secret", "tiny")
+
+
+def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path: Path) -> None:
+    quiet = read("--dataset_name a/b --reward_functions length --total_steps 7")
+    loud = read(
+        "--dataset_name a/b --reward_functions length --total_steps 7 --api_key secret --base_url http://host:1 "
+        "--max_num_workers 3 --use_wandb --testing --timeout 5"
+    )
+    record = quiet.config.recorded("tiny")
+    assert record == loud.config.recorded("tiny")
+    assert record["trainer"] == {"training_steps": 7}
+    assert record["dataset"]["reward_functions"] == [{"type": "length", "weight": 1.0, "params": {}}]
+    assert record != read("--dataset_name a/b --reward_functions length --total_steps 7 --seed 1").config.recorded(
+        "tiny"
+    )
+    assert record != quiet.config.recorded("smollm2")
+
+
+def test_the_trainer_block_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "trainer: {batch_size: 64, anything: [1]}\n")
+    launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder)
+    assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "anything": [1]}
+
+
+MISTAKES = [
+    ("--config nope", r"no config 'nope'.*there: bad, steps, sums, worse"),
+    ("--config", r"--config needs a name"),
+    ("--group_sise 4", r"unknown flag '--group_sise'.*group_size"),
+    ("--group_size many", r"group_size"),
+    ("--group_size 0", r"group_size"),
+    ("--base_url localhost:9001", r"base_url.*http://"),
+    ("--temperature 0", r"temperature"),
+    ("--run_id a/b", r"run_id"),
+    ("--config bad", r"bad\.yaml: unknown key 'dataset\.promt_field'\..*prompt_field"),
+    ("--config worse", r"worse\.yaml: unknown key 'gruop_size'\..*group_size"),
+    ("--config steps", r"total_steps is 3 but trainer\.training_steps is 4"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_are_told_with_what_is_right(tmp_path: Path, arguments: str, message: str) -> None:
+    config_file(tmp_path, "dataset: {promt_field: question}\n", "bad")
+    config_file(tmp_path, "gruop_size: 4\n", "worse")
+    config_file(tmp_path, "total_steps: 3\ntrainer: {training_steps: 4}\n", "steps")
+    folder = config_file(tmp_path, "group_size: 2\n")
+    with pytest.raises(ConfigError, match=message):
+        read(arguments, GRISTMILL_CONFIG_DIR=folder)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "gsm8k_debug"])
+def test_the_shipped_configs_are_valid(name: str) -> None:
+    folder = Path(__file__).resolve().parents[3] / "configs"
+    launch = read(f"--config {name}", GRISTMILL_CONFIG_DIR=str(folder))
+    trainer = launch.config.trainer
+    sequences = trainer["batch_size"] * trainer["gradient_accumulation_steps"]
+    assert sequences % launch.config.group_size == 0
+    assert launch.config.dataset.rewards()[1] == RewardSpec(type="accuracy", weight=0.8)

@@ -1,0 +1,61 @@
+"""Prompts: the chat template with the generation marker, as the very ids that are sent."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from gristmill_env.errors import PromptError
+from gristmill_env.prompts import PromptBuilder
+
+
+def test_the_prompt_ends_with_the_generation_marker(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = PromptBuilder(tokenizer).build("What is 1 + 1?")
+    assert prompt.text == "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_system_prompt_comes_first(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = PromptBuilder(tokenizer, "Be brief.").build("Hi")
+    assert prompt.text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
+
+
+def test_the_ids_are_those_of_the_text_with_each_special_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = PromptBuilder(tokenizer)
+    prompt = prompts.build("What is 1 + 1?")
+    marker = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert prompt.token_ids.count(marker) == 2
+    assert prompts.decode(prompt.token_ids, special=True) == prompt.text
+
+
+def test_completions_are_read_without_special_tokens_and_with_their_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer(" <answer>25</answer> .", add_special_tokens=False)["input_ids"]
+    assert PromptBuilder(tokenizer).decode([*ids, tokenizer.eos_token_id]) == " <answer>25</answer> ."
+
+
+def test_without_a_template_the_text_is_sent_as_it_is(
+    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    assert PromptBuilder(plain, "Be brief.").build("Hi").text == "Be brief.\n\nHi"
+    assert "no chat template" in caplog.text
+
+
+def test_a_template_that_refuses_the_messages_is_named(tokenizer: PreTrainedTokenizerFast) -> None:
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(PromptError, match="refuses the prompt: no system role"):
+        PromptBuilder(strict, "Be brief.").build("Hi")
+
+
+def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(str(tmp_path / "tok"))
+    assert PromptBuilder.load(str(tmp_path / "tok")).build("Hi") == PromptBuilder(tokenizer).build("Hi")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PromptError, match=rf"no tokenizer '{tmp_path}/empty' in that folder"):
+        PromptBuilder.load(str(tmp_path / "empty"))
