@@ -66,7 +66,7 @@ def _redis(url: str) -> Redis:
     """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
     the caller, who knows what is safe to repeat, that tries again."""
     pool = BlockingConnectionPool.from_url(
-        url, max_connections=64, timeout=5, socket_timeout=10, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
+        url, max_connections=64, timeout=5, socket_timeout=5, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
     )
     return Redis.from_pool(pool)
 

@@ -1,0 +1,24 @@
+"""Fixtures that more than one service's tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from tests.support.redis_server import RedisServer
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisServer]:
+    """One redis-server for the whole session. Tests that stop or kill theirs start one of their own."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(shared_redis: RedisServer) -> str:
+    """URL of an empty Redis."""
+    with redis.Redis.from_url(shared_redis.url) as client:
+        client.flushall()
+    return shared_redis.url

@@ -1,0 +1,73 @@
+"""A run on the bench: the verbs in short form, and clocks that tests can run down."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gristmill import RunRecord
+from gristmill_api.store import Store, Submission, keys
+
+RUN = "run-1"
+
+
+def trainer(steps: int = 10, staleness: int = 0, groups: int = 4, **more: Any) -> dict[str, Any]:
+    """A trainer's half for groups of 2 sequences: `groups` of them a step."""
+    half = {"batch_size": 2 * groups, "gradient_accumulation_steps": 1, "training_steps": steps}
+    return {**half, "max_staleness": staleness, **more}
+
+
+def submission(group_id: str, content: str = "a", size: int = 100) -> Submission:
+    """A body the store takes as it is: it is the API's edge that decodes groups."""
+    body = f"{group_id}/{content}/".encode().ljust(size, b".")
+    return Submission(group_id, body, hashlib.sha256(body).digest(), sequences=2, env_id="env-1")
+
+
+@dataclass
+class Bench:
+    store: Store
+    redis: Redis
+
+    async def create(self) -> RunRecord:
+        record, _ = await self.store.create_run(RUN, {"dataset": "d"}, 2)
+        return record
+
+    async def start(self, **plan: Any) -> int:
+        """A trainer takes the run and records version 0. Returns its incarnation."""
+        incarnation = (await self.store.take(RUN, trainer(**plan), [])).incarnation
+        await self.store.record_version(RUN, incarnation, 0)
+        return incarnation
+
+    async def ask(self, holder: str, count: int) -> list[str]:
+        return [permit.group_id for permit in (await self.store.permits(RUN, holder, count)).permits]
+
+    async def submit(self, holder: str, group_id: str, content: str = "a") -> bool:
+        return await self.store.submit(RUN, holder, submission(group_id, content))
+
+    async def fill(self, count: int, holder: str = "env-1") -> list[str]:
+        """Permits taken and their groups submitted, in order."""
+        ids = await self.ask(holder, count)
+        assert len(ids) == count
+        for group_id in ids:
+            assert await self.submit(holder, group_id)
+        return ids
+
+    async def lease(self, incarnation: int, batch_id: str, groups: int) -> list[str] | None:
+        batch = await self.store.lease(RUN, incarnation, batch_id, groups)
+        return None if batch is None else [leased.group_id for leased in batch]
+
+    async def expire_permits(self, *group_ids: str) -> None:
+        """The named permits' time is over, as if their TTL had passed."""
+        assert await self.redis.zadd(keys.prefix(RUN) + "permits", dict.fromkeys(group_ids, 1), xx=True, ch=True)
+
+    async def expire_lease(self, batch_id: str) -> None:
+        assert await self.redis.zadd(keys.prefix(RUN) + "leases", {batch_id: 1}, xx=True, ch=True)
+
+    async def whereabouts(self) -> dict[str, list[str]]:
+        """Group ids by state; only the states that hold any."""
+        audit = await self.store.audit(RUN)
+        states = {name: getattr(audit, name) for name in ("ready", "leased", "trained", "dead", "outstanding")}
+        return {name: ids for name, ids in states.items() if ids}

@@ -1,0 +1,202 @@
+"""What the store must do, written a second time and naively: Python dicts instead of Lua over Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS, SIZE = 8, 1, 3, 3, 100
+
+
+@dataclass
+class Group:
+    content: str
+    seq: int
+    state: str = "ready"
+    """ready, leased, trained or dead."""
+    attempts: int = 0
+
+
+@dataclass
+class Batch:
+    members: list[str]
+    expired: bool = False
+    """Put back in the queue; nobody leased any of its groups since."""
+
+
+@dataclass
+class Model:
+    """Refusals are returned as their code."""
+
+    incarnation: int = 0
+    version: tuple[int, int] | None = None
+    rows: int = 0
+    seq: int = 0
+    holders: dict[str, str] = field(default_factory=dict)
+    overdue_permits: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+    dropped: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    batches: dict[str, Batch] = field(default_factory=dict)
+    overdue_leases: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
+
+    def take(self, covered: set[str]) -> None:
+        self.incarnation += 1
+        for group_id, group in self.groups.items():
+            if group.state in ("ready", "leased"):
+                group.state = "trained" if group_id in covered else "ready"
+        self.batches.clear()
+        self.overdue_leases.clear()
+        self.acked.clear()
+
+    def record_version(self, step: int) -> str | None:
+        if self.version is not None and self.version[0] == self.incarnation and step < self.version[1]:
+            return "version_backwards"
+        self.version = (self.incarnation, step)
+        return None
+
+    def permits(self, holder: str, count: int) -> list[str]:
+        if self.version is None:
+            return []
+        for group_id in self.overdue_permits:
+            del self.holders[group_id]
+            self.waiting.add(group_id)
+        self.overdue_permits.clear()
+        accepted = sum(group.state != "dead" for group in self.groups.values())
+        capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
+        granted: list[str] = []
+        while len(granted) < count and accepted + len(self.holders) < capacity:
+            if self.waiting:
+                group_id = min(self.waiting)
+                self.waiting.remove(group_id)
+            else:
+                group_id = f"g{self.rows:08d}"
+                self.rows += 1
+            self.holders[group_id] = holder
+            granted.append(group_id)
+        return granted
+
+    def renew(self, holder: str, group_ids: list[str]) -> list[str]:
+        lost = []
+        for group_id in group_ids:
+            if group_id in self.waiting:
+                self.waiting.remove(group_id)
+                self.holders[group_id] = holder
+            if self.holders.get(group_id) == holder:
+                self.overdue_permits.discard(group_id)
+            else:
+                lost.append(group_id)
+        return lost
+
+    def give_back(self, holder: str, group_id: str, reason: str) -> str | None:
+        if group_id in self.groups:
+            return "conflict"
+        if group_id in self.dropped:
+            return None if self.dropped[group_id] == reason else "permit_lost"
+        if group_id not in self.waiting and self.holders.get(group_id) != holder:
+            return "permit_lost"
+        self._release(group_id)
+        if reason == "abandoned":
+            self.waiting.add(group_id)
+        else:
+            self.dropped[group_id] = reason
+        return None
+
+    def abandon(self, holder: str) -> int:
+        mine = [group_id for group_id, by in self.holders.items() if by == holder]
+        for group_id in mine:
+            self._release(group_id)
+            self.waiting.add(group_id)
+        return len(mine)
+
+    def submit(self, holder: str, group_id: str, content: str) -> str | bool:
+        known = self.groups.get(group_id)
+        if known is not None:
+            return False if known.content == content else "conflict"
+        if group_id not in self.waiting and self.holders.get(group_id) != holder:
+            return "permit_lost"
+        self._release(group_id)
+        self.seq += 1
+        self.groups[group_id] = Group(content, self.seq)
+        return True
+
+    def lease(self, batch_id: str, count: int) -> str | list[str] | None:
+        batch = self.batches.get(batch_id)
+        if batch is not None:
+            self._hold(batch_id)
+            return batch.members
+        if batch_id in self.acked:
+            return "batch_acked"
+        for overdue in self.overdue_leases:
+            self.batches[overdue].expired = True
+            for group_id in self.batches[overdue].members:
+                self.groups[group_id].state = "ready"
+        self.overdue_leases.clear()
+        while True:
+            first = self.ready()[:count]
+            worn_out = [group_id for group_id in first if self.groups[group_id].attempts >= MAX_ATTEMPTS]
+            for group_id in worn_out:
+                self._leave_expired(group_id)
+                self.groups[group_id].state = "dead"
+            if not worn_out:
+                break
+        if len(first) < count:
+            return None
+        for group_id in first:
+            self._leave_expired(group_id)
+            self.groups[group_id].state = "leased"
+            self.groups[group_id].attempts += 1
+        self.batches[batch_id] = Batch(first)
+        return first
+
+    def extend(self, batch_ids: list[str]) -> list[str]:
+        for batch_id in batch_ids:
+            if batch_id in self.batches:
+                self._hold(batch_id)
+        return [batch_id for batch_id in batch_ids if batch_id not in self.batches and batch_id not in self.acked]
+
+    def ack(self, batch_ids: list[str]) -> list[str]:
+        lost = []
+        for batch_id in batch_ids:
+            batch = self.batches.pop(batch_id, None)
+            if batch is not None:
+                self.acked.add(batch_id)
+                self.overdue_leases.discard(batch_id)
+                for group_id in batch.members:
+                    self.groups[group_id].state = "trained"
+            elif batch_id not in self.acked:
+                lost.append(batch_id)
+        return lost
+
+    def ready(self) -> list[str]:
+        return self._of("ready")
+
+    def whereabouts(self) -> dict[str, list[str]]:
+        states = {state: self._of(state) for state in ("ready", "leased", "trained", "dead")}
+        return {
+            **states,
+            "leased": sorted(states["leased"]),
+            "trained": sorted(states["trained"]),
+            "outstanding": sorted(self.holders),
+        }
+
+    def _of(self, state: str) -> list[str]:
+        found = [group_id for group_id, group in self.groups.items() if group.state == state]
+        return sorted(found, key=lambda group_id: self.groups[group_id].seq)
+
+    def _release(self, group_id: str) -> None:
+        self.holders.pop(group_id, None)
+        self.overdue_permits.discard(group_id)
+        self.waiting.discard(group_id)
+
+    def _hold(self, batch_id: str) -> None:
+        batch = self.batches[batch_id]
+        batch.expired = False
+        self.overdue_leases.discard(batch_id)
+        for group_id in batch.members:
+            self.groups[group_id].state = "leased"
+
+    def _leave_expired(self, group_id: str) -> None:
+        for batch_id, batch in list(self.batches.items()):
+            if batch.expired and group_id in batch.members:
+                del self.batches[batch_id]

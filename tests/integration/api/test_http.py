@@ -1,0 +1,339 @@
+"""The API over HTTP: statuses, error shape, media types, framing, long-polls. A real uvicorn, a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, trainer
+from tests.support.api_server import ApiServer
+from tests.support.groups import make_group
+
+from gristmill import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, ApiError, Client, PolicyVersion, TrajectoryGroup
+from gristmill_api.store import keys
+
+AT = f"/v1/runs/{RUN}"
+
+
+async def start(client: Client, **plan: Any) -> int:
+    """Open the run, take it, record version 0."""
+    await client.create_run(RUN, {"dataset": "d"}, 2)
+    incarnation, _ = await client.take(RUN, trainer(**plan), [])
+    await client.record_version(RUN, PolicyVersion(incarnation, 0))
+    return incarnation
+
+
+async def put(http: httpx.AsyncClient, group_id: str, body: bytes, **headers: str) -> httpx.Response:
+    return await http.put(
+        f"{AT}/groups/{group_id}",
+        params={"holder": "env-1"},
+        content=body,
+        headers={"Content-Type": GROUP_MEDIA_TYPE, **headers},
+    )
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    """Status and code; every error has all three texts."""
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "remedy"}
+    assert all(isinstance(text, str) and text for text in error.values())
+    return answer.status_code, error["code"]
+
+
+async def test_a_step_through_the_sdk_client(client: Client) -> None:
+    assert await client.open_run(wait=0) is None
+    incarnation = await start(client)
+    opened = await client.open_run(wait=0)
+    assert opened is not None
+    assert opened.run_id == RUN
+    grant = await client.permits(RUN, "env-1", 8, wait=0)
+    groups = [make_group(permit.group_id, RUN, seed=permit.row) for permit in grant.permits]
+    for group in groups:
+        assert await client.submit(group, "env-1")
+        assert not await client.submit(group, "env-1")
+    batch = await client.lease(RUN, incarnation, "b1", 4, wait=0)
+    assert batch is not None
+    assert [group.encode() for group in batch] == [group.encode() for group in groups]
+    assert await client.lease(RUN, incarnation, "b2", 1, wait=0) is None
+    assert await client.extend(RUN, incarnation, ["b1", "b2"]) == ["b2"]
+    assert (await client.status(RUN)).leased == 4
+    await client.ack(RUN, incarnation, ["b1"])
+    assert (await client.audit(RUN)).trained == [group.group_id for group in groups]
+    with pytest.raises(ApiError, match="b2") as lost:
+        await client.ack(RUN, incarnation, ["b1", "b2"])
+    assert (lost.value.status, lost.value.code) == (410, "lease_lost")
+    await client.record_version(RUN, PolicyVersion(incarnation, 1))
+    a, b, c, _ = (await client.permits(RUN, "env-1", 8, wait=0)).permits
+    await client.return_permit(RUN, "env-1", a.group_id, "same_scores")
+    assert await client.renew_permits(RUN, "env-1", [a.group_id, b.group_id]) == [a.group_id]
+    await client.abandon_permits(RUN, "env-1")
+    assert (await client.permits(RUN, "env-2", 1, wait=0)).permits == [b]
+    assert (await client.finish(RUN, incarnation)).state == "finished"
+    assert (await client.permits(RUN, "env-1", 8, wait=5)).state == "finished"
+    assert c.row == 6
+
+
+async def test_a_batch_is_a_msgpack_array_of_the_bytes_as_submitted(client: Client, http: httpx.AsyncClient) -> None:
+    incarnation = await start(client)
+    permits = (await client.permits(RUN, "env-1", 2, wait=0)).permits
+    sent = []
+    for permit, length in zip(permits, (4, 400), strict=True):  # one needs a bin16 header
+        body = make_group(permit.group_id, RUN, lengths=((3, length), (3, 2))).encode()
+        # A key that this API does not know is kept: nothing is decoded and encoded again.
+        body = msgspec.msgpack.encode({**msgspec.msgpack.decode(body), "later": 1})
+        assert (await put(http, permit.group_id, body)).status_code == 201
+        assert (await put(http, permit.group_id, body)).status_code == 200
+        sent.append(body)
+    asked = {"incarnation": incarnation, "batch_id": "b1", "groups": 2}
+    answer = await http.post(f"{AT}/lease", json=asked)
+    assert answer.headers["content-type"] == BATCH_MEDIA_TYPE
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert msgspec.msgpack.decode(answer.content, type=list[bytes]) == sent
+    assert (await http.post(f"{AT}/lease", json={**asked, "batch_id": "b2"})).status_code == 204
+
+
+async def test_bad_groups_are_refused_with_the_reason_and_nothing_is_stored(
+    client: Client, http: httpx.AsyncClient
+) -> None:
+    await start(client)
+    name = (await client.permits(RUN, "env-1", 1, wait=0)).permits[0].group_id
+    good = make_group(name, RUN)
+    body = good.encode()
+    wire = msgspec.msgpack.decode(body)
+    bad = {
+        "truncated": body[:-3],
+        "empty": b"",
+        "not a map": b"\x93\x01\x02\x03",
+        "format": msgspec.msgpack.encode({**wire, "format": 2}),
+        "short logprobs": msgspec.msgpack.encode({**wire, "logprobs": wire["logprobs"][:-4]}),
+        "NaN": msgspec.msgpack.encode({**wire, "rewards": b"\x00\x00\xc0\x7f" * 2}),
+        "negative tokens": msgspec.msgpack.encode({**wire, "tokens": b"\xff" * len(wire["tokens"])}),
+        "other run": msgspec.msgpack.encode({**wire, "run_id": "other"}),
+        "other group": msgspec.msgpack.encode({**wire, "group_id": "g00000009"}),
+        "other row": msgspec.msgpack.encode({**wire, "row": 5}),
+        "three sequences": make_group(name, RUN, lengths=((3, 4),) * 3).encode(),
+    }
+    for what, content in bad.items():
+        assert code(await put(http, name, content)) == (400, "bad_group"), what
+    assert code(await put(http, "never-issued", body)) == (400, "bad_group")
+    assert code(await put(http, name, body, **{"Content-Type": "application/json"})) == (415, "media_type")
+    assert code(await put(http, name, b"x" * 200_001)) == (413, "too_large")
+    assert code(
+        await http.post("/v1/runs", content=b'"' + b"x" * 200_001, headers={"Content-Type": "application/json"})
+    ) == (
+        413,
+        "too_large",
+    )
+
+    async def endless() -> Any:
+        for _ in range(1000):
+            yield b"x" * 1000
+
+    streamed = await http.put(
+        f"{AT}/groups/{name}", params={"holder": "env-1"}, content=endless(), headers={"Content-Type": GROUP_MEDIA_TYPE}
+    )
+    assert code(streamed) == (413, "too_large"), "the size is counted, not believed"
+    status = await client.status(RUN)
+    assert (status.accepted, status.bytes, status.outstanding) == (0, 0, 1)
+    assert await client.submit(good, "env-1")
+
+
+async def test_over_the_byte_cap_submits_are_told_to_wait(client: Client, http: httpx.AsyncClient) -> None:
+    await start(client)
+    answers = []
+    for permit in (await client.permits(RUN, "env-1", 4, wait=0)).permits:
+        group = make_group(permit.group_id, RUN, lengths=((3, 400), (3, 400)))  # about 7 KB of the 20 KB there are
+        answers.append(await put(http, permit.group_id, group.encode()))
+    assert [answer.status_code for answer in answers] == [201, 201, 429, 429]
+    assert code(answers[2]) == (429, "store_full")
+    assert answers[2].headers["retry-after"] == "2"
+
+
+async def test_requests_that_make_no_sense_are_422_in_our_shape(http: httpx.AsyncClient) -> None:
+    run = {"run_id": RUN, "env": {}, "group_size": 2}
+    for method, path, body in (
+        ("POST", "/v1/runs", {**run, "run_id": "a/b"}),
+        ("POST", "/v1/runs", {**run, "run_id": "x" * 65}),
+        ("POST", "/v1/runs", {**run, "group_size": 0}),
+        ("POST", "/v1/runs", {**run, "groupsize": 2}),
+        ("POST", "/v1/runs", {**run, "env": []}),
+        ("POST", f"{AT}/permits", {"holder": "e", "count": 0}),
+        ("POST", f"{AT}/permits", {"holder": "e", "count": 1, "wait": -1}),
+        ("POST", f"{AT}/permits/return", {"holder": "e", "group_id": "g1", "reason": "no spaces"}),
+        ("GET", "/v1/open?wait=nan", None),
+        ("PUT", f"{AT}/groups/g1", None),
+    ):
+        assert code(await http.request(method, path, json=body)) == (422, "bad_request"), (path, body)
+    as_json = {"Content-Type": "application/json"}
+    for text in (b"{", b"[]", b"\xff\xfe", b'{"run_id": "a", "env": {"x": NaN}, "group_size": 1}'):
+        answer = await http.post("/v1/runs", content=text, headers=as_json)
+        assert code(answer)[0] in (400, 422), text
+    assert (await http.get("/v1/runs")).json() == []
+
+
+async def test_what_is_not_there(http: httpx.AsyncClient) -> None:
+    assert code(await http.get("/v1/nothing")) == (404, "no_route")
+    assert code(await http.delete("/v1/runs")) == (405, "no_method")
+    verbs = {
+        "take": {"trainer": trainer()},
+        "version": {"incarnation": 1, "step": 0},
+        "finish": {"incarnation": 1},
+        "permits": {"holder": "e", "count": 1},
+        "permits/renew": {"holder": "e"},
+        "permits/return": {"holder": "e", "group_id": "g00000000", "reason": "abandoned"},
+        "permits/abandon": {"holder": "e"},
+        "lease": {"incarnation": 1, "batch_id": "b", "groups": 1},
+        "extend": {"incarnation": 1, "batch_ids": ["b"]},
+        "ack": {"incarnation": 1, "batch_ids": ["b"]},
+    }
+    for verb, body in verbs.items():
+        assert code(await http.post(f"{AT}/{verb}", json=body)) == (404, "run_missing"), verb
+    for path in ("", "/status", "/groups"):
+        assert code(await http.get(AT + path)) == (404, "run_missing"), path
+    assert code(await put(http, "g00000000", make_group("g00000000", RUN).encode())) == (404, "run_missing")
+
+
+async def test_run_conflicts_over_http(client: Client, http: httpx.AsyncClient) -> None:
+    run = {"run_id": RUN, "env": {"dataset": "d"}, "group_size": 2}
+    assert (await http.post("/v1/runs", json=run)).status_code == 201
+    assert (await http.post("/v1/runs", json=run)).status_code == 200
+    assert code(await http.post("/v1/runs", json={**run, "group_size": 4})) == (409, "config_differs")
+    assert code(await http.post("/v1/runs", json={**run, "run_id": "other"})) == (409, "run_open")
+    assert code(await http.post(f"{AT}/take", json={"trainer": trainer() | {"batch_size": 3}})) == (422, "bad_config")
+
+
+async def test_long_polls_wake_at_once(client: Client) -> None:
+    async def timed(call: Any) -> tuple[Any, float]:
+        result = await call
+        return result, time.monotonic()
+
+    opening = asyncio.create_task(timed(client.open_run(wait=20)))
+    await asyncio.sleep(0.2)
+    await client.create_run(RUN, {"dataset": "d"}, 2)
+    record, woken = await opening
+    assert record.run_id == RUN
+    assert time.monotonic() - woken < 0.5
+
+    incarnation, _ = await client.take(RUN, trainer(), [])
+    permits = asyncio.create_task(timed(client.permits(RUN, "env-1", 1, wait=20)))
+    leasing = asyncio.create_task(timed(client.lease(RUN, incarnation, "b1", 1, wait=20)))
+    await asyncio.sleep(0.2)
+    before = time.monotonic()
+    await client.record_version(RUN, PolicyVersion(incarnation, 0))
+    grant, woken = await permits
+    assert woken - before < 0.5
+    before = time.monotonic()
+    await client.submit(make_group(grant.permits[0].group_id, RUN), "env-1")
+    batch, woken = await leasing
+    assert [type(group) for group in batch] == [TrajectoryGroup]
+    assert woken - before < 0.5
+
+    full = await client.permits(RUN, "env-2", 9, wait=0)
+    assert len(full.permits) == 3
+    before = time.monotonic()
+    assert (await client.permits(RUN, "env-2", 1, wait=0.4)).permits == []
+    assert 0.3 < time.monotonic() - before < 1.5
+    waiting = asyncio.create_task(timed(client.permits(RUN, "env-2", 1, wait=20)))
+    await asyncio.sleep(0.2)
+    before = time.monotonic()
+    await client.return_permit(RUN, "env-2", full.permits[0].group_id, "too_long")
+    grant, woken = await waiting
+    assert len(grant.permits) == 1
+    assert woken - before < 0.5
+
+
+async def test_a_batch_that_cannot_be_sent_whole_breaks_the_connection(
+    client: Client, http: httpx.AsyncClient, redis: Redis
+) -> None:
+    """A short answer must not pass for a batch; the retry gets the whole one."""
+    incarnation = await start(client)
+    names = [permit.group_id for permit in (await client.permits(RUN, "env-1", 2, wait=0)).permits]
+    for name in names:
+        await client.submit(make_group(name, RUN), "env-1")
+    key = keys.payload(RUN, names[1])
+    await redis.rename(key, "gm:hidden")
+    asked = {"incarnation": incarnation, "batch_id": "b1", "groups": 2}
+    with pytest.raises(httpx.RemoteProtocolError):
+        await http.post(f"{AT}/lease", json=asked)
+    await redis.rename("gm:hidden", key)
+    batch = await client.lease(RUN, incarnation, "b1", 2, wait=0)
+    assert batch is not None
+    assert [group.group_id for group in batch] == names
+
+
+async def test_a_change_through_one_api_wakes_a_wait_at_another(client: Client, redis_url: str) -> None:
+    with ApiServer(redis_url) as second:
+        async with Client(second.url, patience=10) as other:
+            waiting = asyncio.create_task(other.open_run(wait=20))
+            await asyncio.sleep(0.3)
+            before = time.monotonic()
+            await client.create_run(RUN, {"dataset": "d"}, 2)
+            assert await waiting is not None
+            assert time.monotonic() - before < 0.5, "told by Redis; the re-check alone may take a second"
+
+
+async def test_a_client_that_hung_up_gets_no_lease(client: Client, http: httpx.AsyncClient) -> None:
+    incarnation = await start(client)
+    body = {"incarnation": incarnation, "batch_id": "b1", "groups": 1, "wait": 20}
+    with pytest.raises(httpx.ReadTimeout):
+        await http.post(f"{AT}/lease", json=body, timeout=0.3)
+    await asyncio.sleep(0.2)
+    permit = (await client.permits(RUN, "env-1", 1, wait=0)).permits[0]
+    await client.submit(make_group(permit.group_id, RUN), "env-1")
+    await asyncio.sleep(0.5)
+    status = await client.status(RUN)
+    assert (status.ready, status.leased) == (1, 0)
+
+
+async def test_logs_and_metrics_tell_what_happened(
+    client: Client, http: httpx.AsyncClient, shared_api: ApiServer
+) -> None:
+    incarnation = await start(client)
+    a, b, c = (permit.group_id for permit in (await client.permits(RUN, "env-1", 3, wait=0)).permits)
+    group = make_group(a, RUN)
+    await client.submit(group, "env-1")
+    await client.submit(make_group(b, RUN), "env-1")
+    await client.return_permit(RUN, "env-1", c, "too_long")
+    await client.lease(RUN, incarnation, "b1", 1, wait=0)
+    text = (await http.get("/metrics")).text
+    for sample in (
+        'gristmill_api_groups{run="run-1",state="ready"} 1.0',
+        'gristmill_api_groups{run="run-1",state="leased"} 1.0',
+        'gristmill_api_groups{run="run-1",state="trained"} 0.0',
+        'gristmill_api_groups{run="run-1",state="dead"} 0.0',
+        "gristmill_api_redis_up 1.0",
+        'gristmill_api_requests_total{method="PUT",route="/v1/runs/{run_id}/groups/{group_id}",status="201"}',
+        'gristmill_api_request_seconds_count{method="POST",route="/v1/runs/{run_id}/lease"}',
+        'gristmill_api_submits_total{outcome="stored"}',
+    ):
+        assert sample in text
+    await client.ack(RUN, incarnation, ["b1"])
+    await client.finish(RUN, incarnation)
+    assert "gristmill_api_groups{" not in (await http.get("/metrics")).text, "no run is open"
+    log = shared_api.log()
+    for told in (
+        f"take run={RUN} incarnation={incarnation} covered=0",
+        f"version run={RUN} version={incarnation}.0",
+        f"submit run={RUN} group={a} env=env-1 sequences=2 bytes={len(group.encode())}",
+        f"drop run={RUN} group={c} reason=too_long holder=env-1",
+        f"lease run={RUN} batch=b1 incarnation={incarnation} groups=1",
+        f"ack run={RUN} incarnation={incarnation} batches=1 already=0 groups=1 lost=0",
+        f"run run={RUN} state=finished",
+    ):
+        assert told in log
+
+
+async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert set(paths) == {
+        "/healthz", "/readyz", "/metrics", "/v1/open", "/v1/runs", "/v1/runs/{run_id}",
+        *(f"/v1/runs/{{run_id}}/{verb}" for verb in (
+            "take", "version", "finish", "status", "permits", "permits/renew", "permits/return", "permits/abandon",
+            "groups", "groups/{group_id}", "lease", "extend", "ack",
+        )),
+    }  # fmt: skip

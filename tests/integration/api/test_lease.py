@@ -1,0 +1,125 @@
+"""Lease, extend, ack; expiry in all its orders."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.api.bench import RUN, Bench
+
+from gristmill_api.errors import Refused
+
+
+async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None:
+    incarnation = await bench.start()
+    ids = await bench.ask("env-1", 4)
+    for group in (ids[2], ids[0], ids[3]):
+        await bench.submit("env-1", group)
+    assert await bench.lease(incarnation, "b1", 4) is None
+    assert await bench.whereabouts() == {"ready": [ids[2], ids[0], ids[3]], "outstanding": [ids[1]]}
+    batch = await bench.store.lease(RUN, incarnation, "b1", 2)
+    assert batch is not None
+    assert [(leased.group_id, leased.size) for leased in batch] == [(ids[2], 100), (ids[0], 100)]
+    assert await bench.store.payload(RUN, ids[2]) == f"{ids[2]}/a/".encode().ljust(100, b".")
+
+
+async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(4)
+    first = await bench.lease(incarnation, "b1", 2)
+    assert await bench.lease(incarnation, "b1", 2) == first == ids[:2]
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b1", 2) == first, "its time was over, but nobody noticed"
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b2", 9) is None  # puts b1's groups back
+    assert (await bench.whereabouts())["ready"] == ids
+    assert await bench.lease(incarnation, "b1", 2) == first, "put back, but nobody took them"
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    with pytest.raises(Refused) as refused:
+        await bench.lease(incarnation, "b1", 2)
+    assert refused.value.code == "batch_acked"
+
+
+async def test_expired_groups_return_to_their_place(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.lease(incarnation, "b2", 1)
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b3", 2) == [a, c]
+    await bench.expire_lease("b2")
+    await bench.expire_lease("b3")
+    assert await bench.lease(incarnation, "b4", 4) == [a, b, c, d]
+
+
+async def test_ack_is_counted_once(bench: Bench) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.lease(incarnation, "b2", 1)
+    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    assert (done.batches, done.groups, done.already, done.lost) == (1, 2, 0, [])
+    done = await bench.store.ack(RUN, incarnation, ["b1", "b2"])
+    assert (done.batches, done.groups, done.already, done.lost) == (1, 1, 1, [])
+    assert await bench.whereabouts() == {"ready": ids[3:], "trained": ids[:3]}
+    status = await bench.store.status(RUN)
+    assert (status.trained, status.accepted, status.bytes) == (3, 4, 100)
+
+
+async def test_a_late_ack_counts_unless_the_groups_went_on(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.lease(incarnation, "b2", 2)
+    await bench.expire_lease("b1")
+    await bench.expire_lease("b2")
+    assert await bench.lease(incarnation, "b3", 1) == [a]  # b1's only group; b2's are back, untouched
+    done = await bench.store.ack(RUN, incarnation, ["b1", "b2", "never"])
+    assert (done.lost, done.groups) == (["b1", "never"], 2)
+    assert await bench.whereabouts() == {"ready": [d], "leased": [a], "trained": [b, c]}
+    # The new holder's ack is not spoilt by the old one's attempt.
+    assert (await bench.store.ack(RUN, incarnation, ["b3"])).groups == 1
+
+
+async def test_one_group_gone_on_loses_the_whole_batch(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.expire_lease("b1")
+    await bench.lease(incarnation, "b2", 1)
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert await bench.store.extend(RUN, incarnation, ["b1"]) == ["b1"]
+    assert await bench.whereabouts() == {"ready": [b, c, d], "leased": [a]}
+    # A lost name that is used again is a new batch.
+    assert await bench.lease(incarnation, "b1", 1) == [b]
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b3", 9) is None
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 1
+
+
+async def test_extend_keeps_and_revives(bench: Bench) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.expire_lease("b1")
+    assert await bench.store.extend(RUN, incarnation, ["b1", "b9"]) == ["b9"]
+    assert await bench.lease(incarnation, "b2", 3) is None
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b2", 9) is None
+    assert await bench.store.extend(RUN, incarnation, ["b1"]) == []
+    assert await bench.whereabouts() == {"ready": ids[2:], "leased": ids[:2]}
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.store.extend(RUN, incarnation, ["b1"]) == [], "acked meanwhile is not lost"
+
+
+async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    for attempt in range(3):
+        assert await bench.lease(incarnation, f"b{attempt}", 1) == [a]
+        await bench.expire_lease(f"b{attempt}")
+    assert await bench.ask("env-1", 1) == []
+    assert await bench.lease(incarnation, "next", 3) == [b, c, d]
+    assert await bench.whereabouts() == {"leased": [b, c, d], "dead": [a]}
+    status = await bench.store.status(RUN)
+    assert (status.dead, status.accepted, status.bytes) == (1, 3, 400)
+    assert (await bench.store.ack(RUN, incarnation, ["b2"])).lost == ["b2"]
+    assert await bench.ask("env-1", 9) == ["g00000004"], "training needs a group in its stead"

@@ -1,0 +1,191 @@
+"""The store against its model, through random histories of environments, trainers and clocks.
+
+Each step does the same to both and compares the answers; after each step everything the store holds is
+compared too, down to the last key in Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, Bench, trainer
+from tests.integration.api.model import MAX_ATTEMPTS, PER_STEP, SIZE, STALENESS, STEPS, Model
+
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store, keys
+
+T = TypeVar("T")
+
+HOLDERS = st.sampled_from(["env-1", "env-2"])
+ROWS = st.integers(0, STEPS * PER_STEP + 2).map(lambda row: f"g{row:08d}")
+BATCHES = st.sampled_from(["b1", "b2", "b3", "b4"])
+LATE = st.booleans().map(lambda old: 1 if old else 0)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Small id spaces, so that histories meet: two holders, four batch ids, a few rows."""
+
+    redis_url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        with redis.Redis.from_url(self.redis_url) as client:
+            client.flushall()
+        self.redis = Redis.from_url(self.redis_url)
+        self.bench = Bench(Store(self.redis, Limits(max_attempts=MAX_ATTEMPTS)), self.redis)
+        self.store = self.bench.store
+        self.model = Model()
+        self.wait(self.bench.create())
+
+    def teardown(self) -> None:
+        self.wait(self.redis.aclose())
+        self.runner.close()
+
+    def wait(self, call: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await call
+
+        return self.runner.run(awaited())
+
+    def outcome(self, call: Awaitable[Any]) -> Any:
+        """The answer, or the code of the refusal."""
+        try:
+            return self.wait(call)
+        except Refused as refused:
+            return refused.code
+
+    @rule(covered=st.sets(ROWS, max_size=4))
+    def take(self, covered: set[str]) -> None:
+        plan = trainer(steps=STEPS, staleness=STALENESS, groups=PER_STEP)
+        record = self.wait(self.store.take(RUN, plan, sorted(covered)))
+        self.model.take(covered)
+        assert record.incarnation == self.model.incarnation
+
+    @precondition(lambda self: self.model.incarnation > 0)
+    @rule(step=st.integers(0, STEPS), late=LATE)
+    def version(self, step: int, late: int) -> None:
+        told = self.outcome(self.store.record_version(RUN, self.model.incarnation - late, step))
+        if late:
+            assert told == "fenced"
+            return
+        refused = self.model.record_version(step)
+        assert told == refused if refused else told.version == f"{self.model.incarnation}.{step}"
+
+    @rule(holder=HOLDERS, count=st.integers(1, 5))
+    def ask(self, holder: str, count: int) -> None:
+        assert self.wait(self.bench.ask(holder, count)) == self.model.permits(holder, count)
+
+    @rule(holder=HOLDERS, group_ids=st.lists(ROWS, max_size=4, unique=True))
+    def renew(self, holder: str, group_ids: list[str]) -> None:
+        assert self.wait(self.store.renew(RUN, holder, group_ids)).lost == self.model.renew(holder, group_ids)
+
+    @rule(holder=HOLDERS, group_id=ROWS, reason=st.sampled_from(["abandoned", "same_scores", "too_long"]))
+    def give_back(self, holder: str, group_id: str, reason: str) -> None:
+        told = self.outcome(self.store.give_back(RUN, holder, group_id, reason))
+        assert (told if isinstance(told, str) else None) == self.model.give_back(holder, group_id, reason)
+
+    @rule(holder=HOLDERS)
+    def abandon(self, holder: str) -> None:
+        assert self.wait(self.store.abandon(RUN, holder)) == self.model.abandon(holder)
+
+    @rule(holder=HOLDERS, group_id=ROWS, content=st.sampled_from(["a", "a", "b"]))
+    def submit(self, holder: str, group_id: str, content: str) -> None:
+        told = self.outcome(self.bench.submit(holder, group_id, content))
+        assert told == self.model.submit(holder, group_id, content)
+
+    @precondition(lambda self: self.model.holders)
+    @rule(data=st.data(), late=st.booleans())
+    def submit_held(self, data: st.DataObject, late: bool) -> None:
+        """Most submits are of permits that are held; left to chance they would be rare."""
+        for group_id in data.draw(st.sets(st.sampled_from(sorted(self.model.holders)), min_size=1)):
+            self.submit(self.model.holders[group_id], group_id, "a")
+
+    @precondition(lambda self: self.model.holders)
+    @rule(data=st.data())
+    def expire_permits(self, data: st.DataObject) -> None:
+        overdue = data.draw(st.sets(st.sampled_from(sorted(self.model.holders)), min_size=1))
+        self.wait(self.redis.zadd(keys.prefix(RUN) + "permits", dict.fromkeys(overdue, 1), xx=True))
+        self.model.overdue_permits |= overdue
+
+    @precondition(lambda self: self.model.incarnation > 0)
+    @rule(batch_id=BATCHES, count=st.integers(1, 3), late=LATE)
+    def lease(self, batch_id: str, count: int, late: int) -> None:
+        told = self.outcome(self.bench.lease(self.model.incarnation - late, batch_id, count))
+        assert told == ("fenced" if late else self.model.lease(batch_id, count))
+
+    @precondition(lambda self: any(not batch.expired for batch in self.model.batches.values()))
+    @rule(data=st.data())
+    def expire_lease(self, data: st.DataObject) -> None:
+        live = sorted(batch_id for batch_id, batch in self.model.batches.items() if not batch.expired)
+        batch_id = data.draw(st.sampled_from(live))
+        self.wait(self.redis.zadd(keys.prefix(RUN) + "leases", {batch_id: 1}, xx=True))
+        self.model.overdue_leases.add(batch_id)
+
+    @precondition(lambda self: self.model.incarnation > 0)
+    @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
+    def extend(self, batch_ids: list[str], late: int) -> None:
+        told = self.outcome(self.store.extend(RUN, self.model.incarnation - late, batch_ids))
+        assert told == ("fenced" if late else self.model.extend(batch_ids))
+
+    @precondition(lambda self: self.model.incarnation > 0)
+    @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
+    def ack(self, batch_ids: list[str], late: int) -> None:
+        told = self.outcome(self.store.ack(RUN, self.model.incarnation - late, batch_ids))
+        assert (told if isinstance(told, str) else told.lost) == ("fenced" if late else self.model.ack(batch_ids))
+
+    @invariant()
+    def every_group_is_where_the_model_has_it(self) -> None:
+        audit = self.wait(self.store.audit(RUN))
+        expected = self.model.whereabouts()
+        assert {name: getattr(audit, name) for name in expected} == expected
+        assert audit.dropped == self.model.dropped
+
+    @invariant()
+    def counts_agree(self) -> None:
+        status = self.wait(self.store.status(RUN))
+        states = [group.state for group in self.model.groups.values()]
+        for state in ("ready", "leased", "trained", "dead"):
+            assert getattr(status, state) == states.count(state)
+        assert status.accepted == len(states) - states.count("dead")
+        assert status.outstanding == len(self.model.holders)
+        assert status.rows_issued == self.model.rows
+        assert status.bytes == SIZE * (len(states) - states.count("trained"))
+        assert sum(status.dropped.values()) == len(self.model.dropped)
+
+    @invariant()
+    def redis_holds_these_keys_and_no_other(self) -> None:
+        start = keys.prefix(RUN)
+        held = {group_id for group_id, group in self.model.groups.items() if group.state != "trained"}
+        expected = {f"{start}{kind}:{group_id}" for kind in ("group", "payload") for group_id in held}
+        expected |= {f"{start}batch:{batch_id}" for batch_id in self.model.batches}
+        found = {name.decode() if isinstance(name, bytes) else name for name in self.wait(self.redis.keys("*"))}
+        assert {name for name in found if name.removeprefix(start).count(":")} - {
+            keys.RUNS,
+            keys.OPEN,
+            "gm:bytes",
+        } == expected
+        assert int(self.wait(self.redis.get("gm:bytes")) or 0) == SIZE * len(held)
+
+
+@pytest.mark.timeout(600)
+def test_random_histories(redis_url: str) -> None:
+    machine = type("Machine", (StoreMachine,), {"redis_url": redis_url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,106 @@
+"""Permits: capacity, expiry, return."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.api.bench import RUN, Bench, trainer
+
+from gristmill_api.errors import Refused
+
+
+async def test_none_before_a_trainer_published_its_first_version(bench: Bench) -> None:
+    assert await bench.ask("env-1", 4) == []
+    incarnation = (await bench.store.take(RUN, trainer(), [])).incarnation
+    assert await bench.ask("env-1", 4) == []
+    await bench.store.record_version(RUN, incarnation, 0)
+    grant = await bench.store.permits(RUN, "env-1", 2)
+    assert [(permit.group_id, permit.row) for permit in grant.permits] == [("g00000000", 0), ("g00000001", 1)]
+    assert grant.version == "1.0"
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_capacity_follows_the_version_and_ends_with_the_training_steps(bench: Bench, staleness: int) -> None:
+    steps, per_step = 3, 4
+    incarnation = await bench.start(steps=steps, staleness=staleness, groups=per_step)
+    issued = 0
+    for step in range(steps + 2):
+        await bench.store.record_version(RUN, incarnation, step)
+        ids = await bench.ask("env-1", 1000)
+        issued += len(ids)
+        assert issued == min(step + 1 + staleness, steps) * per_step
+        for group_id in ids[::2]:  # a permit out and a group submitted weigh the same
+            await bench.submit("env-1", group_id)
+        assert await bench.ask("env-2", 1) == []
+
+
+async def test_an_expired_permit_goes_to_another_holder_as_it_was(bench: Bench) -> None:
+    await bench.start()
+    ids = await bench.ask("env-1", 4)
+    await bench.expire_permits(ids[2])
+    grant = await bench.store.permits(RUN, "env-2", 4)
+    assert [(permit.group_id, permit.row) for permit in grant.permits] == [(ids[2], 2)]
+    assert (await bench.store.status(RUN)).rows_issued == 4
+
+
+async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(bench: Bench) -> None:
+    await bench.start()
+    a, b, c, d = await bench.ask("env-1", 4)
+    await bench.expire_permits(a, b, c)
+    assert await bench.ask("env-2", 1) == [a]  # b and c were found expired with it, and wait for a holder
+    renewal = await bench.store.renew(RUN, "env-1", [a, b])
+    assert (renewal.renewed, renewal.lost) == (1, [a])
+    assert await bench.ask("env-2", 4) == [c], "a permit that is not named is not renewed"
+    assert (await bench.store.renew(RUN, "env-1", None)).renewed == 2  # b and d
+    assert await bench.submit("env-1", d)
+    assert (await bench.store.renew(RUN, "env-1", [b, d])).lost == [d]
+
+
+async def test_a_permit_whose_grant_got_lost_runs_out(bench: Bench, redis_url: str) -> None:
+    """Renewing by name: the holder does not know of the other one, whose answer never arrived."""
+    await bench.start()
+    known, unknown = await bench.ask("env-1", 2)
+    await bench.expire_permits(known, unknown)
+    await bench.store.renew(RUN, "env-1", [known])
+    assert (await bench.ask("env-1", 4))[0] == unknown
+
+
+async def test_dropped_groups_free_their_capacity_and_are_recorded(bench: Bench) -> None:
+    await bench.start()
+    ids = await bench.ask("env-1", 4)
+    assert await bench.store.give_back(RUN, "env-1", ids[0], "same_scores")
+    assert not await bench.store.give_back(RUN, "env-1", ids[0], "same_scores"), "a retry"
+    await bench.store.give_back(RUN, "env-1", ids[1], "same_scores")
+    await bench.store.give_back(RUN, "env-1", ids[2], "too_long")
+    assert await bench.ask("env-1", 9) == ["g00000004", "g00000005", "g00000006"], "new rows, not the dropped ones"
+    status = await bench.store.status(RUN)
+    assert status.dropped == {"same_scores": 2, "too_long": 1}
+    assert (await bench.store.audit(RUN)).dropped == {ids[0]: "same_scores", ids[1]: "same_scores", ids[2]: "too_long"}
+    with pytest.raises(Refused, match="dropped") as refused:
+        await bench.submit("env-1", ids[0])
+    assert refused.value.code == "permit_lost"
+
+
+async def test_abandoned_permits_are_issued_again_before_any_new_row(bench: Bench) -> None:
+    await bench.start(staleness=1)
+    ids = await bench.ask("env-1", 4)
+    other = await bench.ask("env-2", 1)
+    await bench.store.give_back(RUN, "env-1", ids[3], "abandoned")
+    assert not await bench.store.give_back(RUN, "env-1", ids[3], "abandoned"), "a retry"
+    assert await bench.store.abandon(RUN, "env-1") == 3
+    assert await bench.store.abandon(RUN, "env-1") == 0
+    assert await bench.ask("env-3", 5) == [*ids, "g00000005"]
+    assert (await bench.store.renew(RUN, "env-2", other)).renewed == 1, "other holders keep theirs"
+
+
+async def test_only_the_holder_gives_back(bench: Bench) -> None:
+    await bench.start()
+    held, submitted = await bench.ask("env-1", 2)
+    await bench.submit("env-1", submitted)
+    for reason in ("abandoned", "too_long"):
+        with pytest.raises(Refused) as refused:
+            await bench.store.give_back(RUN, "env-2", held, reason)
+        assert refused.value.code == "permit_lost"
+        with pytest.raises(Refused) as refused:
+            await bench.store.give_back(RUN, "env-1", submitted, reason)
+        assert refused.value.code == "conflict"
+    assert await bench.whereabouts() == {"ready": [submitted], "outstanding": [held]}

@@ -1,0 +1,116 @@
+"""A submit is stored once, under a permit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, Bench, submission
+
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store
+
+
+async def refusal(bench: Bench, holder: str, group_id: str, content: str = "a") -> str:
+    with pytest.raises(Refused) as refused:
+        await bench.submit(holder, group_id, content)
+    return refused.value.code
+
+
+async def test_a_retry_hears_yes_whatever_became_of_the_group(bench: Bench) -> None:
+    incarnation = await bench.start()
+    (group,) = await bench.ask("env-1", 1)
+    assert await bench.submit("env-1", group)
+    assert not await bench.submit("env-1", group)
+    assert await refusal(bench, "env-1", group, "b") == "conflict"
+    await bench.lease(incarnation, "b1", 1)
+    assert not await bench.submit("env-1", group)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert not await bench.submit("env-1", group), "trained: the payload is gone, the digest is not"
+    assert await refusal(bench, "env-1", group, "b") == "conflict"
+    await bench.store.finish(RUN, incarnation)
+    assert not await bench.submit("env-1", group)
+    assert await bench.whereabouts() == {"trained": [group]}
+
+
+async def test_a_submit_consumes_its_permit(bench: Bench) -> None:
+    await bench.start()
+    (group,) = await bench.ask("env-1", 1)
+    await bench.submit("env-1", group)
+    status = await bench.store.status(RUN)
+    assert (status.outstanding, status.accepted, status.ready, status.bytes) == (0, 1, 1, 100)
+    assert await bench.store.abandon(RUN, "env-1") == 0
+
+
+async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Bench) -> None:
+    await bench.start()
+    a, b, c, d = await bench.ask("env-1", 4)
+    await bench.expire_permits(a, b, c)
+    assert await bench.submit("env-1", a), "expired, and nobody noticed"
+    assert await bench.ask("env-2", 1) == [b]
+    assert await refusal(bench, "env-1", b) == "permit_lost"
+    assert await bench.submit("env-1", c), "found expired, and nobody has it"
+    await bench.store.abandon(RUN, "env-1")
+    assert await bench.submit("env-1", d), "abandoned, and nobody has it"
+    assert await bench.submit("env-2", b, "b")
+    assert await bench.whereabouts() == {"ready": [a, c, d, b]}
+    assert await bench.ask("env-3", 9) == [], "a permit that was used is not issued again"
+
+
+async def test_two_holders_race_and_exactly_one_is_stored(bench: Bench) -> None:
+    await bench.start(groups=16)
+    groups = await bench.ask("env-1", 16)
+    await bench.expire_permits(*groups)
+    asking: list[list[str]] = []
+    stored: list[str] = []
+    refusals: set[str] = set()
+
+    async def late(group: str) -> None:
+        try:
+            assert await bench.submit("env-1", group, "1")
+            stored.append(group)
+        except Refused as refused:
+            refusals.add(refused.code)
+
+    async def ask() -> None:
+        asking.append(await bench.ask("env-2", 1))
+
+    await asyncio.gather(*(call for group in groups for call in (ask(), late(group))))
+    granted = [group for ids in asking for group in ids]
+    assert sorted(granted + stored) == groups, "each went one way or the other"
+    assert refusals == {"permit_lost"}
+    assert stored, "a race that one side always wins tests nothing"
+    for group in granted:
+        assert await bench.submit("env-2", group, "2")
+    assert sorted((await bench.whereabouts())["ready"]) == groups
+
+
+async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Bench) -> None:
+    await bench.start()
+    assert await refusal(bench, "env-1", "g00000000") == "permit_lost"
+    (group,) = await bench.ask("env-1", 1)
+    big = submission(group)
+    wrong = type(big)(group, big.body, big.digest, sequences=3, env_id="env-1")
+    with pytest.raises(Refused, match="3 sequences, the run's group_size is 2") as refused:
+        await bench.store.submit(RUN, "env-1", wrong)
+    assert refused.value.code == "bad_group"
+    assert await bench.whereabouts() == {"outstanding": [group]}
+
+
+async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
+    bench = Bench(Store(redis, Limits(max_stored_bytes=250)), redis)
+    await bench.create()
+    incarnation = await bench.start()
+    a, b, c = await bench.ask("env-1", 3)
+    await bench.submit("env-1", a)
+    await bench.submit("env-1", b)
+    with pytest.raises(Refused, match="200 bytes are stored; 100 more would pass 250") as refused:
+        await bench.submit("env-1", c)
+    assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
+    assert not await bench.submit("env-1", a), "a retry needs no room"
+    assert (await bench.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.submit("env-1", c)

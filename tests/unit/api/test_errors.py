@@ -1,0 +1,33 @@
+"""Refusals say what differs, and Redis' failures are told from our defects."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import ConnectionError as RedisDown
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisSlow
+
+from gristmill_api import errors
+
+
+def test_config_differs_lists_every_leaf_old_to_new() -> None:
+    old = {"dataset": {"name": "gsm8k", "split": "train"}, "group_size": 4, "seed": 1}
+    new = {"dataset": {"name": "gsm8k", "split": "test"}, "group_size": 8}
+    message = errors.config_differs("a", "environment", old, new).message
+    assert "dataset.split: 'train' -> 'test'; group_size: 4 -> 8; seed: 1 -> unset" in message
+    assert "name" not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RedisDown("refused"), "store_unavailable"),
+        (RedisSlow("slow"), "store_unavailable"),
+        (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), "store_unavailable"),
+        (OutOfMemoryError("OOM"), "store_full"),
+        (ResponseError("ERR wrong number of arguments"), None),
+    ],
+)
+def test_what_redis_failures_mean(error: RedisError, code: str | None) -> None:
+    refused = errors.from_redis(error)
+    assert (refused.code if refused else None) == code

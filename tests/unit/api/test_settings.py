@@ -1,0 +1,35 @@
+"""Limits come from API_* variables; a wrong one is told at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_api.settings import Settings
+
+
+def test_defaults_and_overrides() -> None:
+    assert Settings.read({}) == Settings()
+    read = Settings.read({"REDIS_URL": "redis://redis:6379/0", "API_LEASE_TTL_S": "1.5", "API_MAX_ATTEMPTS": ""})
+    assert read.redis_url == "redis://redis:6379/0"
+    assert read.limits.lease_ttl_s == 1.5
+    assert read.limits.max_attempts == 100, "an empty variable counts as unset"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"API_LEASE_TTL_S": "0"}, "lease_ttl_s"),
+        ({"API_LEASE_TTL_S": "inf"}, "lease_ttl_s"),
+        ({"API_MAX_ATTEMPTS": "many"}, "max_attempts"),
+        ({"API_MAX_ATTEMPT": "3"}, "did you mean API_MAX_ATTEMPTS?"),
+        ({"REDIS_URL": "localhost:6379"}, "redis://host:6379/0"),
+    ],
+)
+def test_wrong_values_are_named(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
+        Settings.read(environ)
+
+
+def test_variables_of_other_programs_are_left_alone() -> None:
+    Settings.read({"API_KEY": "x", "API_TOKEN": "y", "PATH": "/bin"})
