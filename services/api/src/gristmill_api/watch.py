@@ -12,6 +12,7 @@ from gristmill.logs import line
 from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
+from gristmill_api.store.records import text
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
@@ -52,7 +53,7 @@ async def _warn_of_weak_durability(redis: Redis) -> None:
         found = await redis.config_get("append*")
     except ResponseError:
         return  # CONFIG is closed to us, as it should be for a locked-down user: then nothing is known.
-    settings = {_text(name): _text(value) for name, value in found.items()}
+    settings = {text(name): text(value) for name, value in found.items()}
     for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
         if settings.get(name) != wanted:
             _LOG.warning(
@@ -62,7 +63,3 @@ async def _warn_of_weak_durability(redis: Redis) -> None:
                 settings.get(name),
                 wanted,
             )
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -18,6 +18,11 @@ def canonical(settings: dict[str, Any]) -> str:
         raise errors.bad_request(f"settings must be plain JSON: {error}.") from error
 
 
+def text(value: bytes | str | None) -> str:
+    """Names and words from Redis, which this service's connections give as bytes; "" for none."""
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
 def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
     """A Lua script's HGETALL (name, value, name, value, ...) as a dict."""
     return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

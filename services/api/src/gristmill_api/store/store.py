@@ -14,7 +14,7 @@ from gristmill import GroupAudit, Permit, PermitGrant, RunRecord, RunState, RunS
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.records import canonical, pairs, run_record, version
+from gristmill_api.store.records import canonical, pairs, run_record, text, version
 from gristmill_api.store.scripts import Scripts
 from gristmill_api.store.trainer import TrainerPlan
 
@@ -71,9 +71,9 @@ class Store:
 
     async def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> tuple[RunRecord, bool]:
         """Open a run or join it. True: it is new."""
-        text = canonical(env)
+        settings = canonical(env)
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
-        status, *rest = await self._call("create", run_id, run_id, text, digest, group_size)
+        status, *rest = await self._call("create", run_id, run_id, settings, digest, group_size)
         if status == "DIFFERS":
             old = {**json.loads(rest[0]), "group_size": int(rest[1])}
             raise errors.config_differs(run_id, "environment", old, {**env, "group_size": group_size})
@@ -94,7 +94,7 @@ class Store:
 
     async def open_run(self) -> RunRecord | None:
         run_id = await self._redis.get(keys.OPEN)
-        return None if run_id is None else await self.record(_text(run_id))
+        return None if run_id is None else await self.record(text(run_id))
 
     async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> RunRecord:
         """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on."""
@@ -254,12 +254,12 @@ class Store:
         if not exists:
             raise errors.run_missing(run_id)
         return GroupAudit(
-            trained=sorted(map(_text, trained)),
-            ready=[_text(name) for name in ready],
-            leased=sorted(map(_text, leased)),
-            dead=[_text(name) for name in dead],
-            dropped={_text(name): _text(reason) for name, reason in dropped.items()},
-            outstanding=sorted(map(_text, outstanding)),
+            trained=sorted(map(text, trained)),
+            ready=[text(name) for name in ready],
+            leased=sorted(map(text, leased)),
+            dead=[text(name) for name in dead],
+            dropped={text(name): text(reason) for name, reason in dropped.items()},
+            outstanding=sorted(map(text, outstanding)),
         )
 
     async def ping(self) -> None:
@@ -270,7 +270,7 @@ class Store:
         status, *rest = await self._scripts.run(script, keys.prefix(run_id), *args)
         if status == b"MISSING":
             raise errors.run_missing(run_id)
-        return [_text(status), *rest]
+        return [text(status), *rest]
 
     async def _trainer_call(self, script: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
         """Run a script of the trainer's, which the trainer must not have been replaced for."""
@@ -291,7 +291,3 @@ def row_of(group_id: str) -> int:
 
 def _ms(seconds: float) -> int:
     return max(1, int(seconds * 1000))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
