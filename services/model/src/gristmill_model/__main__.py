@@ -1,0 +1,69 @@
+"""`python -m gristmill_model` serves MODEL; `... build [MODEL]` makes it ready and stops there."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from dataclasses import replace
+
+import torch
+from transformers import AutoConfig
+
+from gristmill import GristmillError, Manifest
+from gristmill.logs import line, setup
+from gristmill_model.resolve import ResolvedModel, resolve
+from gristmill_model.server import become_vllm
+from gristmill_model.settings import Settings
+
+log = logging.getLogger("gristmill_model")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the service. Returns an exit code for `build` and for errors; serving never returns."""
+    options = _parser().parse_args(argv)
+    setup("model")
+    try:
+        settings = Settings.read(os.environ, torch.cuda.is_available())
+        if options.command == "build":
+            settings = replace(settings, model=options.model or settings.model)
+        resolved = resolve(settings.model, settings.models_dir)
+        log.info(line("resolved", model=resolved.requested, revision=resolved.revision, path=resolved.weights_path))
+        if options.command == "build":
+            return 0
+        manifest = describe(resolved, settings)
+        manifest.write(settings.models_dir)
+        become_vllm(settings, manifest)
+    except GristmillError as error:
+        print(f"gristmill-model: {error}", file=sys.stderr)  # noqa: T201 - the one clear line
+        return 1
+
+
+def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
+    """The manifest of a resolved model as `settings` serve it."""
+    config = AutoConfig.from_pretrained(resolved.weights_path, trust_remote_code=False)
+    own_limit = getattr(config, "max_position_embeddings", None) or settings.max_length
+    return Manifest(
+        name=resolved.requested,
+        requested=resolved.requested,
+        revision=resolved.revision,
+        tokenizer_path=str(resolved.weights_path),
+        weights_path=str(resolved.weights_path),
+        serve_path=str(resolved.serve_path),
+        sha256=resolved.sha256,
+        dtype=settings.dtype,
+        max_model_len=min(own_limit, settings.max_length),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gristmill-model", description="Serve the model that MODEL names, with vLLM.")
+    commands = parser.add_subparsers(dest="command")
+    build = commands.add_parser("build", help="make the model ready without serving it (for image builds and set-up)")
+    build.add_argument("model", nargs="?", help="tiny, smollm2, a folder or a hub id; default: MODEL, else tiny")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

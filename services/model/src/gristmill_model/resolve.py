@@ -1,0 +1,128 @@
+"""MODEL -> folders on this machine: the model the trainer starts from, and the copy that vLLM serves."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from gristmill_model import smollm2, tiny
+from gristmill_model.cache import built, digest, link_or_copy, locked
+from gristmill_model.errors import ModelError
+from gristmill_model.untie import untied
+
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+EMBEDDED = "tiny, smollm2"
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that is on this machine."""
+
+    requested: str
+    revision: str
+    """The hub's commit, or a hash of what the model was made from."""
+    weights_path: Path
+    """The original: what the trainer starts from."""
+    serve_path: Path
+    """What vLLM serves: the original, or an untied copy of it."""
+    sha256: str
+
+
+def resolve(requested: str, models_dir: Path) -> ResolvedModel:
+    """Find, build or fetch a model. Instant when it was done before.
+
+    Args:
+        requested: tiny, smollm2, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-1.5B-Instruct.
+        models_dir: absolute folder for everything that is built.
+
+    Raises:
+        ModelError: no such model, a folder that holds none, or a hub that does not answer.
+    """
+    with locked(models_dir):
+        weights, revision = _original(requested, models_dir)
+        return ResolvedModel(requested, revision, weights, untied(weights, models_dir), digest(weights))
+
+
+def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
+    if requested == "tiny":
+        return built(models_dir, f"tiny-{tiny.revision()}", tiny.build), tiny.revision()
+    if requested == "smollm2":
+        return built(models_dir, f"smollm2-{smollm2.REVISION}", smollm2.build), smollm2.REVISION
+    folder = Path(requested).expanduser()
+    if folder.is_dir():
+        return _local(folder.resolve(), models_dir)
+    if requested.startswith((".", "/", "~")) or not HUB_ID.fullmatch(requested):
+        raise ModelError(
+            f"MODEL={requested!r} is no folder here and no hub id (OWNER/NAME); "
+            f"set MODEL to one of {EMBEDDED}, a folder with a config.json, or a hub id"
+        )
+    return _from_hub(requested, models_dir)
+
+
+def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"MODEL={folder} holds no config.json; name the folder that save_pretrained wrote")
+    _require_safetensors(folder, str(folder))
+    revision = _fingerprint(folder)
+    if folder.is_relative_to(models_dir):
+        return folder, revision
+    # The other containers see only the models folder, so the model moves in.
+    name = f"path--{folder.name}-{revision}"
+    return built(models_dir, name, lambda target: _take(folder, target)), revision
+
+
+def _from_hub(hub_id: str, models_dir: Path) -> tuple[Path, str]:
+    try:
+        snapshot = Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+    except GatedRepoError as error:
+        raise ModelError(f"{hub_id} is gated: accept its terms on its page and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"the hub knows no model {hub_id!r} (or HF_TOKEN may not read it)") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        raise ModelError(
+            f"the hub cannot be reached for {hub_id!r} and the local cache does not hold it "
+            f"({type(error).__name__}); check the network, or set MODEL to one of {EMBEDDED} or to a folder"
+        ) from error
+    if not (snapshot / "config.json").is_file():
+        raise ModelError(f"{hub_id} has no config.json: it is no transformers model")
+    _require_safetensors(snapshot, hub_id)
+    revision = snapshot.name[:12]
+    name = f"hub--{hub_id.replace('/', '--')}-{revision}"
+    return built(models_dir, name, lambda target: _take(snapshot, target)), revision
+
+
+def _require_safetensors(folder: Path, name: str) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{name} has no *.safetensors files; save the weights in that format")
+
+
+def _take(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        if not path.is_file():
+            continue
+        if path.suffix == ".safetensors":
+            link_or_copy(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
+def _fingerprint(folder: Path) -> str:
+    """Names, sizes and times of the files: changed weights are another model, and big ones are not read for it."""
+    total = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        state = path.stat()
+        total.update(f"{path}:{state.st_size}:{state.st_mtime_ns}\n".encode())
+    return total.hexdigest()[:12]

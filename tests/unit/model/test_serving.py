@@ -1,0 +1,89 @@
+"""The manifest and vLLM's command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.model.models import save_random
+
+from gristmill import Manifest
+from gristmill_model.__main__ import describe, main
+from gristmill_model.errors import ModelError
+from gristmill_model.resolve import resolve
+from gristmill_model.server import arguments, environment
+from gristmill_model.settings import Settings
+
+
+def settings(tmp_path: Path, **environ: str) -> Settings:
+    folders = {"GRISTMILL_MODELS_DIR": str(tmp_path / "models"), "GRISTMILL_WEIGHTS_DIR": str(tmp_path / "weights")}
+    return Settings.read({**folders, **environ}, cuda_available=False)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    chosen = settings(tmp_path, MODEL=str(save_random(tmp_path / "model", tied=True)))
+    return describe(resolve(chosen.model, chosen.models_dir), chosen)
+
+
+def test_manifest_names_the_model_as_asked_and_survives_the_file(tmp_path: Path, manifest: Manifest) -> None:
+    assert manifest.name == manifest.requested == str(tmp_path / "model")
+    assert manifest.max_model_len == 64  # the model's own limit is below the default
+    assert manifest.dtype == "float32"
+    assert Path(manifest.weights_path) != Path(manifest.serve_path)
+    assert all(Path(path).is_absolute() for path in (manifest.weights_path, manifest.tokenizer_path))
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+
+
+def test_server_runs_no_code_of_the_models(tmp_path: Path, manifest: Manifest) -> None:
+    assert "--trust-remote-code" not in arguments(settings(tmp_path), manifest)
+
+
+def test_server_is_told_what_rl_needs(tmp_path: Path, manifest: Manifest) -> None:
+    command = arguments(settings(tmp_path, MODEL_HOST="0.0.0.0", MODEL_PORT="9100"), manifest)
+    options = dict(itertools.pairwise(command))
+    assert options["--model"] == manifest.serve_path
+    assert options["--host"] == "0.0.0.0"
+    assert options["--port"] == "9100"
+    assert options["--logprobs-mode"] == "processed_logprobs"
+    assert options["--middleware"] == "gristmill_model.gate.DeveloperGate"
+    assert json.loads(options["--override-generation-config"])["top_p"] == 1.0
+    assert {"--enable-scale-out", "--enforce-eager"} <= set(command)
+
+
+def test_only_this_machine_reaches_the_server_by_default(tmp_path: Path) -> None:
+    assert settings(tmp_path).host == "127.0.0.1"
+    assert settings(tmp_path, MODEL_HOST="").host == "127.0.0.1"
+
+
+def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: Path) -> None:
+    told = environment(settings(tmp_path), {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_SERVER_DEV_MODE": "0"})
+    assert told["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert told["VLLM_SERVER_DEV_MODE"] == "1"
+    assert told["TORCHDYNAMO_DISABLE"] == "1"
+    assert told["GRISTMILL_WEIGHTS_DIR"] == str(tmp_path / "weights")
+
+
+def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:
+    assert Settings.read({}, cuda_available=True).dtype == "bfloat16"
+    assert Settings.read({"DEVICE": "cpu"}, cuda_available=True).dtype == "float32"
+
+
+@pytest.mark.parametrize("environ", [{"DEVICE": "tpu"}, {"MODEL_PORT": "high"}])
+def test_a_setting_that_is_none(environ: dict[str, str]) -> None:
+    with pytest.raises(ModelError, match=next(iter(environ))):
+        Settings.read(environ, cuda_available=False)
+
+
+def test_errors_are_one_line_and_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODEL", "no such model")
+    monkeypatch.setenv("GRISTMILL_MODELS_DIR", str(tmp_path))
+    assert main([]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "no such model" in lines[0]
