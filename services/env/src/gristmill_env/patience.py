@@ -35,6 +35,7 @@ class PatientHttp:
         """`timeout`: seconds one request may take."""
         self._url = url
         self._patience = patience
+        self._away = False
         # The environment's workers bound the requests; the pool's own bound would only queue them out of sight.
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
@@ -50,12 +51,14 @@ class PatientHttp:
     ) -> T:
         """What `read` makes of the answer. Raises InferenceError when there is none in time."""
         patience = self._patience if patience is None else patience
-        started, pause, told = time.monotonic(), _FIRST_PAUSE, False
+        started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 answer = await self._client.request(method, path, json=json)
                 if answer.status_code < 500 and answer.status_code != 429:
-                    return read(answer)
+                    found = read(answer)
+                    self._say(away=False)
+                    return found
                 problem = f"HTTP {answer.status_code}: {answer.text[:200]}"
             except (httpx.TransportError, TryAgainError) as error:
                 problem = str(error) or type(error).__name__
@@ -65,11 +68,18 @@ class PatientHttp:
                     f"the model server at {self._url} did not answer {path} for {spent:.0f} s ({problem}); "
                     "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?"
                 )
-            if not told and spent > 1.0:
-                logger.warning("model server at %s: %s; trying on for up to %.0f s", self._url, problem, patience)
-                told = True
+            if spent > 1.0:
+                self._say(away=True, problem=problem, patience=patience)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), patience - spent))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _say(self, *, away: bool, problem: str = "", patience: float = 0.0) -> None:
+        """Once when the server goes away, once when it is back, however many requests wait for it."""
+        if away and not self._away:
+            logger.warning("model server at %s: %s; trying on for up to %.0f s", self._url, problem, patience)
+        elif self._away and not away:
+            logger.info("model server at %s answers again", self._url)
+        self._away = away
 
     async def close(self) -> None:
         """Close all connections."""

@@ -45,17 +45,21 @@ async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
 
 
 def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
-    # Text, not markup: what a model writes may look like rich's [tags].
     title = f"item {number}: row {rollout.item.index}, {len(rollout.prompt.token_ids)} prompt tokens"
-    console.print(Panel(Text(rollout.prompt.text), title=title, title_align="left"))
+    console.print(Panel(_plain(rollout.prompt.text), title=title, title_align="left"))
     if rollout.item.answer is not None:
-        console.print(Text(f"answer: {rollout.item.answer}"))
+        console.print(_plain(f"answer: {rollout.item.answer}"))
     table = Table("completion", "tokens", "end", *rollout.scores[0].parts, "total", show_lines=True)
     for completion, text, score in zip(rollout.completions, rollout.texts, rollout.scores, strict=True):
         parts = [_number(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
-        table.add_row(Text(text), str(len(completion.token_ids)), completion.finish_reason, *parts, total)
+        table.add_row(_plain(text), str(len(completion.token_ids)), completion.finish_reason, *parts, total)
     console.print(table)
+
+
+def _plain(text: str) -> Text:
+    """Neither rich's [markup] nor a terminal's control characters, both of which a model may write."""
+    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
 
 
 def _number(value: float | None) -> str:

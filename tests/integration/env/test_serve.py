@@ -1,0 +1,127 @@
+"""`serve` against the real API over Redis and a real vLLM; the trainer's half of the run is the test's."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.integration.env.conftest import Environments, HandTrainer
+
+from gristmill import ApiError, Manifest, VersionSpan
+from gristmill_env.prompts import PromptBuilder
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_a_run_from_its_first_permit_to_its_end(
+    environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = environments.here(trainer.url, "--no-shuffle_dataset", "--testing")
+    trainer.take()
+    groups = trainer.train(until=4)
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+
+    assert sorted(group.row for group in groups) == list(range(8))
+    prompts = PromptBuilder.load(Manifest.read(environments.vllm.models_dir).tokenizer_path)
+    for number, group in enumerate(groups):
+        prompt = prompts.build(f"What is {group.row} + 1?").token_ids
+        ends = group.lengths.cumsum()
+        for index, (first, end) in enumerate(zip(ends - group.lengths, ends, strict=True)):
+            completion = first + len(prompt)
+            assert tuple(group.tokens[first:completion]) == prompt
+            assert not group.mask[first:completion].any()
+            assert group.mask[completion:end].all()
+            # max_staleness 0: a step's groups are sampled by the version just before it, and by nothing else.
+            assert group.versions[index] == [VersionSpan(f"1.{number // 2}", 0, end - completion)]
+        assert group.logprobs[group.mask].max() < 0
+        assert not group.logprobs[~group.mask].any()
+        for total, long, shaped in zip(group.rewards, *group.reward_parts.values(), strict=True):
+            assert long is not None
+            assert shaped is not None
+            assert total == pytest.approx(0.5 * long + 0.25 * shaped)
+    status = trainer.api.status("sums")
+    assert (status.trained, status.outstanding, status.dead, status.dropped) == (8, 0, 0, {})
+
+    for text in ("completion prompt=g00000000 n=0 tokens=", "seconds=", "score prompt=g00000000 n=1 length=", "total="):
+        assert text in caplog.text
+    assert caplog.text.count("submit run=sums group=g0000000") == 8
+    assert "prompt prompt=g00000000 row=0 text=" in caplog.text
+    assert "run sums is finished" in caplog.text
+
+
+def test_weights_that_nobody_published_are_never_trained_on(
+    environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    environments.here(trainer.url)
+    trainer.take(label="default")  # as after a restart of the model server
+    _until(lambda: "has lost the weights in training" in caplog.text)
+    time.sleep(1.0)
+    assert trainer.api.status("sums").ready == 0
+    trainer.label("1.0")
+    assert _versions(trainer) == {"1.0"}
+
+
+def test_a_server_that_is_never_updated_is_taken_as_it_is(environments: Environments, trainer: HandTrainer) -> None:
+    trainer.trainer["publisher"] = "none"
+    environments.here(trainer.url)
+    trainer.take(label="default")
+    assert _versions(trainer) == {"1.0"}
+
+
+def test_groups_of_one_score_are_dropped_and_counted(
+    environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Completions of one token: all score 1/128.
+    environments.here(trainer.url, "--ensure_scores_are_not_same", "--max_tokens", "1", "--reward_functions", "length")
+    trainer.take()
+    _until(lambda: trainer.api.status("sums").dropped.get("same_scores", 0) > 60)
+    status = trainer.api.status("sums")
+    assert (status.ready, status.accepted) == (0, 0)
+    assert "dropped as same_scores: the rewards tell nothing apart" in caplog.text
+
+
+def test_prompts_that_leave_no_room_are_dropped_and_counted(environments: Environments, trainer: HandTrainer) -> None:
+    environments.here(trainer.url, "--max_token_length", "3")
+    trainer.take()
+    _until(lambda: trainer.api.status("sums").dropped.get("too_long", 0) > 4)
+
+
+def test_a_group_of_one_has_its_raw_reward(
+    environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer.trainer["batch_size"] = 2
+    environments.here(trainer.url, "--group_size", "1", "--ensure_scores_are_not_same")
+    trainer.take()
+    assert [group.size for group in trainer.train(until=2)] == [1] * 4
+    assert caplog.text.count("group_size is 1") == 1
+
+
+def test_a_finished_run_and_other_settings_are_told(
+    environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = environments.here(trainer.url)
+    trainer.take()
+    with pytest.raises(ApiError, match=r"dataset\.temperature: 1\.0 -> 0\.5"):
+        environments.here(trainer.url, "--temperature", "0.5").join()
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    environments.here(trainer.url).join()
+    assert "run sums is already finished at version 1.0; to begin another, give it a name: RUN_ID=<name>" in caplog.text
+
+
+def _versions(trainer: HandTrainer) -> set[str]:
+    """Versions of the next step's groups."""
+    return {span.version for group in trainer.lease() for spans in group.versions for span in spans}
+
+
+def _until(true: Callable[[], bool], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
