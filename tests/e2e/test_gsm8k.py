@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-
 from tests.support.compose import ComposeStack
 from tests.support.hub_cache import make_gsm8k_cache
 

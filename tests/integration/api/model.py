@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS, SIZE = 8, 1, 3, 3, 100
+STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS, SIZE = 8, 1, 3, 2, 100
 
 
 @dataclass

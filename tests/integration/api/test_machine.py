@@ -14,7 +14,14 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from redis.asyncio import Redis
 from tests.integration.api.bench import RUN, Bench, trainer
 from tests.integration.api.model import MAX_ATTEMPTS, PER_STEP, SIZE, STALENESS, STEPS, Model
@@ -27,12 +34,14 @@ T = TypeVar("T")
 
 HOLDERS = st.sampled_from(["env-1", "env-2"])
 ROWS = st.integers(0, STEPS * PER_STEP + 2).map(lambda row: f"g{row:08d}")
-BATCHES = st.sampled_from(["b1", "b2", "b3", "b4"])
-LATE = st.booleans().map(lambda old: 1 if old else 0)
+BATCH_IDS = ["b1", "b2", "b3", "b4", "b5", "b6"]
+BATCHES = st.sampled_from(BATCH_IDS)
+LATE = st.integers(0, 9).map(lambda draw: 1 if draw == 9 else 0)
+"""Now and then a trainer that was replaced: one incarnation behind."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Small id spaces, so that histories meet: two holders, four batch ids, a few rows."""
+    """Small id spaces, so that histories meet: two holders, six batch ids, a few rows."""
 
     redis_url: str
 
@@ -63,6 +72,12 @@ class StoreMachine(RuleBasedStateMachine):
             return self.wait(call)
         except Refused as refused:
             return refused.code
+
+    @initialize()
+    def under_way(self) -> None:
+        """Most histories are of a run that a trainer has; the others are rare and short."""
+        self.take(set())
+        self.version(2, 0)
 
     @rule(covered=st.sets(ROWS, max_size=4))
     def take(self, covered: set[str]) -> None:
@@ -103,11 +118,11 @@ class StoreMachine(RuleBasedStateMachine):
         told = self.outcome(self.bench.submit(holder, group_id, content))
         assert told == self.model.submit(holder, group_id, content)
 
-    @precondition(lambda self: self.model.holders)
-    @rule(data=st.data(), late=st.booleans())
-    def submit_held(self, data: st.DataObject, late: bool) -> None:
-        """Most submits are of permits that are held; left to chance they would be rare."""
-        for group_id in data.draw(st.sets(st.sampled_from(sorted(self.model.holders)), min_size=1)):
+    @rule(holder=HOLDERS, count=st.integers(1, 5))
+    def work(self, holder: str, count: int) -> None:
+        """What environments do all day. Left to chance, few histories would hold groups to lease."""
+        self.ask(holder, count)
+        for group_id in sorted(self.model.holders):
             self.submit(self.model.holders[group_id], group_id, "a")
 
     @precondition(lambda self: self.model.holders)
@@ -122,6 +137,31 @@ class StoreMachine(RuleBasedStateMachine):
     def lease(self, batch_id: str, count: int, late: int) -> None:
         told = self.outcome(self.bench.lease(self.model.incarnation - late, batch_id, count))
         assert told == ("fenced" if late else self.model.lease(batch_id, count))
+
+    @precondition(lambda self: self.model.ready())
+    @rule(data=st.data())
+    def lease_some(self, data: st.DataObject) -> None:
+        unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
+        if unused:
+            self.lease(unused[0], data.draw(st.integers(1, len(self.model.ready()))), late=0)
+
+    @precondition(lambda self: self.model.batches)
+    @rule()
+    def run_out_and_lease_again(self) -> None:
+        """The trainer is gone for longer than its leases; the groups' attempts run out in the end."""
+        for batch_id in sorted(self.model.batches):
+            if not self.model.batches[batch_id].expired:
+                self.wait(self.redis.zadd(keys.prefix(RUN) + "leases", {batch_id: 1}, xx=True))
+                self.model.overdue_leases.add(batch_id)
+        unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
+        if unused:
+            self.lease(unused[0], 1, late=0)
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def ack_some(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.model.batches)), min_size=1))
+        self.ack(sorted(chosen), late=0)
 
     @precondition(lambda self: any(not batch.expired for batch in self.model.batches.values()))
     @rule(data=st.data())
@@ -183,7 +223,7 @@ def test_random_histories(redis_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=80,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

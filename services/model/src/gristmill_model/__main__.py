@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError, Manifest
 from gristmill.logs import line, setup
@@ -24,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the service. Returns an exit code for `build` and for errors; serving never returns."""
     options = _parser().parse_args(argv)
     setup("model")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a hundred lines in a container's log
     try:
         settings = Settings.read(os.environ, torch.cuda.is_available())
         if options.command == "build":
