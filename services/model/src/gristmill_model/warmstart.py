@@ -27,9 +27,9 @@ Progress = Callable[[int, int, float], None]
 class WarmStart:
     """What the lessons are made of and how they are taught."""
 
-    steps: int = 600
+    steps: int = 800
     batch_size: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     rising_steps: int = 30
     final_share: float = 0.05
     """The learning rate's last value, as a share of its peak."""
@@ -39,7 +39,7 @@ class WarmStart:
     """Share of lessons that answer in <answer> tags."""
     bare: float = 0.52
     """Share of lessons that answer with the number alone; the remaining ones answer in a sentence."""
-    wrong: float = 0.06
+    wrong: float = 0.03
     """Share of lessons whose number is off."""
     every_long: int = 10
     """Each so many steps one batch has system prompts and word problems, so that other prompts do not derail it."""
