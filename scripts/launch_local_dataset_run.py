@@ -49,16 +49,18 @@ def main() -> int:
     try:
         with LocalStack() as stack:
             try:
-                return _run(stack, options)
+                _run(stack, options)
             except KeyboardInterrupt:
                 print("stopping everything; start again to go on where this run is")
                 return 130
     except (LocalStackError, RedisMissingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    print(f"finished; metrics, checkpoints and the final model are under {options.runs_dir}")
+    return 0
 
 
-def _run(stack: LocalStack, options: argparse.Namespace) -> int:
+def _run(stack: LocalStack, options: argparse.Namespace) -> None:
     api_url, model_url = f"http://127.0.0.1:{options.api_port}", f"http://127.0.0.1:{options.model_port}"
     if listens(options.api_port):
         raise LocalStackError(
@@ -84,7 +86,7 @@ def _run(stack: LocalStack, options: argparse.Namespace) -> int:
     trainer_flags += ["--model_name", options.model_name] if options.model_name else []
     trainer = stack.start("trainer", [python, "-m", "gristmill_trainer", *trainer_flags], environ)
     env = stack.start("env", [python, "-m", "gristmill_env", "serve", "--config", options.config], environ)
-    return _watch(env, trainer)
+    _watch(env, trainer)
 
 
 def _start_redis(stack: LocalStack, state: Path) -> str:
@@ -115,7 +117,7 @@ def _start_model(stack: LocalStack, environ: dict[str, str], model: str, port: i
     stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
 
 
-def _watch(env: Service, trainer: Service) -> int:
+def _watch(env: Service, trainer: Service) -> None:
     """Wait for both to end well. The first failure ends the run."""
     deadline = None
     while True:
@@ -128,7 +130,7 @@ def _watch(env: Service, trainer: Service) -> int:
             # The run is finished. The trainer ends with it, unless the run was finished before it came.
             deadline = deadline or time.monotonic() + TRAINER_LAST_SECONDS
             if trainer.exit_code == 0 or time.monotonic() > deadline:
-                return 0
+                return
         time.sleep(0.2)
 
 

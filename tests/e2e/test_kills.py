@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.compose import ComposeStack
 
-from gristmill import PolicyVersion, SyncClient
+from gristmill import ApiError, PolicyVersion, SyncClient
 
 SERVICES = ("env", "trainer", "api", "redis", "model")
 RUN = "kills"
@@ -24,9 +24,14 @@ def _kill(stack: ComposeStack, service: str, way: str) -> None:
         stack.up()
 
 
-def _step(stack: ComposeStack) -> PolicyVersion:
+def _version(stack: ComposeStack) -> PolicyVersion:
+    """The run's policy version; 0.0 while there is no run yet. Waits for an API that is away."""
     with SyncClient(stack.api_url) as api:
-        return PolicyVersion.parse(api.get_run(RUN).version or "0.0")
+        try:
+            return PolicyVersion.parse(api.get_run(RUN).version or "0.0")
+        except ApiError as error:
+            assert error.code == "run_missing", error
+            return PolicyVersion(0, 0)
 
 
 @pytest.mark.parametrize("way", ["sigkill", "compose-kill"])
@@ -40,14 +45,14 @@ def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> No
         for service in SERVICES:
             reached = seen[-1]
             stack.wait_until(
-                lambda reached=reached: _step(stack).step >= min(reached.step + 3, 57),  # type: ignore[misc]
+                lambda reached=reached: _version(stack).step >= min(reached.step + 3, 57),  # type: ignore[misc]
                 timeout=300,
                 what=f"progress before the kill of {service}",
             )
-            seen.append(_step(stack))
+            seen.append(_version(stack))
             _kill(stack, service, way)
         stack.wait_for_end(timeout=600)
-        seen.append(_step(stack))
+        seen.append(_version(stack))
         assert seen == sorted(seen), f"versions went backwards: {seen}"
         assert seen[-1].step == 60
 

@@ -81,7 +81,7 @@ def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
 
 def test_the_control_does_not_learn(trained: Trained, tmp_path: Path) -> None:
     """At learning rate 0 the first and the last steps differ by noise alone: less than 4 standard errors."""
-    control = ComposeStack(tmp_path, trained.stack.project, {"RUN_ID": "control"}, [OVERRIDE])
+    control = ComposeStack(tmp_path, trained.stack.project, {**trained.stack.ports, "RUN_ID": "control"}, [OVERRIDE])
     control.compose("up", "--detach", "--no-recreate", "redis", "api", "model")
     control.compose("up", "--detach", "trainer", "env")
     control.wait_for_end(timeout=900)

@@ -13,6 +13,7 @@ from typing import Any
 from testcontainers.compose import DockerCompose
 
 from gristmill.metrics import read_jsonl
+from local_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_ENV = ROOT / ".gristmill" / "build.env"
@@ -25,8 +26,10 @@ class ComposeStack(DockerCompose):
         self, folder: Path, project: str, settings: dict[str, str], overrides: list[Path] | None = None
     ) -> None:
         env_file = folder / f"{project}.env"
-        # Port 0: the engine picks free ones, so that a stack of the user's own is not in the way.
-        values = {"COMPOSE_PROJECT_NAME": project, "API_PORT": "0", "MODEL_PORT": "0", **settings}
+        # Free ports, so that a stack of the user's own is not in the way; fixed, so that they outlive a restart.
+        self.ports = {"API_PORT": str(free_port()), "MODEL_PORT": str(free_port())}
+        self.ports |= {name: settings[name] for name in self.ports if name in settings}
+        values = {"COMPOSE_PROJECT_NAME": project, **self.ports, **settings}
         env_file.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
         files = ["compose.yaml", *(str(path) for path in overrides or [])]
         super().__init__(
@@ -53,17 +56,13 @@ class ComposeStack(DockerCompose):
     def up(self, *services: str, wait: bool = False) -> None:
         self.compose("up", "--detach", *(["--wait"] if wait else []), *services)
 
-    def url(self, service: str, port: int) -> str:
-        """Address of a published port on this machine."""
-        return f"http://127.0.0.1:{self.get_service_port(service, port)}"
-
     @property
     def api_url(self) -> str:
-        return self.url("api", 8000)
+        return f"http://127.0.0.1:{self.ports['API_PORT']}"
 
     @property
     def model_url(self) -> str:
-        return self.url("model", 9001)
+        return f"http://127.0.0.1:{self.ports['MODEL_PORT']}"
 
     def exit_code(self, service: str) -> int | None:
         """Exit code of the service's container; None while it runs."""
@@ -112,6 +111,10 @@ class ComposeStack(DockerCompose):
                 tails = {service: self.logs(service)[-3000:] for service in ("env", "trainer", "model", "api")}
                 raise AssertionError(f"{what}: not after {timeout:.0f} s\n" + json.dumps(tails, indent=1))
             time.sleep(1.0)
+
+    def __enter__(self) -> ComposeStack:
+        """Start nothing yet: what a test starts, and in which order, is part of what it tests."""
+        return self
 
     def __exit__(self, *failure: Any) -> None:
         if os.environ.get("KEEP_STACK"):
