@@ -17,7 +17,8 @@ from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer
 from gristmill_trainer.publish.token import publish_token
 
-PROMPT = list(range(40, 60))
+PROMPT = [40 + place % 20 for place in range(300)]
+"""Longer than a block of the prefix cache (128 tokens on a CPU): what is cached of old weights would be seen."""
 
 
 def _kinds(policy: Policy) -> list[str]:
