@@ -91,13 +91,13 @@ class HandTrainer:
         assert groups is not None, "no groups came"
         return groups
 
-    def train(self, until: int) -> list[TrajectoryGroup]:
-        """Pretend to train up to step `until`. Returns the groups of all steps."""
+    def train(self, until: int, label: str | None = None) -> list[TrajectoryGroup]:
+        """Pretend to train up to step `until`, publishing each under its version or `label`. Returns all groups."""
         groups: list[TrajectoryGroup] = []
         while self.step < until:
             groups += self.lease()
             self.api.ack(self.run_id, self.incarnation, [f"b{self.incarnation}.{self.step + 1}"])
-            self.publish(self.step + 1)
+            self.publish(self.step + 1, label)
         return groups
 
 

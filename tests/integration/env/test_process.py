@@ -52,13 +52,13 @@ def test_killed_api_and_redis_only_pause_the_work_and_a_killed_environment_loses
         env = environments.process(api.url)
         trainer.take()
         trainer.train(until=1)
-        for part in (api, redis):
+        for part, label in ((api, None), (redis, "default")):
             part.kill()
             time.sleep(2)
             assert env.exit_code is None
             part.start()
-            trainer.train(until=trainer.step + 1)
-        trainer.publish(3, label="default")
+            trainer.train(until=trainer.step + 1, label=label)
+        # The label is no version: work on the third step is begun and cannot end.
         _until_outstanding(trainer, 2)
         env.process.kill()
         environments.ends(env)
