@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,9 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
+import httpx
+import pytest
+from tests.support.held_out import exact_match
 from tests.support.stack import ROOT, Vllm
 
+from gristmill import Manifest, PolicyVersion
+from gristmill.metrics import read_jsonl
+from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer
+from gristmill_trainer.publish.token import publish_token
 from local_processes import free_port, listens
 
 SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
@@ -42,11 +50,34 @@ def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert "using the model server that already answers" in output
-    rows = [json.loads(text) for text in (tmp_path / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "runs/quickstart/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert (tmp_path / "runs/quickstart/model/tokenizer_config.json").exists()
     for name in ("redis", "api", "env", "trainer"):
         assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
+
+
+@pytest.mark.long
+def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None:
+    """What the containers' end-to-end test asserts of `docker compose up`, of `make local`."""
+    server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
+    source = Manifest.read(vllm.models_dir)
+    untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, source.name, None, 512), "cpu")
+    FilesystemPublisher(server, vllm.weights_dir / "untrained", None).publish(untrained, PolicyVersion(1, 0))
+    assert exact_match(vllm.url) <= 0.35
+
+    process, _ = _launch(tmp_path, vllm)
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    rows = read_jsonl(tmp_path / "runs/quickstart/metrics.jsonl")
+    rewards = [row["reward_mean"] for row in rows]
+    assert len(rewards) >= 20
+    assert fmean(rewards[:5]) <= 0.45, rewards
+    assert fmean(rewards[-5:]) >= 0.80, rewards
+    assert max(row["rollout_logprob_diff_mean"] for row in rows) <= 0.001
+    assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
+    assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == rows[-1]["policy_version"]
+    assert exact_match(vllm.url) >= 0.80
 
 
 def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
