@@ -35,7 +35,8 @@ def _version(stack: ComposeStack) -> PolicyVersion:
             return PolicyVersion(0, 0)
 
 
-@pytest.mark.parametrize("way", ["sigkill", pytest.param("compose-kill", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["sigkill", "compose-kill"])
 def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> None:
     override = tmp_path / "longer.yaml"
     override.write_text('services: {trainer: {command: ["--training_steps", "60", "--checkpoint_interval", "4"]}}\n')

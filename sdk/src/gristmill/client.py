@@ -123,6 +123,10 @@ class Client:
         answer = await self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
         return RunRecord.model_validate_json(answer.content)
 
+    async def close_run(self, run_id: str) -> RunRecord:
+        """End a run by hand, whoever trains it, so that another may begin."""
+        return RunRecord.model_validate_json((await self._call("POST", f"/v1/runs/{run_id}/close")).content)
+
     async def status(self, run_id: str) -> RunStatus:
         return RunStatus.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/status")).content)
 

@@ -61,6 +61,9 @@ class SyncClient:
     def finish(self, run_id: str, incarnation: int) -> RunRecord:
         return self._wait(self._client.finish(run_id, incarnation))
 
+    def close_run(self, run_id: str) -> RunRecord:
+        return self._wait(self._client.close_run(run_id))
+
     def status(self, run_id: str) -> RunStatus:
         return self._wait(self._client.status(run_id))
 

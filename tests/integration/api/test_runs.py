@@ -48,6 +48,24 @@ async def test_a_finished_run_is_told_so(bench: Bench) -> None:
         assert refused.value.code == "finished"
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_an_operator_ends_a_run_whoever_has_it(bench: Bench, taken: bool) -> None:
+    if taken:
+        incarnation = await bench.start()
+        ready = await bench.fill(2)
+    assert (await bench.store.close_run(RUN)).state == "finished"
+    assert (await bench.store.close_run(RUN)).state == "finished", "a retry"
+    if taken:
+        assert await bench.whereabouts() == {"ready": ready}, "closing loses nothing"
+        with pytest.raises(Refused) as refused:
+            await bench.store.lease(RUN, incarnation, "b", 1)
+        assert refused.value.code == "finished"
+    _, new = await bench.store.create_run("other", {}, 2)
+    assert new
+    with pytest.raises(Refused, match="no run 'nowhere'"):
+        await bench.store.close_run("nowhere")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

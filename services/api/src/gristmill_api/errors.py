@@ -45,7 +45,7 @@ def run_open(run_id: str, other: str) -> Refused:
         "run_open",
         409,
         f"run {run_id!r} cannot start: run {other!r} is open, and one run is open at a time.",
-        f"Let {other!r} finish, or start with its config to join it.",
+        f"Let {other!r} finish, start with its config to join it, or end it: curl -X POST <API>/v1/runs/{other}/close",
     )
 
 

@@ -100,6 +100,14 @@ async def finish(ctx: Ctx, run_id: RunId, body: Incarnation) -> RunRecord:
     return record
 
 
+@router.post("/runs/{run_id}/close")
+async def close(ctx: Ctx, run_id: RunId) -> RunRecord:
+    """End the run by hand, so that another may begin: its environments and its trainer stop with their next request."""
+    record = await ctx.store.close_run(run_id)
+    _LOG.info(line("run", run=run_id, state=record.state, version=record.version, by="an operator"))
+    return record
+
+
 @router.get("/runs/{run_id}/status")
 async def status(ctx: Ctx, run_id: RunId) -> RunStatus:
     """Counts, cheap however long the queue is."""
