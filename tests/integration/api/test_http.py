@@ -328,6 +328,15 @@ async def test_logs_and_metrics_tell_what_happened(
         assert told in log
 
 
+async def test_a_closed_run_gives_its_place_to_another(client: Client) -> None:
+    await client.create_run("first", {"dataset": "d"}, 2)
+    with pytest.raises(ApiError, match="POST <API>/v1/runs/first/close"):
+        await client.create_run("second", {"dataset": "d"}, 2)
+    assert (await client.close_run("first")).state == "finished"
+    assert (await client.permits("first", "env-1", 1, 0)).state == "finished"
+    assert (await client.create_run("second", {"dataset": "d"}, 2)).state == "open"
+
+
 async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
     paths = (await http.get("/openapi.json")).json()["paths"]
     assert set(paths) == {

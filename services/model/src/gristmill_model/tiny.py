@@ -41,7 +41,7 @@ def revision() -> str:
 def build(folder: Path) -> None:
     """Make the model and write it, its tokenizer and its generation config into `folder`."""
     plan = WarmStart()
-    log.info(line("building", model="tiny", steps=plan.steps, note="once; about a minute"))
+    log.info(line("building", model="tiny", steps=plan.steps, note="once; about two minutes"))
     started = time.monotonic()
     # One thread: results do not depend on the number of cores, and a busy machine does not stall a parallel region.
     threads = torch.get_num_threads()
