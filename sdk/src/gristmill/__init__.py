@@ -12,7 +12,19 @@ from gristmill.errors import (
 )
 from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.manifest import Manifest
-from gristmill.run import GroupAudit, Permit, PermitGrant, RunRecord, RunState, RunStatus
+from gristmill.run import (
+    DeadLetter,
+    Environment,
+    GroupAudit,
+    MetricsRow,
+    Permit,
+    PermitGrant,
+    Protocol,
+    RunEvent,
+    RunRecord,
+    RunState,
+    RunStatus,
+)
 from gristmill.sync_client import SyncClient
 from gristmill.version import PolicyVersion
 
@@ -23,15 +35,20 @@ __all__ = [
     "ApiUnreachable",
     "Client",
     "ConfigError",
+    "DeadLetter",
     "Deployment",
+    "Environment",
     "GristmillError",
     "GroupAudit",
     "GroupError",
     "Manifest",
     "ManifestError",
+    "MetricsRow",
     "Permit",
     "PermitGrant",
     "PolicyVersion",
+    "Protocol",
+    "RunEvent",
     "RunRecord",
     "RunState",
     "RunStatus",

@@ -15,6 +15,13 @@ class RunState(StrEnum):
     FINISHED = "finished"
 
 
+class Protocol(StrEnum):
+    """How a run's groups come in: under permits at /v1, or as Atropos' clients send them at the root."""
+
+    GRISTMILL = "gristmill"
+    ATROPOS = "atropos"
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -27,6 +34,10 @@ class RunRecord(_Record):
     digest: str
     """SHA-256 of the environment's half."""
     group_size: int
+    """Sequences a group; 1 where they vary (protocol "atropos")."""
+    stack: str | None = None
+    """The stack (one model server and its trainer) that works on the run; None: whoever names it."""
+    protocol: Protocol = Protocol.GRISTMILL
     env: dict[str, Any]
     trainer: dict[str, Any] | None = None
     """None until a trainer took the run."""
@@ -65,8 +76,12 @@ class RunStatus(_Record):
     leased: int
     trained: int
     dead: int
+    sequences: dict[str, int]
+    """Sequences of the groups that are ready, leased and dead."""
+    bytes_by_state: dict[str, int]
+    """Payload bytes of the groups that are ready, leased and dead."""
     accepted: int
-    """Groups submitted and not dropped since."""
+    """Groups submitted and neither dead nor dropped since."""
     outstanding: int
     """Permits out with environments."""
     dropped: dict[str, int] = Field(default_factory=dict)
@@ -74,6 +89,57 @@ class RunStatus(_Record):
     rows_issued: int
     bytes: int
     """Payload bytes held."""
+    archiving: int = 0
+    """Trained groups whose bytes wait to be archived."""
+    envs: int = 0
+    """Registered environments that are alive."""
+    oldest_ready_s: float | None = None
+    """Seconds since the group at the head of the queue was submitted; None when the queue is empty."""
+    oldest_ready_staleness: int | None = None
+    """Policy steps between that group and the newest published weights."""
+    lease_expiries: int = 0
+    """Leases that ran out."""
+    redeliveries: int = 0
+    """Groups leased again after a lease of theirs ended without an ack."""
+
+
+class Environment(_Record):
+    """A registered environment."""
+
+    env_id: str
+    weight: float | None = None
+    min_batch_allocation: float | None = None
+    alive: bool
+    """Heard from within the API's environment time-out."""
+
+
+class DeadLetter(_Record):
+    """A group that was set aside."""
+
+    group_id: str
+    env_id: str
+    reason: str
+    attempts: int
+    sequences: int
+    bytes: int
+
+
+class MetricsRow(_Record):
+    """One row of a source's metrics."""
+
+    source: str
+    step: int
+    values: dict[str, Any]
+
+
+class RunEvent(_Record):
+    """Something that happened in a run."""
+
+    id: str
+    """Place in the run's event stream; what Last-Event-ID takes."""
+    kind: str
+    """open, take, version, submit, drop, dead, replay, lease, expire, nack, ack, env, metrics, finish."""
+    fields: dict[str, str]
 
 
 class GroupAudit(_Record):

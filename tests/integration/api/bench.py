@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from gristmill import RunRecord
-from gristmill_api.store import Store, Submission, keys
+from gristmill_api.store import Amount, Store, Submission, keys
 
 RUN = "run-1"
 
@@ -20,10 +20,14 @@ def trainer(steps: int = 10, staleness: int = 0, groups: int = 4, **more: Any) -
     return {**half, "max_staleness": staleness, **more}
 
 
-def submission(group_id: str, content: str = "a", size: int = 100) -> Submission:
+def submission(
+    group_id: str, content: str = "a", size: int = 100, *, tokens: int = 10, env_id: str = "env-1", step: int = 0
+) -> Submission:
     """A body the store takes as it is: it is the API's edge that decodes groups."""
     body = f"{group_id}/{content}/".encode().ljust(size, b".")
-    return Submission(group_id, body, hashlib.sha256(body).digest(), sequences=2, env_id="env-1")
+    return Submission(
+        group_id, body, hashlib.sha256(body).digest(), size, sequences=2, tokens=tokens, env_id=env_id, step=step
+    )
 
 
 @dataclass
@@ -44,8 +48,8 @@ class Bench:
     async def ask(self, holder: str, count: int) -> list[str]:
         return [permit.group_id for permit in (await self.store.permits(RUN, holder, count)).permits]
 
-    async def submit(self, holder: str, group_id: str, content: str = "a") -> bool:
-        return await self.store.submit(RUN, holder, submission(group_id, content))
+    async def submit(self, holder: str, group_id: str, content: str = "a", step: int = 0) -> bool:
+        return await self.store.submit(RUN, holder, submission(group_id, content, step=step))
 
     async def fill(self, count: int, holder: str = "env-1") -> list[str]:
         """Permits taken and their groups submitted, in order."""
@@ -56,8 +60,8 @@ class Bench:
         return ids
 
     async def lease(self, incarnation: int, batch_id: str, groups: int) -> list[str] | None:
-        batch = await self.store.lease(RUN, incarnation, batch_id, groups)
-        return None if batch is None else [leased.group_id for leased in batch]
+        batch = await self.store.lease(RUN, incarnation, batch_id, Amount("groups", groups))
+        return [leased.group_id for leased in batch.groups] or None
 
     async def expire_permits(self, *group_ids: str) -> None:
         """The named permits' time is over, as if their TTL had passed."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS, SIZE = 8, 1, 3, 2, 100
+STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS = 8, 1, 3, 2
+SIZE, SEQUENCES, TOKENS = 100, 2, 10
+"""Of every group."""
+LATEST = 8
 
 
 @dataclass
@@ -12,7 +15,8 @@ class Group:
     content: str
     seq: int
     state: str = "ready"
-    """ready, leased, trained or dead."""
+    """ready, leased, trained, dead or dropped."""
+    step: int = 0
     attempts: int = 0
 
 
@@ -39,6 +43,9 @@ class Model:
     batches: dict[str, Batch] = field(default_factory=dict)
     overdue_leases: set[str] = field(default_factory=set)
     acked: set[str] = field(default_factory=set)
+    latest: list[str] = field(default_factory=list)
+    expiries: int = 0
+    redeliveries: int = 0
 
     def take(self, covered: set[str]) -> None:
         self.incarnation += 1
@@ -62,7 +69,7 @@ class Model:
             del self.holders[group_id]
             self.waiting.add(group_id)
         self.overdue_permits.clear()
-        accepted = sum(group.state != "dead" for group in self.groups.values())
+        accepted = self.accepted()
         capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
         granted: list[str] = []
         while len(granted) < count and accepted + len(self.holders) < capacity:
@@ -89,7 +96,7 @@ class Model:
         return lost
 
     def give_back(self, holder: str, group_id: str, reason: str) -> str | None:
-        if group_id in self.groups:
+        if group_id in self.groups and self.groups[group_id].state != "dropped":
             return "conflict"
         if group_id in self.dropped:
             return None if self.dropped[group_id] == reason else "permit_lost"
@@ -111,16 +118,19 @@ class Model:
 
     def submit(self, holder: str, group_id: str, content: str) -> str | bool:
         known = self.groups.get(group_id)
-        if known is not None:
+        if known is not None and known.state != "dropped":
             return False if known.content == content else "conflict"
         if group_id not in self.waiting and self.holders.get(group_id) != holder:
             return "permit_lost"
         self._release(group_id)
         self.seq += 1
-        self.groups[group_id] = Group(content, self.seq)
+        self.groups[group_id] = Group(content, self.seq, step=self.step())
+        self.latest = [group_id, *self.latest][:LATEST]
         return True
 
-    def lease(self, batch_id: str, count: int) -> str | list[str] | None:
+    def lease(
+        self, batch_id: str, unit: str, amount: int, partial: bool, max_staleness: int | None
+    ) -> str | list[str] | None:
         batch = self.batches.get(batch_id)
         if batch is not None:
             self._hold(batch_id)
@@ -129,25 +139,60 @@ class Model:
             return "batch_acked"
         for overdue in self.overdue_leases:
             self.batches[overdue].expired = True
+            self.expiries += 1
             for group_id in self.batches[overdue].members:
                 self.groups[group_id].state = "ready"
         self.overdue_leases.clear()
-        while True:
-            first = self.ready()[:count]
-            worn_out = [group_id for group_id in first if self.groups[group_id].attempts >= MAX_ATTEMPTS]
-            for group_id in worn_out:
-                self._leave_expired(group_id)
-                self.groups[group_id].state = "dead"
-            if not worn_out:
+        size = {"groups": 1, "sequences": SEQUENCES, "tokens": TOKENS}[unit]
+        chosen: list[str] = []
+        full = False
+        for group_id in self.ready():
+            if full or len(chosen) * size >= amount:
                 break
-        if len(first) < count:
+            group = self.groups[group_id]
+            if group.attempts >= MAX_ATTEMPTS:
+                self._leave_expired(group_id)
+                group.state = "dead"
+            elif max_staleness is not None and self.step() - group.step > max_staleness:
+                self._leave_expired(group_id)
+                self._drop(group_id, "stale")
+            elif (len(chosen) + 1) * size <= amount or (unit == "tokens" and not chosen):
+                chosen.append(group_id)
+            else:
+                full = unit == "tokens"
+        enough = full or len(chosen) * size >= amount or (unit == "tokens" and partial)
+        if not chosen or not enough:
             return None
-        for group_id in first:
+        for group_id in chosen:
             self._leave_expired(group_id)
-            self.groups[group_id].state = "leased"
-            self.groups[group_id].attempts += 1
-        self.batches[batch_id] = Batch(first)
-        return first
+            group = self.groups[group_id]
+            group.state = "leased"
+            group.attempts += 1
+            self.redeliveries += group.attempts > 1
+        self.batches[batch_id] = Batch(chosen)
+        return chosen
+
+    def nack(self, batch_ids: list[str]) -> int:
+        count = 0
+        for batch_id in batch_ids:
+            if batch_id in self.batches and not self.batches[batch_id].expired:
+                self.overdue_leases.discard(batch_id)
+                for group_id in self.batches.pop(batch_id).members:
+                    self.groups[group_id].state = "ready"
+                    count += 1
+        return count
+
+    def replay(self, group_ids: list[str]) -> int:
+        dead = [group_id for group_id in group_ids if group_id in self._of("dead")]
+        for group_id in dead:
+            self.groups[group_id].state, self.groups[group_id].attempts = "ready", 0
+        return len(dead)
+
+    def purge(self, group_ids: list[str]) -> int:
+        dead = [group_id for group_id in group_ids if group_id in self._of("dead")]
+        for group_id in dead:
+            self._drop(group_id, "purged")
+        return len(dead)
 
     def extend(self, batch_ids: list[str]) -> list[str]:
         for batch_id in batch_ids:
@@ -168,6 +213,16 @@ class Model:
                 lost.append(batch_id)
         return lost
 
+    def step(self) -> int:
+        return self.version[1] if self.version else 0
+
+    def accepted(self) -> int:
+        return sum(group.state not in ("dead", "dropped") for group in self.groups.values())
+
+    def held(self) -> set[str]:
+        """Groups whose bytes count."""
+        return {group_id for group_id, group in self.groups.items() if group.state not in ("trained", "dropped")}
+
     def ready(self) -> list[str]:
         return self._of("ready")
 
@@ -179,6 +234,10 @@ class Model:
             "trained": sorted(states["trained"]),
             "outstanding": sorted(self.holders),
         }
+
+    def _drop(self, group_id: str, reason: str) -> None:
+        self.groups[group_id].state = "dropped"
+        self.dropped[group_id] = reason
 
     def _of(self, state: str) -> list[str]:
         found = [group_id for group_id, group in self.groups.items() if group.state == state]

@@ -343,6 +343,6 @@ async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
         "/healthz", "/readyz", "/metrics", "/v1/open", "/v1/runs", "/v1/runs/{run_id}",
         *(f"/v1/runs/{{run_id}}/{verb}" for verb in (
             "take", "version", "finish", "close", "status", "permits", "permits/renew", "permits/return",
-            "permits/abandon", "groups", "groups/{group_id}", "lease", "extend", "ack",
+            "permits/abandon", "groups", "groups/{group_id}", "lease", "extend", "ack", "nack",
         )),
     }  # fmt: skip

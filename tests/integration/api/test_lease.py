@@ -6,6 +6,7 @@ import pytest
 from tests.integration.api.bench import RUN, Bench
 
 from gristmill_api.errors import Refused
+from gristmill_api.store import Amount
 
 
 async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None:
@@ -15,9 +16,8 @@ async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None
         await bench.submit("env-1", group)
     assert await bench.lease(incarnation, "b1", 4) is None
     assert await bench.whereabouts() == {"ready": [ids[2], ids[0], ids[3]], "outstanding": [ids[1]]}
-    batch = await bench.store.lease(RUN, incarnation, "b1", 2)
-    assert batch is not None
-    assert [(leased.group_id, leased.size) for leased in batch] == [(ids[2], 100), (ids[0], 100)]
+    batch = await bench.store.lease(RUN, incarnation, "b1", Amount("groups", 2))
+    assert [(leased.group_id, leased.size) for leased in batch.groups] == [(ids[2], 100), (ids[0], 100)]
     assert await bench.store.payload(RUN, ids[2]) == f"{ids[2]}/a/".encode().ljust(100, b".")
 
 

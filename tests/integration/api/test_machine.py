@@ -24,11 +24,11 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.integration.api.bench import RUN, Bench, trainer
-from tests.integration.api.model import MAX_ATTEMPTS, PER_STEP, SIZE, STALENESS, STEPS, Model
+from tests.integration.api.model import MAX_ATTEMPTS, PER_STEP, SEQUENCES, SIZE, STALENESS, STEPS, TOKENS, Model
 
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
-from gristmill_api.store import Store, keys
+from gristmill_api.store import Amount, Store, keys
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, group_id=ROWS, content=st.sampled_from(["a", "a", "b"]))
     def submit(self, holder: str, group_id: str, content: str) -> None:
-        told = self.outcome(self.bench.submit(holder, group_id, content))
+        told = self.outcome(self.bench.submit(holder, group_id, content, self.model.step()))
         assert told == self.model.submit(holder, group_id, content)
 
     @rule(holder=HOLDERS, count=st.integers(1, 5))
@@ -133,17 +133,61 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.overdue_permits |= overdue
 
     @precondition(lambda self: self.model.incarnation > 0)
-    @rule(batch_id=BATCHES, count=st.integers(1, 3), late=LATE)
-    def lease(self, batch_id: str, count: int, late: int) -> None:
-        told = self.outcome(self.bench.lease(self.model.incarnation - late, batch_id, count))
-        assert told == ("fenced" if late else self.model.lease(batch_id, count))
+    @rule(
+        batch_id=BATCHES,
+        unit=st.sampled_from(["groups", "sequences", "tokens"]),
+        count=st.integers(1, 3),
+        more=st.integers(0, 4),
+        partial=st.booleans(),
+        max_staleness=st.one_of(st.none(), st.integers(0, 2)),
+        late=LATE,
+    )
+    def lease(
+        self, batch_id: str, unit: str, count: int, more: int, partial: bool, max_staleness: int | None, late: int
+    ) -> None:
+        """`count` groups' worth of a unit; of tokens also a few more, which are not enough for another group."""
+        amount = {"groups": count, "sequences": count * SEQUENCES, "tokens": count * TOKENS + more}[unit]
+        told = self.outcome(
+            self.store.lease(
+                RUN,
+                self.model.incarnation - late,
+                batch_id,
+                Amount(unit, amount),  # type: ignore[arg-type]
+                max_staleness=max_staleness,
+                partial=partial,
+            )
+        )
+        if late:
+            assert told == "fenced"
+            return
+        expected = self.model.lease(batch_id, unit, amount, partial, max_staleness)
+        assert (told if isinstance(told, str) else [leased.group_id for leased in told.groups] or None) == expected
+
+    def lease_groups(self, batch_id: str, count: int) -> None:
+        self.lease(batch_id, "groups", count, more=0, partial=False, max_staleness=None, late=0)
+
+    @precondition(lambda self: self.model.incarnation > 0)
+    @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
+    def nack(self, batch_ids: list[str], late: int) -> None:
+        told = self.outcome(self.store.nack(RUN, self.model.incarnation - late, batch_ids))
+        assert told == ("fenced" if late else self.model.nack(batch_ids))
+
+    @precondition(lambda self: "dead" in {group.state for group in self.model.groups.values()})
+    @rule(group_ids=st.lists(ROWS, max_size=4, unique=True), everything=st.booleans(), again=st.booleans())
+    def settle_dead(self, group_ids: list[str], everything: bool, again: bool) -> None:
+        chosen = sorted(self.model.groups) if everything else group_ids
+        named = None if everything else group_ids
+        if again:
+            assert self.wait(self.store.dead.replay(RUN, named)) == self.model.replay(chosen)
+        else:
+            assert self.wait(self.store.dead.purge(RUN, named)) == self.model.purge(chosen)
 
     @precondition(lambda self: self.model.ready())
     @rule(data=st.data())
     def lease_some(self, data: st.DataObject) -> None:
         unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
         if unused:
-            self.lease(unused[0], data.draw(st.integers(1, len(self.model.ready()))), late=0)
+            self.lease_groups(unused[0], data.draw(st.integers(1, len(self.model.ready()))))
 
     @precondition(lambda self: self.model.batches)
     @rule()
@@ -155,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.overdue_leases.add(batch_id)
         unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
         if unused:
-            self.lease(unused[0], 1, late=0)
+            self.lease_groups(unused[0], 1)
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())
@@ -196,25 +240,31 @@ class StoreMachine(RuleBasedStateMachine):
         states = [group.state for group in self.model.groups.values()]
         for state in ("ready", "leased", "trained", "dead"):
             assert getattr(status, state) == states.count(state)
-        assert status.accepted == len(states) - states.count("dead")
+        for state in ("ready", "leased", "dead"):
+            assert status.sequences[state] == SEQUENCES * states.count(state)
+            assert status.bytes_by_state[state] == SIZE * states.count(state)
+        assert status.accepted == self.model.accepted()
+        assert status.lease_expiries == self.model.expiries
+        assert status.redeliveries == self.model.redeliveries
         assert status.outstanding == len(self.model.holders)
         assert status.rows_issued == self.model.rows
-        assert status.bytes == SIZE * (len(states) - states.count("trained"))
+        assert status.bytes == SIZE * len(self.model.held())
         assert sum(status.dropped.values()) == len(self.model.dropped)
 
     @invariant()
     def redis_holds_these_keys_and_no_other(self) -> None:
         start = keys.prefix(RUN)
-        held = {group_id for group_id, group in self.model.groups.items() if group.state != "trained"}
+        held = self.model.held()
         expected = {f"{start}{kind}:{group_id}" for kind in ("group", "payload") for group_id in held}
         expected |= {f"{start}batch:{batch_id}" for batch_id in self.model.batches}
+        expected |= {f"{start}example:{group_id}" for group_id in self.model.latest if group_id not in held}
         found = {name.decode() if isinstance(name, bytes) else name for name in self.wait(self.redis.keys("*"))}
         assert {name for name in found if name.removeprefix(start).count(":")} - {
             keys.RUNS,
-            keys.OPEN,
-            "gm:bytes",
+            keys.STACKS,
+            keys.BYTES,
         } == expected
-        assert int(self.wait(self.redis.get("gm:bytes")) or 0) == SIZE * len(held)
+        assert int(self.wait(self.redis.get(keys.BYTES)) or 0) == SIZE * len(held)
 
 
 @pytest.mark.timeout(600)

@@ -166,7 +166,8 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
                     await asyncio.to_thread(api.start)
                 if victim in ("redis", "both"):
                     await asyncio.to_thread(server.start)
-            await asyncio.sleep(0.7)
+            while len(trained) < 16:  # the work goes on after the last kill
+                await asyncio.sleep(0.1)
             done.set()
 
         async with asyncio.TaskGroup() as group:
@@ -180,7 +181,6 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
     assert acknowledged == set(everywhere)
     assert trained == set(audit.trained)
     assert not audit.dead
-    assert len(trained) >= 16
     assert status.accepted == len(everywhere)
     step = PolicyVersion.parse(status.version or "").step
     assert status.rows_issued <= (step + 1) * 8, "no kill made a row be issued in another's stead"

@@ -39,7 +39,7 @@ async def test_a_finished_run_is_told_so(bench: Bench) -> None:
     assert (await bench.store.status(RUN)).outstanding == 0
     for call in (
         bench.store.take(RUN, trainer(), []),
-        bench.store.lease(RUN, incarnation, "b", 1),
+        bench.lease(incarnation, "b", 1),
         bench.store.record_version(RUN, incarnation, 1),
         bench.submit("env-1", held[0]),
     ):
@@ -58,7 +58,7 @@ async def test_an_operator_ends_a_run_whoever_has_it(bench: Bench, taken: bool) 
     if taken:
         assert await bench.whereabouts() == {"ready": ready}, "closing loses nothing"
         with pytest.raises(Refused) as refused:
-            await bench.store.lease(RUN, incarnation, "b", 1)
+            await bench.lease(incarnation, "b", 1)
         assert refused.value.code == "finished"
     _, new = await bench.store.create_run("other", {}, 2)
     assert new
@@ -99,7 +99,7 @@ async def test_a_taken_run_fences_the_trainer_before(bench: Bench) -> None:
     await bench.lease(old, "b1", 2)
     new = await bench.start()
     for call in (
-        bench.store.lease(RUN, old, "b2", 1),
+        bench.lease(old, "b2", 1),
         bench.store.extend(RUN, old, ["b1"]),
         bench.store.ack(RUN, old, ["b1"]),
         bench.store.record_version(RUN, old, 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from redis.asyncio import Redis
@@ -91,7 +92,7 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Ben
     assert await refusal(bench, "env-1", "g00000000") == "permit_lost"
     (group,) = await bench.ask("env-1", 1)
     big = submission(group)
-    wrong = type(big)(group, big.body, big.digest, sequences=3, env_id="env-1")
+    wrong = dataclasses.replace(big, sequences=3)
     with pytest.raises(Refused, match="3 sequences, the run's group_size is 2") as refused:
         await bench.store.submit(RUN, "env-1", wrong)
     assert refused.value.code == "bad_group"

@@ -40,12 +40,54 @@ def run_missing(run_id: str) -> Refused:
     return Refused("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
 
 
-def run_open(run_id: str, other: str) -> Refused:
+def run_open(run_id: str, other: str, stack: str) -> Refused:
     return Refused(
         "run_open",
         409,
-        f"run {run_id!r} cannot start: run {other!r} is open, and one run is open at a time.",
-        f"Let {other!r} finish, start with its config to join it, or end it: curl -X POST <API>/v1/runs/{other}/close",
+        f"run {run_id!r} cannot start: stack {stack!r} works on one run at a time, and run {other!r} is open.",
+        f"Let {other!r} finish, start with its config to join it, end it (curl -X POST <API>/v1/runs/{other}/close), "
+        "or bring up another stack and name it (GRISTMILL_STACK).",
+    )
+
+
+def run_not_finished(run_id: str) -> Refused:
+    return Refused(
+        "run_open", 409, f"run {run_id!r} is open.", f"Close it first: curl -X POST <API>/v1/runs/{run_id}/close"
+    )
+
+
+def archiving(run_id: str, groups: int) -> Refused:
+    refused = Refused(
+        "archiving", 409, f"{groups} trained groups of run {run_id!r} wait to be archived.", "Try again in a moment."
+    )
+    refused.retry_after = 1
+    return refused
+
+
+def no_permits(run_id: str) -> Refused:
+    return Refused(
+        "no_permits",
+        409,
+        f"run {run_id!r} is fed at the API's root (Atropos' protocol), which knows no permits.",
+        "Open a run of another id.",
+    )
+
+
+def env_missing(run_id: str, env_id: str) -> Refused:
+    return Refused(
+        "env_missing",
+        404,
+        f"environment {env_id!r} is not registered with run {run_id!r}.",
+        f"Register it: POST /v1/runs/{run_id}/envs.",
+    )
+
+
+def group_missing(run_id: str, group_id: str) -> Refused:
+    return Refused(
+        "group_missing",
+        404,
+        f"run {run_id!r} holds no bytes of group {group_id!r}: it was never submitted, or is trained or dropped.",
+        "Trained groups are in the run's archive.",
     )
 
 
@@ -111,6 +153,13 @@ def too_large(limit: int) -> Refused:
 def store_full(message: str) -> Refused:
     remedy = "Try again once the trainer has acked, or raise API_MAX_STORED_BYTES (and Redis' maxmemory)."
     refused = Refused("store_full", 429, message, remedy)
+    refused.retry_after = 2
+    return refused
+
+
+def run_full(run_id: str, held: int, groups: int) -> Refused:
+    remedy = "Try again once the trainer has acked, or raise API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS."
+    refused = Refused("store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy)
     refused.retry_after = 2
     return refused
 

@@ -32,6 +32,12 @@ class Limits(SettingsModel):
     """Largest request body."""
     max_stored_bytes: Count = 1024 * MIB
     """Payload bytes held for all runs; beyond, submits hear 429. Keep it well below Redis' maxmemory."""
+    max_run_bytes: Count = 1024 * MIB
+    """Payload bytes held for one run; beyond, its submits hear 429."""
+    max_run_groups: Count = 100_000
+    """Groups held for one run; beyond, its submits hear 429."""
+    env_ttl_s: Seconds = 60.0
+    """A registered environment that was not heard from for so long counts as dead: no share is kept for it."""
     max_wait_s: Seconds = 60.0
     """Longest long-poll; a request that asks for more gets this."""
 

@@ -92,4 +92,13 @@ async def _read(request: Request, run_id: str, group_id: str) -> Submission:
     ):
         if inside != outside:
             raise errors.bad_group(group_id, f"its {name} is {inside!r}, but it was sent as {outside!r}")
-    return Submission(group_id, body, digest.digest(), group.size, group.env_id)
+    return Submission(
+        group_id=group_id,
+        body=body,
+        digest=digest.digest(),
+        raw_bytes=len(body),
+        sequences=group.size,
+        tokens=len(group.tokens),
+        env_id=group.env_id,
+        step=group.oldest_version.step,
+    )

@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE
 from gristmill.logs import line
 from gristmill_api import errors, framing
 from gristmill_api.context import Body, Context, Ctx, Name, RunId
-from gristmill_api.store import Leased, keys
+from gristmill_api.store import Amount, Leased, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"])
 
 
 class Lease(Body):
+    """Ask for exactly one of `groups`, `sequences` and `tokens`."""
+
     incarnation: Annotated[int, Field(ge=1)]
     batch_id: Name
     """Chosen by the trainer: the same id again, after a lost answer, is the same batch."""
-    groups: Annotated[int, Field(ge=1, le=65536)]
+    groups: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Exactly so many groups."""
+    sequences: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    """Groups of exactly so many sequences together."""
+    tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """As many groups, in order, as fit in this budget; at least one. What there is when `wait` is over."""
+    max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    """Groups sampled by weights more than so many steps old are dropped on the way."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Seconds to wait until so many are ready."""
+    """Seconds to wait until so much is ready."""
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Lease:
+        if sum(amount is not None for amount in (self.groups, self.sequences, self.tokens)) != 1:
+            raise ValueError("name exactly one of groups, sequences and tokens")
+        return self
+
+    @property
+    def amount(self) -> Amount:
+        if self.groups is not None:
+            return Amount("groups", self.groups)
+        if self.sequences is not None:
+            return Amount("sequences", self.sequences)
+        assert self.tokens is not None
+        return Amount("tokens", self.tokens)
 
 
 class Batches(Body):
     incarnation: Annotated[int, Field(ge=1)]
     batch_ids: list[Name]
+
+
+class Nacked(Body):
+    groups: int
+    """Groups that are ready again by this call."""
 
 
 class Extended(Body):
@@ -53,18 +83,33 @@ class Ack(Body):
     response_class=Response,
     responses={
         200: {"content": {BATCH_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
-        204: {"description": "Fewer groups than asked were ready."},
+        204: {"description": "Less than asked was ready."},
     },
 )
 async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Response:
-    """Lease the first groups in submit order. The body is framed as `gristmill_api.framing` says."""
+    """Lease from the head of the queue, in submit order. The body is framed as `gristmill_api.framing` says.
 
-    async def attempt() -> list[Leased] | None:
-        return await ctx.store.lease(run_id, body.incarnation, body.batch_id, body.groups)
+    The header `Gristmill-Dropped: stale=3, dead=0` tells how many groups the call gave up on its way and why.
+    """
+    ask = functools.partial(
+        ctx.store.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
+    )
+    stale = dead = 0
+
+    async def attempt(partial: bool = False) -> list[Leased] | None:
+        nonlocal stale, dead
+        batch = await ask(partial=partial)
+        stale, dead = stale + batch.stale, dead + batch.dead
+        return batch.groups or None
 
     batch = await ctx.changes.poll(keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
+    if batch is None and body.tokens is not None and not await request.is_disconnected():
+        batch = await attempt(partial=True)
+    if stale or dead:
+        _LOG.warning(line("lease", run=run_id, batch=body.batch_id, stale=stale, dead=dead))
+    dropped = {"Gristmill-Dropped": f"stale={stale}, dead={dead}"}
     if batch is None:
-        return Response(status_code=204)
+        return Response(status_code=204, headers=dropped)
     # The first payload is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
     first = await ctx.store.payload(run_id, batch[0].group_id)
     if first is None:
@@ -74,9 +119,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
              bytes=sum(group.size for group in batch))
     )  # fmt: skip
     length = framing.length([group.size for group in batch])
-    return StreamingResponse(
-        _frames(ctx, run_id, batch, first), media_type=BATCH_MEDIA_TYPE, headers={"Content-Length": str(length)}
-    )
+    headers = {"Content-Length": str(length), **dropped}
+    return StreamingResponse(_frames(ctx, run_id, batch, first), media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 
 @router.post("/extend")
@@ -97,6 +141,14 @@ async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
     if done.lost:
         raise errors.lease_lost(run_id, done.lost)
     return Ack(acked=done.batches, already=done.already, groups=done.groups)
+
+
+@router.post("/nack")
+async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
+    """Give batches back at once: their groups are ready again, in their places. Others are passed over."""
+    groups = await ctx.store.nack(run_id, body.incarnation, body.batch_ids)
+    _LOG.info(line("nack", run=run_id, incarnation=body.incarnation, batches=len(body.batch_ids), groups=groups))
+    return Nacked(groups=groups)
 
 
 async def _frames(ctx: Context, run_id: str, batch: list[Leased], first: bytes) -> AsyncIterator[bytes]:

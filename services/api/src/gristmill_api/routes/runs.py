@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Annotated, Any
 
@@ -10,8 +11,8 @@ from pydantic import Field
 
 from gristmill import RunRecord, RunStatus
 from gristmill.logs import line
-from gristmill_api.context import Body, Ctx, Id, RunId
-from gristmill_api.store import keys
+from gristmill_api.context import Body, Ctx, Id, Name, RunId
+from gristmill_api.store import DEFAULT_STACK, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["runs"])
@@ -23,6 +24,8 @@ class CreateRun(Body):
     """The environment's settings. Whoever joins must bring the same."""
     group_size: Annotated[int, Field(ge=1, le=65536)]
     """Sequences a group."""
+    stack: Name | None = DEFAULT_STACK
+    """The stack (one model server and its trainer) that works on the run. It has one open run at a time; null: none."""
 
 
 class Take(Body):
@@ -49,7 +52,7 @@ class Incarnation(Body):
 @router.post("/runs", responses={201: {"model": RunRecord}})
 async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord:
     """Open a run (201), or join it with the same settings (200). Look at `state`: it may be finished."""
-    record, new = await ctx.store.create_run(body.run_id, body.env, body.group_size)
+    record, new = await ctx.store.create_run(body.run_id, body.env, body.group_size, body.stack)
     if new:
         response.status_code = 201
         _LOG.info(line("run", run=record.run_id, state=record.state, group_size=record.group_size))
@@ -69,10 +72,14 @@ async def run(ctx: Ctx, run_id: RunId) -> RunRecord:
 
 @router.get("/open", response_model=RunRecord, responses={204: {"description": "No run is open."}})
 async def open_run(
-    ctx: Ctx, request: Request, wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
+    ctx: Ctx,
+    request: Request,
+    stack: Name = DEFAULT_STACK,
+    wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
 ) -> RunRecord | Response:
-    """The open run; waits up to `wait` seconds for one."""
-    record = await ctx.changes.poll(keys.OPEN_TOPIC, ctx.store.open_run, ctx.wait(wait), request.is_disconnected)
+    """The open run of a stack; waits up to `wait` seconds for one."""
+    attempt = functools.partial(ctx.store.open_run, stack)
+    record = await ctx.changes.poll(keys.OPEN_TOPIC, attempt, ctx.wait(wait), request.is_disconnected)
     return record or Response(status_code=204)
 
 
@@ -106,6 +113,13 @@ async def close(ctx: Ctx, run_id: RunId) -> RunRecord:
     record = await ctx.store.close_run(run_id)
     _LOG.info(line("run", run=run_id, state=record.state, version=record.version, by="an operator"))
     return record
+
+
+@router.delete("/runs/{run_id}", status_code=204)
+async def delete(ctx: Ctx, run_id: RunId) -> None:
+    """Delete a finished run and all that the store holds of it. Its folder (checkpoints, archive) stays."""
+    await ctx.store.delete_run(run_id)
+    _LOG.info(line("delete", run=run_id))
 
 
 @router.get("/runs/{run_id}/status")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 RUNS = "gm:runs"
-OPEN = "gm:open"
+STACKS = "gm:stacks"
+BYTES = "gm:bytes"
 EVENTS = "gm:events"
 
 
@@ -20,6 +21,18 @@ def payload(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}payload:{group_id}"
 
 
+def example(run_id: str, group_id: str) -> str:
+    return f"{prefix(run_id)}example:{group_id}"
+
+
+def group(run_id: str, group_id: str) -> str:
+    return f"{prefix(run_id)}group:{group_id}"
+
+
+def metrics(run_id: str, source: str) -> str:
+    return f"{prefix(run_id)}metrics:{source}"
+
+
 OPEN_TOPIC = "open"
 """Published on EVENTS when a run opens."""
 
@@ -32,3 +45,13 @@ def ready_topic(run_id: str) -> str:
 def permits_topic(run_id: str) -> str:
     """Published on EVENTS when a permit may have come free, or the run finished."""
     return f"permits {prefix(run_id)}"
+
+
+def events_topic(run_id: str) -> str:
+    """Published on EVENTS when the run's event stream has grown."""
+    return f"events {prefix(run_id)}"
+
+
+def archive_topic(run_id: str) -> str:
+    """Published on EVENTS when groups wait to be archived."""
+    return f"archive {prefix(run_id)}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gristmill import PolicyVersion, RunRecord, RunState
+from gristmill import PolicyVersion, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
 
 
@@ -33,6 +33,38 @@ def version(incarnation: bytes | None, step: bytes | None) -> str | None:
     return str(PolicyVersion(int(incarnation), int(step))) if incarnation and step else None
 
 
+def run_status(reply: Sequence[Any]) -> RunStatus:
+    """From the reply of status.lua."""
+    state, incarnation, step, *numbers, age, oldest_step, counters, drops = reply
+    ready, leased, dead, outstanding, archiving, envs = map(int, numbers)
+    counts = {name: int(value) for name, value in pairs(counters).items()}
+
+    def counted(name: str) -> int:
+        return counts.get(name, 0)
+
+    return RunStatus(
+        state=RunState(state.decode()),
+        version=version(incarnation, step),
+        ready=ready,
+        leased=leased,
+        trained=counted("trained"),
+        dead=dead,
+        sequences={name: counted(f"{name}_sequences") for name in ("ready", "leased", "dead")},
+        bytes_by_state={name: counted(f"{name}_bytes") for name in ("ready", "leased", "dead")},
+        accepted=counted("accepted"),
+        outstanding=outstanding,
+        dropped={reason: int(count) for reason, count in pairs(drops).items()},
+        rows_issued=counted("rows"),
+        bytes=counted("bytes"),
+        archiving=archiving,
+        envs=envs,
+        oldest_ready_s=None if age == b"" else int(age) / 1000,
+        oldest_ready_staleness=max(0, int(step) - int(oldest_step)) if step and oldest_step else None,
+        lease_expiries=counted("expiries"),
+        redeliveries=counted("redeliveries"),
+    )
+
+
 def run_record(fields: dict[str, bytes]) -> RunRecord:
     """From the HASH `record`."""
 
@@ -44,6 +76,8 @@ def run_record(fields: dict[str, bytes]) -> RunRecord:
         state=RunState(fields["state"].decode()),
         digest=fields["digest"].decode(),
         group_size=int(fields["group_size"]),
+        stack=fields["stack"].decode() or None,
+        protocol=Protocol(fields["protocol"].decode()),
         env=json.loads(fields["env"]),
         trainer=json.loads(fields["trainer"]) if "trainer" in fields else None,
         incarnation=int(fields["incarnation"]),

@@ -6,17 +6,23 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from gristmill import GroupAudit, Permit, PermitGrant, RunRecord, RunState, RunStatus
+from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.records import canonical, pairs, run_record, text, version
+from gristmill_api.store.calls import Calls
+from gristmill_api.store.dead import DeadLetters
+from gristmill_api.store.envs import Environments
+from gristmill_api.store.journal import Journal
+from gristmill_api.store.records import canonical, pairs, run_record, run_status, text, version
 from gristmill_api.store.scripts import Scripts
 from gristmill_api.store.trainer import TrainerPlan
+
+DEFAULT_STACK = "default"
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,13 @@ class Submission:
     body: bytes
     digest: bytes
     """SHA-256 of the body, 32 raw bytes."""
+    raw_bytes: int
+    """Bytes of the body when inflated."""
     sequences: int
+    tokens: int
     env_id: str
+    step: int
+    """Policy step of the oldest weights that sampled it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,30 @@ class Leased:
 
     group_id: str
     size: int
-    """Bytes."""
+    """Bytes as stored."""
+    raw_size: int
+    """Bytes when inflated."""
+    schema: str
+    """What the bytes are: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Answer to a lease: the groups, none when too few were ready, and what was met on the way to them."""
+
+    groups: list[Leased]
+    dead: int
+    """Groups set aside as dead letters by this call: delivered too often."""
+    stale: int
+    """Groups dropped by this call: sampled by weights older than the lease allows."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much a lease asks for."""
+
+    unit: Literal["groups", "sequences", "tokens"]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -64,21 +98,37 @@ class Store:
     A method that returned has its effect on disk when Redis runs with `appendfsync always`.
     """
 
-    def __init__(self, redis: Redis, limits: Limits) -> None:
+    def __init__(self, redis: Redis, limits: Limits, *, archive: bool = False) -> None:
+        """`archive`: acked groups stay until an archiver has written them."""
         self._redis = redis
         self._limits = limits
-        self._scripts = Scripts(redis)
+        self._archive = "1" if archive else ""
+        self.scripts = Scripts(redis)
+        self._calls = Calls(self.scripts)
+        self.envs = Environments(redis, self._calls, _ms(limits.env_ttl_s))
+        self.dead = DeadLetters(redis, self._calls)
+        self.journal = Journal(redis, self._calls)
 
-    async def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> tuple[RunRecord, bool]:
-        """Open a run or join it. True: it is new."""
+    async def create_run(
+        self,
+        run_id: str,
+        env: dict[str, Any],
+        group_size: int,
+        stack: str | None = DEFAULT_STACK,
+        protocol: Protocol = Protocol.GRISTMILL,
+    ) -> tuple[RunRecord, bool]:
+        """Open a run or join it. True: it is new. A stack has one open run; without one any number may be open."""
         settings = canonical(env)
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
-        status, *rest = await self._call("create", run_id, run_id, settings, digest, group_size)
+        status, *rest = await self._calls.run(
+            "create", run_id, run_id, settings, digest, group_size, stack or "", protocol.value
+        )
         if status == "DIFFERS":
-            old = {**json.loads(rest[0]), "group_size": int(rest[1])}
-            raise errors.config_differs(run_id, "environment", old, {**env, "group_size": group_size})
+            old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
+            new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
+            raise errors.config_differs(run_id, "environment", {**json.loads(rest[0]), **old}, {**env, **new})
         if status == "BUSY":
-            raise errors.run_open(run_id, rest[0].decode())
+            raise errors.run_open(run_id, rest[0].decode(), stack or "")
         return run_record(pairs(rest[0])), status == "CREATED"
 
     async def record(self, run_id: str) -> RunRecord:
@@ -92,20 +142,22 @@ class Store:
         ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
         return [await self.record(run_id.decode()) for run_id in ids]
 
-    async def open_run(self) -> RunRecord | None:
-        run_id = await self._redis.get(keys.OPEN)
+    async def open_run(self, stack: str = DEFAULT_STACK) -> RunRecord | None:
+        """The run that the stack works on."""
+        run_id = await self._redis.hget(keys.STACKS, stack)
         return None if run_id is None else await self.record(text(run_id))
 
     async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> RunRecord:
         """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on."""
         plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
-        status, *rest = await self._call(
+        status, *rest = await self._calls.run(
             "take",
             run_id,
             canonical(trainer),
             plan.groups_per_step,
             plan.training_steps,
             plan.max_staleness,
+            self._archive,
             *covered,
         )
         if status == "DIFFERS":
@@ -116,25 +168,36 @@ class Store:
 
     async def record_version(self, run_id: str, incarnation: int, step: int) -> RunRecord:
         """Tell which policy version the model server serves from now on."""
-        status, *rest = await self._trainer_call("version", run_id, incarnation, step)
+        status, *rest = await self._calls.trainer("version", run_id, incarnation, step)
         if status == "BACKWARDS":
             raise errors.version_backwards(run_id, step, int(rest[0]))
         return run_record(pairs(rest[0]))
 
     async def finish(self, run_id: str, incarnation: int) -> RunRecord:
-        _, *rest = await self._trainer_call("finish", run_id, incarnation)
+        _, *rest = await self._calls.trainer("finish", run_id, incarnation)
         return run_record(pairs(rest[0]))
 
     async def close_run(self, run_id: str) -> RunRecord:
         """End the run whoever trains it: an operator's word. Nothing in it is lost; nobody goes on with it."""
-        _, *rest = await self._call("finish", run_id, "")
+        _, *rest = await self._calls.run("finish", run_id, "")
         return run_record(pairs(rest[0]))
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a finished run and all it holds."""
+        status, *rest = await self._calls.run("delete", run_id)
+        if status == "OPEN":
+            raise errors.run_not_finished(run_id)
+        if status == "ARCHIVING":
+            raise errors.archiving(run_id, int(rest[0]))
 
     async def permits(self, run_id: str, holder: str, count: int) -> PermitGrant:
         """Up to `count` permits, at once; none when the run's capacity is out with others."""
-        _, state, incarnation, step, *ids = await self._call(
-            "permits", run_id, holder, count, _ms(self._limits.permit_ttl_s)
+        status, *rest = await self._calls.run(
+            "permits", run_id, holder, count, _ms(self._limits.permit_ttl_s), _ms(self._limits.env_ttl_s)
         )
+        if status == "PROTOCOL":
+            raise errors.no_permits(run_id)
+        state, incarnation, step, *ids = rest
         granted = [group_id.decode() for group_id in ids]
         return PermitGrant(
             permits=[Permit(group_id=group_id, row=row_of(group_id)) for group_id in granted],
@@ -145,14 +208,14 @@ class Store:
     async def renew(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> Renewal:
         """Keep the named permits alive, or all of the holder's. Naming them lets one whose grant got lost expire."""
         which = "all" if group_ids is None else "named"
-        _, renewed, *lost = await self._call(
+        _, renewed, *lost = await self._calls.run(
             "renew", run_id, holder, _ms(self._limits.permit_ttl_s), which, *(group_ids or ())
         )
         return Renewal(int(renewed), [group_id.decode() for group_id in lost])
 
     async def give_back(self, run_id: str, holder: str, group_id: str, reason: str) -> bool:
         """Return one permit: "abandoned" is issued again, any other reason drops the group. False: known already."""
-        (status,) = await self._call("return", run_id, holder, group_id, reason)
+        (status,) = await self._calls.run("return", run_id, holder, group_id, reason)
         if status == "LOST":
             raise errors.permit_lost(run_id, group_id, f"{holder!r} does not hold it")
         if status == "SUBMITTED":
@@ -161,20 +224,25 @@ class Store:
 
     async def abandon(self, run_id: str, holder: str) -> int:
         """Return all the holder's permits; they are issued again. How many they were."""
-        _, count = await self._call("abandon", run_id, holder)
+        _, count = await self._calls.run("abandon", run_id, holder)
         return int(count)
 
     async def submit(self, run_id: str, holder: str, group: Submission) -> bool:
         """Store a group under its permit. False: this very group is here already."""
-        status, *rest = await self._call(
+        status, *rest = await self._calls.run(
             "submit",
             run_id,
             group.group_id,
             holder,
             group.digest,
             group.sequences,
+            group.tokens,
+            group.raw_bytes,
             group.env_id,
+            group.step,
             self._limits.max_stored_bytes,
+            self._limits.max_run_bytes,
+            self._limits.max_run_groups,
             group.body,
         )
         if status == "OTHER":
@@ -195,18 +263,47 @@ class Store:
             raise errors.store_full(
                 f"{int(rest[0])} bytes are stored; {len(group.body)} more would pass {self._limits.max_stored_bytes}."
             )
+        if status == "RUN_FULL":
+            raise errors.run_full(run_id, int(rest[0]), int(rest[1]))
         return bool(status == "STORED")
 
-    async def lease(self, run_id: str, incarnation: int, batch_id: str, groups: int) -> list[Leased] | None:
-        """Lease `groups` groups in submit order, at once; None when fewer are ready. The same id: the same batch."""
-        status, *rest = await self._trainer_call(
-            "lease", run_id, incarnation, batch_id, groups, _ms(self._limits.lease_ttl_s), self._limits.max_attempts
+    async def lease(
+        self,
+        run_id: str,
+        incarnation: int,
+        batch_id: str,
+        amount: Amount,
+        *,
+        max_staleness: int | None = None,
+        partial: bool = False,
+    ) -> Batch:
+        """Lease from the head of the queue, at once. The same id: the same batch.
+
+        Groups or sequences: exactly so many. Tokens: what fits in the budget, in order, at least one group;
+        `partial` takes what there is although more would fit. Groups sampled more than `max_staleness` steps ago
+        are dropped.
+        """
+        status, *rest = await self._calls.trainer(
+            "lease",
+            run_id,
+            incarnation,
+            batch_id,
+            amount.unit,
+            amount.count,
+            "1" if partial else "",
+            _ms(self._limits.lease_ttl_s),
+            self._limits.max_attempts,
+            "" if max_staleness is None else max_staleness,
         )
         if status == "ACKED":
             raise errors.batch_acked(run_id, batch_id)
-        if status == "WAIT":
-            return None
-        return [Leased(name.decode(), int(size)) for name, size in zip(rest[::2], rest[1::2], strict=True)]
+        dead, stale, *groups = rest
+        facts = zip(groups[::4], groups[1::4], groups[2::4], groups[3::4], strict=True)
+        return Batch(
+            [Leased(text(name), int(size), int(raw), text(schema)) for name, size, raw, schema in facts],
+            int(dead),
+            int(stale),
+        )
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
         """A stored group's bytes as received; None when it was trained meanwhile."""
@@ -215,34 +312,27 @@ class Store:
 
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         """Keep leases alive. Returns the ids of those that are lost."""
-        _, *lost = await self._trainer_call("extend", run_id, incarnation, _ms(self._limits.lease_ttl_s), *batch_ids)
+        _, *lost = await self._calls.trainer("extend", run_id, incarnation, _ms(self._limits.lease_ttl_s), *batch_ids)
         return [batch_id.decode() for batch_id in lost]
 
     async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> Acked:
         """A durable checkpoint covers these batches."""
-        _, groups, batches, already, *lost = await self._trainer_call("ack", run_id, incarnation, *batch_ids)
+        _, groups, batches, already, *lost = await self._calls.trainer(
+            "ack", run_id, incarnation, self._archive, *batch_ids
+        )
         return Acked(int(groups), int(batches), int(already), [batch_id.decode() for batch_id in lost])
 
+    async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+        """Give batches back; their groups are ready in their places. How many groups that were."""
+        _, groups = await self._calls.trainer("nack", run_id, incarnation, *batch_ids)
+        return int(groups)
+
     async def status(self, run_id: str) -> RunStatus:
-        """Counts, at a cost that does not depend on the queue's length."""
-        reply = await self._scripts.run("status", keys.prefix(run_id))
+        """Counts; constant cost."""
+        reply = await self.scripts.run("status", keys.prefix(run_id))
         if not reply:
             raise errors.run_missing(run_id)
-        state, incarnation, step, *counts, drops = reply
-        ready, leased, trained, dead, accepted, outstanding, rows, held = (int(count) for count in counts)
-        return RunStatus(
-            state=RunState(state.decode()),
-            version=version(incarnation, step),
-            ready=ready,
-            leased=leased,
-            trained=trained,
-            dead=dead,
-            accepted=accepted,
-            outstanding=outstanding,
-            dropped={reason: int(count) for reason, count in pairs(drops).items()},
-            rows_issued=rows,
-            bytes=held,
-        )
+        return run_status(reply)
 
     async def audit(self, run_id: str) -> GroupAudit:
         """Every group id by where it is, at one instant. Its cost grows with the run."""
@@ -269,22 +359,6 @@ class Store:
 
     async def ping(self) -> None:
         await self._redis.ping()
-
-    async def _call(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
-        """Run a script: its status word as text, then the rest."""
-        status, *rest = await self._scripts.run(script, keys.prefix(run_id), *args)
-        if status == b"MISSING":
-            raise errors.run_missing(run_id)
-        return [text(status), *rest]
-
-    async def _trainer_call(self, script: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
-        """Run a script of the trainer's, which the trainer must not have been replaced for."""
-        status, *rest = await self._call(script, run_id, incarnation, *args)
-        if status == "FENCED":
-            raise errors.fenced(run_id, incarnation, int(rest[0]))
-        if status == "FINISHED":
-            raise errors.finished(run_id)
-        return [status, *rest]
 
 
 def row_of(group_id: str) -> int:

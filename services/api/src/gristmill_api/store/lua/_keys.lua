@@ -1,18 +1,22 @@
 -- The key layout. Every key of a run starts with KEYS[1], its prefix "gm:{<run id>}:".
 --
---   record        HASH    state, digest, env, group_size, created_ms; after a take also trainer, incarnation,
---                         groups_per_step, training_steps, max_staleness; after a version also
+--   record        HASH    state, digest, env, group_size, stack, protocol, created_ms; after a take also trainer,
+--                         incarnation, groups_per_step, training_steps, max_staleness; after a version also
 --                         version_incarnation, version_step. env and trainer are JSON as received, never parsed here.
---   counters      HASH    rows (issued so far, the next row), seq (submits so far), accepted (stored and not dead),
---                         bytes (payload bytes held)
+--   counters      HASH    rows (issued so far, the next row), seq (submits so far), accepted (stored, and neither dead nor
+--                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
+--                         the states ready, leased and dead; expiries (leases that ran out), redeliveries
 --
---   A group, once submitted, is in exactly one of ready, leased, dead, trained:
---   group:<id>    HASH    digest (32 raw bytes), bytes, sequences, env_id, seq, attempts, batch (that leased it last, while known)
+--   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
+--   group:<id>    HASH    digest (32 raw bytes), schema, bytes, raw_bytes (inflated), sequences, tokens, env_id, step (of
+--                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
+--                         known); reason (why it is dead)
 --   payload:<id>  STRING  the group's bytes as received
 --   ready         ZSET    id -> seq: a group that comes back takes the place it had
 --   leased        HASH    id -> batch id
---   dead          ZSET    id -> seq: delivered max_attempts times and never acked; payload kept
+--   dead          ZSET    id -> seq: dead letters, the newest 1024; payload kept
 --   trained       HASH    id -> digest: all that is left of an acked group; for audits and late retries of its submit
+--   archive       LIST    trained ids whose group and payload stay until they are on the archive's disk
 --
 --   A batch id that was leased is in at most one of leases, expired, acked:
 --   batch:<id>    LIST    its groups in submit order; only while in leases or expired
@@ -24,26 +28,39 @@
 --   permits       ZSET    group id -> deadline, ms
 --   holders       HASH    group id -> holder, for the ids in permits
 --   reissue       ZSET    group id -> row: given back or expired, to be handed out before any new row
---   dropped       HASH    group id -> reason
+--   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
+--   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay
+--
+--   envs          ZSET    environment id -> deadline, ms, of those that registered
+--   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms
+--   latest        LIST    the 8 ids submitted last, newest first
+--   example:<id>  STRING  payload of a group in latest that is gone from the store
+--   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000
+--   events        STREAM  what happened, the newest 1024 or so
 --
 --   Shared by all runs:
 --   gm:runs       ZSET    run id -> created, ms
---   gm:open       STRING  id of the open run
+--   gm:stacks     HASH    stack -> id of its open run
 --   gm:bytes      STRING  payload bytes held by all runs
---   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>": something may be there for who waits
+--   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
+--                         something may be there for who waits
 
 local P = KEYS[1]
 local RECORD, COUNTERS = P .. 'record', P .. 'counters'
-local READY, LEASED, DEAD, TRAINED = P .. 'ready', P .. 'leased', P .. 'dead', P .. 'trained'
+local READY, LEASED, DEAD, TRAINED, ARCHIVE = P .. 'ready', P .. 'leased', P .. 'dead', P .. 'trained', P .. 'archive'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
-local DROPPED, DROPS = P .. 'dropped', P .. 'drops'
-local RUNS, OPEN, BYTES, EVENTS = 'gm:runs', 'gm:open', 'gm:bytes', 'gm:events'
+local DROPPED, DROPS, TOMBS = P .. 'dropped', P .. 'drops', P .. 'tombs'
+local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
+local RUNS, STACKS, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:bytes', 'gm:events'
 
 local function group(id) return P .. 'group:' .. id end
 local function payload(id) return P .. 'payload:' .. id end
+local function example(id) return P .. 'example:' .. id end
 local function batch(id) return P .. 'batch:' .. id end
+local function env(id) return P .. 'env:' .. id end
+local function metrics(source) return P .. 'metrics:' .. source end
 
 -- Redis' own clock, ms: the API's processes need not agree on the time.
 local function now()
@@ -52,6 +69,12 @@ local function now()
 end
 
 local function tell(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) end
+
+-- Write down what happened, for who looks on: a kind, then names and values.
+local function emit(kind, ...)
+  redis.call('XADD', LOG, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
+  tell('events')
+end
 
 local function state() return redis.call('HGET', RECORD, 'state') end
 

@@ -1,23 +1,112 @@
--- The moves of a submitted group between ready, leased, dead and trained.
+-- The moves of a group between ready, leased, dead, trained and dropped. Every one of them keeps the counts.
 --
 --   submit -> ready -> leased -> trained        ack, or a take whose checkpoint covers it
---               ^________|                      lease expired, or a take that does not cover it
---             ready -> dead                     leased max_attempts times
+--               ^________|                      lease expired, given back, or a take that does not cover it
+--             ready -> dead -> ready | dropped  leased max_attempts times; then replayed or purged
+--             ready -> dropped                  too old to be trained on
 --             ready -> trained                  late ack of an expired batch that nobody leased since
 
-local function train(id)
-  local facts = redis.call('HMGET', group(id), 'digest', 'bytes')
-  redis.call('ZREM', READY, id)
-  redis.call('HDEL', LEASED, id)
-  redis.call('HSET', TRAINED, id, facts[1])
-  redis.call('HINCRBY', COUNTERS, 'bytes', -facts[2])
-  redis.call('DECRBY', BYTES, facts[2])
-  redis.call('DEL', group(id), payload(id))
+local MAX_TOMBS, MAX_DEAD, MAX_LATEST = 65536, 1024, 8
+
+local function count(where, sequences, bytes, sign)
+  redis.call('HINCRBY', COUNTERS, where .. '_sequences', sign * sequences)
+  redis.call('HINCRBY', COUNTERS, where .. '_bytes', sign * bytes)
+end
+
+-- Take the group out of the state it is in. Returns the state, sequences, bytes.
+local function leave(id)
+  local facts = redis.call('HMGET', group(id), 'sequences', 'bytes')
+  local where = 'dead'
+  if redis.call('ZREM', READY, id) == 1 then
+    where = 'ready'
+  elseif redis.call('HDEL', LEASED, id) == 1 then
+    where = 'leased'
+  else
+    redis.call('ZREM', DEAD, id)
+  end
+  count(where, facts[1], facts[2], -1)
+  return where, facts[1], facts[2]
+end
+
+-- A tombstone more, and the oldest goes when there are too many. Its permit is used up, so the group cannot come again.
+local function entomb(id)
+  redis.call('RPUSH', TOMBS, id)
+  if redis.call('LLEN', TOMBS) > MAX_TOMBS then
+    local oldest = redis.call('LPOP', TOMBS)
+    redis.call('HDEL', TRAINED, oldest)
+    redis.call('HDEL', DROPPED, oldest)
+  end
+end
+
+-- The group's bytes go, but for those of the latest examples.
+local function forget(id)
+  local bytes = redis.call('HGET', group(id), 'bytes')
+  redis.call('HINCRBY', COUNTERS, 'bytes', -bytes)
+  redis.call('DECRBY', BYTES, bytes)
+  if redis.call('LPOS', LATEST, id) then
+    redis.call('RENAME', payload(id), example(id))
+  else
+    redis.call('DEL', payload(id))
+  end
+  redis.call('DEL', group(id))
+end
+
+-- A new group is ready, the last in the queue. facts: digest, schema, raw_bytes, sequences, tokens, env_id, step.
+local function admit(id, facts, body)
+  local seq = redis.call('HINCRBY', COUNTERS, 'seq', 1)
+  redis.call('SET', payload(id), body)
+  redis.call('HSET', group(id), 'digest', facts.digest, 'schema', facts.schema, 'bytes', #body, 'raw_bytes',
+    facts.raw_bytes, 'sequences', facts.sequences, 'tokens', facts.tokens, 'env_id', facts.env_id, 'step', facts.step,
+    'seq', seq, 'at', now(), 'attempts', 0)
+  redis.call('ZADD', READY, seq, id)
+  count('ready', facts.sequences, #body, 1)
+  redis.call('HINCRBY', COUNTERS, 'accepted', 1)
+  redis.call('HINCRBY', COUNTERS, 'bytes', #body)
+  redis.call('INCRBY', BYTES, #body)
+  redis.call('LPUSH', LATEST, id)
+  if redis.call('LLEN', LATEST) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
+  emit('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)
+  tell('ready')
+end
+
+-- archive: '1' when the group is to be written to the archive before its bytes go.
+local function train(id, archive)
+  leave(id)
+  redis.call('HSET', TRAINED, id, redis.call('HGET', group(id), 'digest'))
+  redis.call('HINCRBY', COUNTERS, 'trained', 1)
+  entomb(id)
+  if archive == '1' then
+    redis.call('RPUSH', ARCHIVE, id)
+  else
+    forget(id)
+  end
+end
+
+-- Give a ready or dead group up for good. Its place in the run's capacity goes to a new one.
+local function drop(id, reason)
+  local where = leave(id)
+  if where ~= 'dead' then redis.call('HINCRBY', COUNTERS, 'accepted', -1) end
+  redis.call('HSET', DROPPED, id, reason)
+  redis.call('HINCRBY', DROPS, reason, 1)
+  entomb(id)
+  forget(id)
+  emit('drop', 'group', id, 'reason', reason)
+  tell('permits')
+end
+
+local function lend(id, batch_id)
+  local _, sequences, bytes = leave(id)
+  if redis.call('HINCRBY', group(id), 'attempts', 1) > 1 then redis.call('HINCRBY', COUNTERS, 'redeliveries', 1) end
+  redis.call('HSET', group(id), 'batch', batch_id)
+  redis.call('HSET', LEASED, id, batch_id)
+  redis.call('RPUSH', batch(batch_id), id)
+  count('leased', sequences, bytes, 1)
 end
 
 local function put_back(id)
-  redis.call('HDEL', LEASED, id)
+  local _, sequences, bytes = leave(id)
   redis.call('ZADD', READY, redis.call('HGET', group(id), 'seq'), id)
+  count('ready', sequences, bytes, 1)
 end
 
 -- Forget a batch. Its groups forget it too: the trainer may use the name again.
@@ -34,12 +123,17 @@ local function leave_expired(id)
   if last and redis.call('SREM', EXPIRED, last) == 1 then dissolve(last) end
 end
 
--- A dead group will never be trained: its place in the run's capacity goes to a new one.
-local function bury(id)
+-- A dead group will not be trained unless somebody replays it: its place in the run's capacity goes to a new one.
+local function bury(id, reason)
   leave_expired(id)
-  redis.call('ZREM', READY, id)
+  local _, sequences, bytes = leave(id)
   redis.call('ZADD', DEAD, redis.call('HGET', group(id), 'seq'), id)
+  redis.call('HSET', group(id), 'reason', reason)
   redis.call('HINCRBY', COUNTERS, 'accepted', -1)
+  count('dead', sequences, bytes, 1)
+  emit('dead', 'group', id, 'reason', reason)
+  tell('permits')
+  if redis.call('ZCARD', DEAD) > MAX_DEAD then drop(redis.call('ZRANGE', DEAD, 0, 0)[1], 'dead_letters_full') end
 end
 
 -- Put the groups of leases past their deadline back in their places.
@@ -48,14 +142,17 @@ local function reap_leases(at)
     for _, member in ipairs(redis.call('LRANGE', batch(id), 0, -1)) do put_back(member) end
     redis.call('ZREM', LEASES, id)
     redis.call('SADD', EXPIRED, id)
+    redis.call('HINCRBY', COUNTERS, 'expiries', 1)
+    emit('expire', 'batch', id)
   end
 end
 
 -- The batch's groups, all of them in ready, are leased to it again.
 local function revive(id)
   for _, member in ipairs(redis.call('LRANGE', batch(id), 0, -1)) do
-    redis.call('ZREM', READY, member)
+    local _, sequences, bytes = leave(member)
     redis.call('HSET', LEASED, member, id)
+    count('leased', sequences, bytes, 1)
   end
   redis.call('SREM', EXPIRED, id)
 end

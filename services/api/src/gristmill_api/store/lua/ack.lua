@@ -3,20 +3,21 @@
 -- include: _moves.lua
 -- A durable checkpoint covers these batches: their groups are trained and their payloads go. An expired batch is
 -- taken if nobody leased any of its groups since. Lost batches do not keep the others from being acked.
--- ARGV: incarnation, batch id...
+-- ARGV: incarnation, archive '1'|'', batch id...
 -- -> {MISSING} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
-local incarnation = ARGV[1]
+local incarnation, archive = ARGV[1], ARGV[2]
 
 if not state() then return {'MISSING'} end
 if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
 local answer = {'OK', 0, 0, 0}
-for i = 2, #ARGV do
+for i = 3, #ARGV do
   local id = ARGV[i]
   if redis.call('ZREM', LEASES, id) == 1 or redis.call('SREM', EXPIRED, id) == 1 then
     local members = redis.call('LRANGE', batch(id), 0, -1)
-    for _, member in ipairs(members) do train(member) end
+    for _, member in ipairs(members) do train(member, archive) end
     redis.call('DEL', batch(id))
     redis.call('ZADD', ACKED, now(), id)
+    emit('ack', 'batch', id, 'groups', #members)
     answer[2] = answer[2] + #members
     answer[3] = answer[3] + 1
   elseif redis.call('ZSCORE', ACKED, id) then
@@ -26,4 +27,5 @@ for i = 2, #ARGV do
   end
 end
 redis.call('ZREMRANGEBYRANK', ACKED, 0, -4097)
+if archive == '1' then tell('archive') end
 return answer

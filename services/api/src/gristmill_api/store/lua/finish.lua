@@ -10,7 +10,9 @@ if not current then return {'MISSING'} end
 if incarnation ~= '' and fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
 if current ~= 'finished' then
   redis.call('HSET', RECORD, 'state', 'finished')
-  redis.call('DEL', OPEN, PERMITS, HOLDERS, REISSUE)
+  redis.call('HDEL', STACKS, redis.call('HGET', RECORD, 'stack'))
+  redis.call('DEL', PERMITS, HOLDERS, REISSUE)
+  emit('finish')
   tell('permits')
   tell('ready')
 end

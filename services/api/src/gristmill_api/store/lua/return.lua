@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
+-- include: _moves.lua
 -- Give one permit back. Reason "abandoned": somebody else gets the row. Any other reason drops the group for good.
 -- ARGV: holder, group id, reason
 -- -> {OK} | {ALREADY} | {MISSING} | {LOST} | {SUBMITTED}
@@ -24,6 +25,8 @@ else
   redis.call('ZREM', REISSUE, id)
   redis.call('HSET', DROPPED, id, reason)
   redis.call('HINCRBY', DROPS, reason, 1)
+  entomb(id)
+  emit('drop', 'group', id, 'reason', reason)
 end
 tell('permits')
 return {'OK'}

@@ -1,11 +1,18 @@
 #!lua flags=no-writes
 -- include: _keys.lua
 -- Counts of a run. Constant cost whatever the length of its queue.
--- -> {} | {state, version incarnation, version step, ready, leased, trained, dead, accepted, outstanding, rows, bytes,
---    drops...}
+-- -> {} | {state, version incarnation, version step, ready, leased, dead, permits out, archive, environments alive,
+--    age of the oldest ready group in ms or '', its step or '', counters..., drops...}
 local facts = redis.call('HMGET', RECORD, 'state', 'version_incarnation', 'version_step')
 if not facts[1] then return {} end
-local counts = redis.call('HMGET', COUNTERS, 'accepted', 'rows', 'bytes')
+local at = now()
+local age, step = '', ''
+local head = redis.call('ZRANGE', READY, 0, 0)[1]
+if head then
+  local oldest = redis.call('HMGET', group(head), 'at', 'step')
+  age, step = at - oldest[1], oldest[2]
+end
 return {facts[1], facts[2] or '', facts[3] or '', redis.call('ZCARD', READY), redis.call('HLEN', LEASED),
-  redis.call('HLEN', TRAINED), redis.call('ZCARD', DEAD), counts[1] or 0, redis.call('ZCARD', PERMITS),
-  counts[2] or 0, counts[3] or 0, redis.call('HGETALL', DROPS)}
+  redis.call('ZCARD', DEAD), redis.call('ZCARD', PERMITS), redis.call('LLEN', ARCHIVE),
+  redis.call('ZCOUNT', ENVS, '(' .. at, '+inf'), age, step, redis.call('HGETALL', COUNTERS),
+  redis.call('HGETALL', DROPS)}

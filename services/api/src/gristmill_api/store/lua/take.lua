@@ -2,9 +2,9 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
--- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, covered group ids...
+-- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'', covered group ids...
 -- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer}
-local trainer, groups_per_step, training_steps, max_staleness = unpack(ARGV, 1, 4)
+local trainer, groups_per_step, training_steps, max_staleness, archive = unpack(ARGV, 1, 5)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -15,15 +15,17 @@ if known and known ~= trainer then return {'DIFFERS', known} end
 redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
-for i = 5, #ARGV do
+for i = 6, #ARGV do
   local id = ARGV[i]
-  if redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id) end
+  if redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id, archive) end
 end
 for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
 -- Batch ids belong to an incarnation; the new one may use the same names again.
 for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
 for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
+emit('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
 tell('permits')
 tell('ready')
+if archive == '1' then tell('archive') end
 return {'OK', redis.call('HGETALL', RECORD)}

@@ -1,0 +1,33 @@
+"""Calls of the Lua scripts, with the answers that every script may give turned into refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill_api import errors
+from gristmill_api.store import keys
+from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
+
+
+class Calls:
+    """Runs scripts on runs. A reply is its status word as text, then the rest as Redis gave it."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    async def run(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
+        """Run a script that anybody may run. Raises Refused (404) when there is no such run."""
+        status, *rest = await self._scripts.run(script, keys.prefix(run_id), *args)
+        if status == b"MISSING":
+            raise errors.run_missing(run_id)
+        return [text(status), *rest]
+
+    async def trainer(self, script: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
+        """Run a script of the trainer's, which the trainer must not have been replaced for."""
+        status, *rest = await self.run(script, run_id, incarnation, *args)
+        if status == "FENCED":
+            raise errors.fenced(run_id, incarnation, int(rest[0]))
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        return [status, *rest]

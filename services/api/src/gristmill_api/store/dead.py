@@ -1,0 +1,53 @@
+"""Dead letters: groups that were set aside because nobody could do anything with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from gristmill import DeadLetter
+from gristmill_api.store import keys
+from gristmill_api.store.calls import Calls
+from gristmill_api.store.records import text
+
+
+class DeadLetters:
+    def __init__(self, redis: Redis, calls: Calls) -> None:
+        self._redis = redis
+        self._calls = calls
+
+    async def letters(self, run_id: str, offset: int, limit: int) -> list[DeadLetter]:
+        """Oldest first."""
+        start = keys.prefix(run_id) + "dead"
+        found: list[bytes] = await self._redis.zrange(start, offset, offset + limit - 1)  # type: ignore[assignment]
+        ids = [name.decode() for name in found]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for group_id in ids:
+                pipe.hmget(keys.group(run_id, group_id), "env_id", "reason", "attempts", "sequences", "bytes")
+            rows = await pipe.execute()
+        return [
+            DeadLetter(
+                group_id=group_id,
+                env_id=text(env_id),
+                reason=text(reason),
+                attempts=int(attempts),
+                sequences=int(sequences),
+                bytes=int(size),
+            )
+            for group_id, (env_id, reason, attempts, sequences, size) in zip(ids, rows, strict=True)
+            if attempts is not None  # replayed or purged meanwhile
+        ]
+
+    async def replay(self, run_id: str, group_ids: Sequence[str] | None) -> int:
+        """Make the named ones ready again, or all. How many they were."""
+        return await self._each("replay", run_id, group_ids)
+
+    async def purge(self, run_id: str, group_ids: Sequence[str] | None) -> int:
+        """Give the named ones up for good, or all. How many they were."""
+        return await self._each("purge", run_id, group_ids)
+
+    async def _each(self, script: str, run_id: str, group_ids: Sequence[str] | None) -> int:
+        which = ("all",) if group_ids is None else ("named", *group_ids)
+        _, count = await self._calls.run(script, run_id, *which)
+        return int(count)

@@ -1,0 +1,63 @@
+"""What there is to look at in a run beside its counts: metrics, events, the latest examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gristmill import MetricsRow, RunEvent
+from gristmill_api.store import keys
+from gristmill_api.store.calls import Calls
+from gristmill_api.store.records import text
+
+KEPT_ROWS = 10_000
+"""Rows of metrics kept a source."""
+
+
+class Journal:
+    def __init__(self, redis: Redis, calls: Calls) -> None:
+        self._redis = redis
+        self._calls = calls
+
+    async def measure(self, run_id: str, row: MetricsRow) -> None:
+        """Take one row. The same source and step again replaces it."""
+        values = json.dumps({"step": row.step, "values": row.values}, allow_nan=False)
+        await self._calls.run("measure", run_id, row.source, row.step, values, KEPT_ROWS)
+
+    async def sources(self, run_id: str) -> list[str]:
+        found = await self._redis.smembers(keys.prefix(run_id) + "metrics")
+        return sorted(text(name) for name in found)
+
+    async def rows(self, run_id: str, source: str, after_step: int, limit: int) -> list[MetricsRow]:
+        """Rows of later steps, in order."""
+        found: Any = await self._redis.zrangebyscore(
+            keys.metrics(run_id, source), f"({after_step}", "+inf", start=0, num=limit
+        )
+        return [MetricsRow(source=source, **json.loads(row)) for row in found]
+
+    async def events(self, run_id: str, after: str, limit: int) -> list[RunEvent]:
+        """Events after the one of id `after`, oldest first; what is older than the stream keeps is gone."""
+        found: Any = await self._redis.xrange(keys.prefix(run_id) + "events", f"({after}", "+", count=limit)
+        return [_event(event_id, fields) for event_id, fields in found]
+
+    async def newest_event(self, run_id: str) -> str:
+        """The id that new events come after."""
+        found: Any = await self._redis.xrevrange(keys.prefix(run_id) + "events", count=1)
+        return text(found[0][0]) if found else "0-0"
+
+    async def examples(self, run_id: str, limit: int) -> Sequence[tuple[str, bytes]]:
+        """The groups submitted last, newest first: ids and bodies. They outlive their training."""
+        found: list[bytes] = await self._redis.lrange(keys.prefix(run_id) + "latest", 0, limit - 1)  # type: ignore[assignment]
+        ids = [name.decode() for name in found]
+        names = [make(run_id, group_id) for group_id in ids for make in (keys.payload, keys.example)]
+        bodies: Any = await self._redis.mget(names) if names else []
+        pairs = zip(ids, bodies[::2], bodies[1::2], strict=True)
+        return [(group_id, held or kept) for group_id, held, kept in pairs if held or kept]
+
+
+def _event(event_id: bytes, fields: dict[bytes, bytes]) -> RunEvent:
+    told: dict[str, Any] = {text(name): text(value) for name, value in fields.items()}
+    return RunEvent(id=text(event_id), kind=told.pop("kind"), fields=told)

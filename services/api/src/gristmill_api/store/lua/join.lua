@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- Register an environment, or hear that it lives.
+-- ARGV: environment id, ttl ms, 'register' | 'heartbeat', weight or '', min batch allocation or ''
+-- -> {MISSING} | {UNKNOWN} | {OK}
+local id, ttl, what, weight, allocation = unpack(ARGV)
+
+if not state() then return {'MISSING'} end
+local new = redis.call('EXISTS', env(id)) == 0
+if what == 'register' then
+  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation)
+  redis.call('HSETNX', env(id), 'registered_ms', now())
+  if new then emit('env', 'env', id) end
+elseif new then
+  return {'UNKNOWN'}
+end
+redis.call('ZADD', ENVS, now() + tonumber(ttl), id)
+return {'OK'}

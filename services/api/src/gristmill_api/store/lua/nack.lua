@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+-- include: _keys.lua
+-- include: _moves.lua
+-- Give batches back: their groups are ready again, in the places they had. One that is not leased is passed over: it
+-- ran out, was given back before, or acked.
+-- ARGV: incarnation, batch id...
+-- -> {MISSING} | {FENCED, incarnation} | {OK, groups given back}
+local incarnation = ARGV[1]
+
+if not state() then return {'MISSING'} end
+if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local groups = 0
+for i = 2, #ARGV do
+  local id = ARGV[i]
+  if redis.call('ZREM', LEASES, id) == 1 then
+    local members = redis.call('LRANGE', batch(id), 0, -1)
+    for _, member in ipairs(members) do put_back(member) end
+    dissolve(id)
+    emit('nack', 'batch', id, 'groups', #members)
+    groups = groups + #members
+  end
+end
+if groups > 0 then tell('ready') end
+return {'OK', groups}
