@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from gristmill.errors import ApiError, ApiUnreachable
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
-from gristmill.run import GroupAudit, PermitGrant, RunRecord, RunStatus
+from gristmill.run import DeadLetter, GroupAudit, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -37,17 +37,19 @@ class Client:
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, headers=headers)
         self._timeout = timeout
 
-    async def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> RunRecord:
-        """Open the run, or join it when it is there with the same settings."""
-        body = {"run_id": run_id, "env": env, "group_size": group_size}
+    async def create_run(
+        self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default"
+    ) -> RunRecord:
+        """Open the run, or join it when it is there with the same settings. A stack works on one open run at a time."""
+        body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
         return RunRecord.model_validate_json((await self._call("POST", "/v1/runs", json=body)).content)
 
     async def get_run(self, run_id: str) -> RunRecord:
         return RunRecord.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}")).content)
 
-    async def open_run(self, wait: float) -> RunRecord | None:
-        """The open run; None when there is none after `wait` seconds."""
-        answer = await self._call("GET", "/v1/open", params={"wait": wait}, wait=wait)
+    async def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
+        """The stack's open run; None when there is none after `wait` seconds."""
+        answer = await self._call("GET", "/v1/open", params={"stack": stack, "wait": wait}, wait=wait)
         return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
 
     async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> tuple[int, RunRecord]:
@@ -96,13 +98,24 @@ class Client:
         return answer.status_code == 201
 
     async def lease(
-        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+        self,
+        run_id: str,
+        incarnation: int,
+        batch_id: str,
+        groups: int | None = None,
+        *,
+        sequences: int | None = None,
+        tokens: int | None = None,
+        max_staleness: int | None = None,
+        wait: float,
     ) -> list[TrajectoryGroup] | None:
-        """Lease `groups` groups in submit order under an id of one's own; None when fewer are ready after `wait`.
+        """Lease a batch in submit order under an id of one's own; None when too little is ready after `wait`.
 
-        The same batch id again returns the same batch.
+        Name one amount: exactly so many groups or sequences, or a budget of tokens. Groups sampled more than
+        `max_staleness` steps ago are dropped on the way. The same batch id again returns the same batch.
         """
-        body = {"incarnation": incarnation, "batch_id": batch_id, "groups": groups, "wait": wait}
+        amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
+        body = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, **amounts}
         answer = await self._call("POST", f"/v1/runs/{run_id}/lease", json=body, wait=wait)
         if answer.status_code == 204:
             return None
@@ -119,6 +132,11 @@ class Client:
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
         await self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
 
+    async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+        """Give batches back; their groups are ready again in their places. How many groups that were."""
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        return int((await self._call("POST", f"/v1/runs/{run_id}/nack", json=body)).json()["groups"])
+
     async def finish(self, run_id: str, incarnation: int) -> RunRecord:
         answer = await self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
         return RunRecord.model_validate_json(answer.content)
@@ -126,6 +144,27 @@ class Client:
     async def close_run(self, run_id: str) -> RunRecord:
         """End a run by hand, whoever trains it, so that another may begin."""
         return RunRecord.model_validate_json((await self._call("POST", f"/v1/runs/{run_id}/close")).content)
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a finished run and all that the store holds of it."""
+        await self._call("DELETE", f"/v1/runs/{run_id}")
+
+    async def register_env(
+        self, run_id: str, env_id: str, weight: float | None = None, min_batch_allocation: float | None = None
+    ) -> None:
+        """Register an environment for a share of permits (`weight`) or of every batch."""
+        body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
+        await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
+
+    async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
+        """Tell one row of metrics; a later row of the same source and step replaces it."""
+        body = {"source": source, "step": step, "values": dict(values)}
+        await self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
+
+    async def dead_letters(self, run_id: str) -> list[DeadLetter]:
+        """Groups that were set aside, the oldest 1024."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/dead", params={"limit": 1024})
+        return [DeadLetter.model_validate(row) for row in answer.json()]
 
     async def status(self, run_id: str) -> RunStatus:
         return RunStatus.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/status")).content)

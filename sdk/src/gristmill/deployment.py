@@ -18,6 +18,8 @@ class Deployment:
     """Trajectory API; None when the environment does not say."""
     model_url: str | None
     run_id: str | None
+    stack: str
+    """The stack's name at an API that several stacks share: each works on one open run at a time."""
     config_dir: Path
     models_dir: Path
     weights_dir: Path
@@ -34,6 +36,7 @@ class Deployment:
             api_url=get("API_URL"),
             model_url=get("MODEL_URL"),
             run_id=get("RUN_ID"),
+            stack=get("STACK") or "default",
             config_dir=Path(get("CONFIG_DIR") or "configs"),
             models_dir=Path(get("MODELS_DIR") or ".gristmill/models"),
             weights_dir=Path(get("WEIGHTS_DIR") or ".gristmill/weights"),

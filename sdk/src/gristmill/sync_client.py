@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,14 +26,14 @@ class SyncClient:
         self._client = Client(url, patience=patience, timeout=timeout, token=token)
         self.url = self._client.url
 
-    def create_run(self, run_id: str, env: dict[str, Any], group_size: int) -> RunRecord:
-        return self._wait(self._client.create_run(run_id, env, group_size))
+    def create_run(self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default") -> RunRecord:
+        return self._wait(self._client.create_run(run_id, env, group_size, stack))
 
     def get_run(self, run_id: str) -> RunRecord:
         return self._wait(self._client.get_run(run_id))
 
-    def open_run(self, wait: float) -> RunRecord | None:
-        return self._wait(self._client.open_run(wait))
+    def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
+        return self._wait(self._client.open_run(wait, stack))
 
     def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> tuple[int, RunRecord]:
         return self._wait(self._client.take(run_id, trainer, covered))
@@ -48,15 +48,31 @@ class SyncClient:
         return self._wait(self._client.submit(group, holder))
 
     def lease(
-        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+        self,
+        run_id: str,
+        incarnation: int,
+        batch_id: str,
+        groups: int | None = None,
+        *,
+        sequences: int | None = None,
+        tokens: int | None = None,
+        max_staleness: int | None = None,
+        wait: float,
     ) -> list[TrajectoryGroup] | None:
-        return self._wait(self._client.lease(run_id, incarnation, batch_id, groups, wait))
+        amounts = {"sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
+        return self._wait(self._client.lease(run_id, incarnation, batch_id, groups, **amounts, wait=wait))
 
     def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         return self._wait(self._client.extend(run_id, incarnation, batch_ids))
 
     def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
         self._wait(self._client.ack(run_id, incarnation, batch_ids))
+
+    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+        return self._wait(self._client.nack(run_id, incarnation, batch_ids))
+
+    def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
+        self._wait(self._client.report_metrics(run_id, source, step, values))
 
     def finish(self, run_id: str, incarnation: int) -> RunRecord:
         return self._wait(self._client.finish(run_id, incarnation))

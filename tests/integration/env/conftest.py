@@ -87,7 +87,7 @@ class HandTrainer:
 
     def lease(self, wait: float = 60) -> list[TrajectoryGroup]:
         """The step's two groups."""
-        groups = self.api.lease(self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", 2, wait)
+        groups = self.api.lease(self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", 2, wait=wait)
         assert groups is not None, "no groups came"
         return groups
 

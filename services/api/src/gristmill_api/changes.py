@@ -35,6 +35,11 @@ class Changes:
         for topic in self._waiting:
             self.tell(topic)
 
+    @property
+    def closed(self) -> bool:
+        """The process wants to stop: nobody should wait any more."""
+        return self._closed
+
     def close(self) -> None:
         """Let every wait end now, with the answer there is: the process wants to stop."""
         self._closed = True

@@ -33,13 +33,13 @@ def _context(request: Request) -> Any:
 Ctx = Annotated[Context, Depends(_context)]
 
 _ID = r"^[A-Za-z0-9._-]{1,64}$"
-_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
+NAME_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 RunId = Annotated[str, Path(pattern=_ID)]
 GroupId = Annotated[str, Path(pattern=_ID)]
 
 Id = Annotated[str, StringConstraints(pattern=_ID)]
 """A run or group id."""
-Name = Annotated[str, StringConstraints(pattern=_NAME)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A permit holder or a batch id: chosen by the client."""
 
 

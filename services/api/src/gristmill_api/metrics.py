@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gristmill import RunStatus
+from gristmill_api.gauges import StoreGauges
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
 
@@ -34,24 +34,9 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.groups = Gauge(
-            "gristmill_api_groups", "Groups of the open run by state", ["run", "state"], registry=self.registry
-        )
-        self.stored_bytes = Gauge(
-            "gristmill_api_stored_bytes", "Payload bytes held for the open run", ["run"], registry=self.registry
-        )
+        self.store = StoreGauges()
+        self.registry.register(self.store)
         self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
-
-    def show(self, run_id: str, status: RunStatus) -> None:
-        """Set the gauges of the open run; those of a run before it go."""
-        self.hide()
-        for state in ("ready", "leased", "trained", "dead"):
-            self.groups.labels(run_id, state).set(getattr(status, state))
-        self.stored_bytes.labels(run_id).set(status.bytes)
-
-    def hide(self) -> None:
-        self.groups.clear()
-        self.stored_bytes.clear()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

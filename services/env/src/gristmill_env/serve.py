@@ -34,7 +34,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         served, roller = await meet_model(launch, task, server, patience)
         recorded = config.recorded(served.name)
         async with Client(config.rollout_server_url, patience=patience) as api:
-            record = await api.create_run(run_id, recorded, config.group_size)
+            record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
         if record.state == RunState.FINISHED:
             logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
             return

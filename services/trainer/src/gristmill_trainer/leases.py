@@ -32,7 +32,7 @@ class Leases:
         """Lease the groups of optimizer step `step`; None when they are not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = f"{self._incarnation}.{step}"
-        batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait)
+        batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait=wait)
         if batch is not None:
             with self._lock:
                 self._held[batch_id] = [group.group_id for group in batch]

@@ -40,7 +40,7 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
     here = _layered(deployment.config_dir, {}, flags, "command line")
     with ExitStack() as stack:
         api = stack.enter_context(SyncClient(here.rollout_server_url or deployment.api_url or API_URL))
-        run = _wait_for_run(api, stop)
+        run = _wait_for_run(api, deployment.stack, stop)
         settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
         server = ModelServer(here.base_url or deployment.model_url or MODEL_URL, publish_token(deployment.weights_dir))
         source = find_model(settings.model_name, _manifest(deployment.models_dir), server.served())
@@ -93,10 +93,10 @@ def _layered(config_dir: Path, block: dict[str, Any], flags: dict[str, Any], whe
     )
 
 
-def _wait_for_run(api: SyncClient, stop: StopRequest) -> RunRecord:
+def _wait_for_run(api: SyncClient, name: str, stop: StopRequest) -> RunRecord:
     told = False
     while True:
-        run = api.open_run(wait=5.0)
+        run = api.open_run(wait=5.0, stack=name)
         if run is not None:
             return run
         stop.raise_if_requested()

@@ -4,7 +4,10 @@
     runs     /v1/runs, /v1/open: the run record, taking a run, its policy version, its end, its status
     permits  /v1/runs/{run}/permits: leave to generate a group
     groups   /v1/runs/{run}/groups: submit one, list them all
-    lease    /v1/runs/{run}/lease, extend, ack: the trainer's side
+    lease    /v1/runs/{run}/lease, extend, nack, ack: the trainer's side
+    envs     /v1/runs/{run}/envs: environments that want a share of their own
+    dead     /v1/runs/{run}/dead: groups that were set aside
+    journal  /v1/runs/{run}/metrics, events, examples: what there is to look at
 
 `native` holds them all. Atropos' protocol speaks at the root (/register, /scored_data, /batch, ...) over the same
 store: its router is a module `atropos` here, included in `app.create_app` after `native`; the paths do not meet.
@@ -12,10 +15,10 @@ store: its router is a module `atropos` here, included in `app.create_app` after
 
 from fastapi import APIRouter
 
-from gristmill_api.routes import groups, health, lease, permits, runs
+from gristmill_api.routes import dead, envs, groups, health, journal, lease, permits, runs
 
 native = APIRouter()
-for _module in (health, runs, permits, groups, lease):
+for _module in (health, runs, permits, groups, lease, envs, dead, journal):
     native.include_router(_module.router)
 
 __all__ = ["native"]

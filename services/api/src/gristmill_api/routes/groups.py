@@ -64,6 +64,19 @@ async def submit(
     return Submitted(group_id=group_id, stored=stored)
 
 
+@router.get(
+    "/{group_id}",
+    response_class=Response,
+    responses={200: {"content": {GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+async def payload(ctx: Ctx, run_id: RunId, group_id: GroupId) -> Response:
+    """A group's bytes as they were submitted, while the store holds them: ready, leased, dead or among the examples."""
+    body = await ctx.store.payload(run_id, group_id)
+    if body is None:
+        raise errors.group_missing(run_id, group_id)
+    return Response(body, media_type=GROUP_MEDIA_TYPE)
+
+
 @router.get("")
 async def audit(ctx: Ctx, run_id: RunId) -> GroupAudit:
     """Every group id by where it is, for audits. Its cost grows with the run."""

@@ -32,13 +32,10 @@ async def readyz(ctx: Ctx) -> dict[str, str]:
 async def metrics(ctx: Ctx) -> Response:
     """Prometheus text. 200 also while Redis is down: `gristmill_api_redis_up 0` is the news then."""
     try:
-        run = await ctx.store.open_run()
-        if run is None:
-            ctx.metrics.hide()
-        else:
-            ctx.metrics.show(run.run_id, await ctx.store.status(run.run_id))
+        ctx.metrics.store.runs = await ctx.store.open_statuses()
+        ctx.metrics.store.redis_info = await ctx.store.redis_info()
         ctx.metrics.redis_up.set(1)
     except RedisError:
-        ctx.metrics.hide()
+        ctx.metrics.store.hide()
         ctx.metrics.redis_up.set(0)
     return Response(ctx.metrics.text(), media_type=CONTENT_TYPE_LATEST)

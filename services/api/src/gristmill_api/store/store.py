@@ -132,15 +132,19 @@ class Store:
         return run_record(pairs(rest[0])), status == "CREATED"
 
     async def record(self, run_id: str) -> RunRecord:
-        fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]
+        fields = await self._fields(run_id)
         if not fields:
             raise errors.run_missing(run_id)
-        return run_record({name.decode(): value for name, value in fields.items()})
+        return run_record(fields)
+
+    async def exists(self, run_id: str) -> bool:
+        return bool(await self._redis.exists(keys.record(run_id)))
 
     async def runs(self) -> list[RunRecord]:
         """All runs, oldest first."""
         ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
-        return [await self.record(run_id.decode()) for run_id in ids]
+        records = [await self._fields(run_id.decode()) for run_id in ids]
+        return [run_record(fields) for fields in records if fields]  # less those deleted meanwhile
 
     async def open_run(self, stack: str = DEFAULT_STACK) -> RunRecord | None:
         """The run that the stack works on."""
@@ -356,6 +360,22 @@ class Store:
             dropped={text(name): text(reason) for name, reason in dropped.items()},
             outstanding=sorted(map(text, outstanding)),
         )
+
+    async def open_statuses(self) -> dict[str, RunStatus]:
+        """The status of every open run."""
+        found: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
+        replies = {name.decode(): await self.scripts.run("status", keys.prefix(name.decode())) for name in found}
+        statuses = {run_id: run_status(reply) for run_id, reply in replies.items() if reply}
+        return {run_id: status for run_id, status in statuses.items() if status.state is RunState.OPEN}
+
+    async def redis_info(self) -> dict[str, Any]:
+        """Redis' INFO, sections memory and persistence."""
+        memory = await self._redis.info("memory")
+        return {**memory, **await self._redis.info("persistence")}
+
+    async def _fields(self, run_id: str) -> dict[str, bytes]:
+        fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]
+        return {name.decode(): value for name, value in fields.items()}
 
     async def ping(self) -> None:
         await self._redis.ping()

@@ -1,0 +1,134 @@
+"""What there is to look at in a run: metrics that its parts report, the stream of events, the latest examples."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, Field
+
+from gristmill import MetricsRow, RunEvent, TrajectoryGroup
+from gristmill_api.context import NAME_PATTERN, Body, Ctx, Name, RunId
+from gristmill_api.store import keys
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
+
+MAX_VALUES = 256
+"""Metrics in one row."""
+_EVENTS_AT_ONCE = 256
+_EVENTS_WAIT_S = 30.0
+
+Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=256)]
+Source = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+class Row(Body):
+    source: Name
+    """Who measured: "trainer", an environment's id."""
+    step: Annotated[int, Field(ge=0, le=2**53)]
+    values: Annotated[dict[str, Value | dict[str, Value]], Field(max_length=MAX_VALUES)]
+    """Numbers and words by metric name."""
+
+
+class Example(BaseModel):
+    """A submitted group as JSON. Lists hold one entry a sequence."""
+
+    group_id: str
+    env_id: str
+    rewards: list[float]
+    reward_parts: dict[str, list[float | None]]
+    finish_reasons: list[str]
+    version: str
+    """The oldest weights that sampled any of it."""
+    tokens: list[list[int]]
+    trained: list[list[bool]]
+    """Whether the token was sampled, and is trained on."""
+    messages: list[Any] | None
+
+
+async def _existing(ctx: Ctx, run_id: RunId) -> str:
+    """The id of a run that is there."""
+    return (await ctx.store.record(run_id)).run_id
+
+
+ExistingRun = Annotated[str, Depends(_existing)]
+
+
+async def _after(
+    ctx: Ctx,
+    run_id: ExistingRun,
+    last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,20}-\d{1,20}$")] = None,
+) -> str:
+    """The id after which events are wanted. Found before the answer starts: what happens from then on is not missed."""
+    return last_event_id or await ctx.store.journal.newest_event(run_id)
+
+
+@router.post("/metrics", status_code=204)
+async def measure(ctx: Ctx, run_id: RunId, body: Row) -> None:
+    """Take one row of metrics. The same source and step again replaces it, so a retry counts once."""
+    await ctx.store.journal.measure(run_id, MetricsRow(**body.model_dump()))
+
+
+@router.get("/metrics")
+async def sources(ctx: Ctx, run_id: ExistingRun) -> list[str]:
+    """Who reported metrics."""
+    return await ctx.store.journal.sources(run_id)
+
+
+@router.get("/metrics/{source}")
+async def rows(
+    ctx: Ctx,
+    run_id: ExistingRun,
+    source: Source,
+    after_step: Annotated[int, Query(ge=-1, le=2**53)] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> list[MetricsRow]:
+    """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept."""
+    return await ctx.store.journal.rows(run_id, source, after_step, limit)
+
+
+@router.get("/events", response_class=EventSourceResponse)
+async def events(
+    ctx: Ctx, request: Request, run_id: ExistingRun, after: Annotated[str, Depends(_after)]
+) -> AsyncIterator[ServerSentEvent]:
+    """What happens in the run from now on, or since `Last-Event-ID`, as server-sent events of `gristmill.RunEvent`.
+
+    About the newest 1024 are kept; a client that was away longer misses the older ones.
+    """
+
+    async def attempt() -> list[RunEvent] | None:
+        found = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
+        return found if found or not await ctx.store.exists(run_id) else None
+
+    while not ctx.changes.closed:
+        topic = keys.events_topic(run_id)
+        found = await ctx.changes.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
+        if found == [] or (found is None and await request.is_disconnected()):
+            return
+        for event in found or ():
+            after = event.id
+            yield ServerSentEvent(id=event.id, event=event.kind, data=event)
+
+
+@router.get("/examples")
+async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> list[Example]:
+    """The groups submitted last, newest first; also those that were trained meanwhile."""
+    return [_example(TrajectoryGroup.decode(body)) for _, body in await ctx.store.journal.examples(run_id, limit)]
+
+
+def _example(group: TrajectoryGroup) -> Example:
+    ends = group.lengths.cumsum()
+    spans = [slice(end - length, end) for end, length in zip(ends.tolist(), group.lengths.tolist(), strict=True)]
+    return Example(
+        group_id=group.group_id,
+        env_id=group.env_id,
+        rewards=group.rewards.tolist(),
+        reward_parts=group.reward_parts,
+        finish_reasons=group.finish_reasons,
+        version=str(group.oldest_version),
+        tokens=[group.tokens[span].tolist() for span in spans],
+        trained=[group.mask[span].tolist() for span in spans],
+        messages=group.messages,
+    )

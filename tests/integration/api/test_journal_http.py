@@ -1,0 +1,188 @@
+"""Over HTTP: environments, dead letters, metrics, the event stream, examples, deletion; the SDK's calls for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.test_http import AT, code, start
+from tests.support.groups import make_group
+
+from gristmill import ApiError, Client
+from gristmill_api.store import keys
+
+
+async def submit(client: Client, count: int) -> list[str]:
+    grant = await client.permits(RUN, "env-1", count, wait=0)
+    for permit in grant.permits:
+        await client.submit(make_group(permit.group_id, RUN, seed=permit.row), "env-1")
+    return [permit.group_id for permit in grant.permits]
+
+
+async def read_events(
+    http: httpx.AsyncClient, count: int, ready: asyncio.Event | None = None, after: str | None = None
+) -> list[dict[str, Any]]:
+    """The first `count` events of the stream, id and event name checked against the data."""
+    found: list[dict[str, Any]] = []
+    event: dict[str, str] = {}
+    headers = {} if after is None else {"Last-Event-ID": after}
+    async with http.stream("GET", f"{AT}/events", headers=headers) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        if ready is not None:
+            ready.set()
+        async for line in answer.aiter_lines():
+            name, _, value = line.partition(": ")
+            if line:
+                event[name] = value
+            elif "data" in event:
+                data = json.loads(event["data"])
+                assert (event["id"], event["event"]) == (data["id"], data["kind"])
+                found.append(data)
+                event = {}
+            if len(found) == count:
+                return found
+    raise AssertionError(f"the stream ended after {len(found)} events")
+
+
+async def test_environments(client: Client, http: httpx.AsyncClient) -> None:
+    await start(client)
+    await client.register_env(RUN, "env-1", weight=2.0, min_batch_allocation=0.25)
+    assert (await http.get(f"{AT}/envs")).json() == [
+        {"env_id": "env-1", "weight": 2.0, "min_batch_allocation": 0.25, "alive": True}
+    ]
+    assert (await http.post(f"{AT}/envs/env-1/heartbeat")).status_code == 204
+    assert (await http.delete(f"{AT}/envs/env-1")).status_code == 204
+    assert code(await http.post(f"{AT}/envs/env-1/heartbeat")) == (404, "env_missing")
+    assert code(await http.delete(f"{AT}/envs/env-1")) == (404, "env_missing")
+    for wrong in ({"weight": 0}, {"weight": -1}, {"min_batch_allocation": 1.5}, {"wieght": 1}):
+        assert code(await http.post(f"{AT}/envs", json={"env_id": "e", **wrong})) == (422, "bad_request")
+    assert (await http.get(f"{AT}/envs")).json() == []
+    assert code(await http.get("/v1/runs/nowhere/envs")) == (404, "run_missing")
+
+
+async def test_dead_letters(client: Client, http: httpx.AsyncClient, redis_url: str) -> None:
+    incarnation = await start(client)
+    first, _ = await submit(client, 2)
+    async with Redis.from_url(redis_url) as redis:
+        await redis.hset(f"{keys.prefix(RUN)}group:{first}", "attempts", 100)
+    assert await client.lease(RUN, incarnation, "b1", 2, wait=0) is None
+    (letter,) = await client.dead_letters(RUN)
+    assert (letter.group_id, letter.reason) == (first, "undeliverable")
+    body = await http.get(f"{AT}/groups/{first}")
+    assert body.content == make_group(first, RUN, seed=0).encode()
+    assert (await http.post(f"{AT}/dead/replay", json={"group_ids": [first]})).json() == {"groups": 1}
+    assert (await client.audit(RUN)).dead == []
+    assert (await http.post(f"{AT}/dead/purge", json={})).json() == {"groups": 0}
+    assert code(await http.get(f"{AT}/groups/g00000099")) == (404, "group_missing")
+    assert code(await http.get("/v1/runs/nowhere/dead")) == (404, "run_missing")
+
+
+async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.AsyncClient) -> None:
+    await start(client)
+    for step in (1, 2, 3):
+        await client.report_metrics(RUN, "trainer", step, {"loss": step / 2, "seconds": {"train": 1.5}})
+    await client.report_metrics(RUN, "trainer", 2, {"loss": 9.0})
+    await client.report_metrics(RUN, "env-1", 1, {"reward": 0.5})
+    assert (await http.get(f"{AT}/metrics")).json() == ["env-1", "trainer"]
+    rows = (await http.get(f"{AT}/metrics/trainer", params={"after_step": 1})).json()
+    assert rows == [
+        {"source": "trainer", "step": 2, "values": {"loss": 9.0}},
+        {"source": "trainer", "step": 3, "values": {"loss": 1.5, "seconds": {"train": 1.5}}},
+    ]
+    assert len((await http.get(f"{AT}/metrics/trainer", params={"limit": 1})).json()) == 1
+    for wrong in ({"step": -1}, {"values": {"loss": "x" * 300}}, {"values": {str(n): n for n in range(300)}}):
+        row = {"source": "trainer", "step": 1, "values": {}, **wrong}
+        assert code(await http.post(f"{AT}/metrics", json=row)) == (422, "bad_request")
+    nan = await http.post(f"{AT}/metrics", content='{"source": "t", "step": 1, "values": {"loss": NaN}}')
+    assert code(nan) == (422, "bad_request")
+
+
+async def test_events_tell_what_happens_and_go_on_where_a_client_stopped(
+    client: Client, http: httpx.AsyncClient
+) -> None:
+    incarnation = await start(client)
+    ready = asyncio.Event()
+    listening = asyncio.create_task(read_events(http, 4, ready))
+    await asyncio.wait_for(ready.wait(), 10)
+    (group,) = await submit(client, 1)
+    await client.lease(RUN, incarnation, "b1", 1, wait=0)
+    await client.ack(RUN, incarnation, ["b1"])
+    await client.close_run(RUN)
+    heard = await asyncio.wait_for(listening, 10)
+    assert [event["kind"] for event in heard] == ["submit", "lease", "ack", "finish"]
+    assert heard[0]["fields"] == {"group": group, "env": "env-1", "sequences": "2", "tokens": "12"}
+    again = await asyncio.wait_for(read_events(http, 2, after=heard[1]["id"]), 10)
+    assert again == heard[2:]
+    told = await asyncio.wait_for(read_events(http, 3, after="0-0"), 10)
+    assert [event["kind"] for event in told] == ["open", "take", "version"]
+    assert code(await http.get(f"{AT}/events", headers={"Last-Event-ID": "soon"})) == (422, "bad_request")
+    assert code(await http.get("/v1/runs/nowhere/events")) == (404, "run_missing")
+
+
+async def test_the_stream_ends_with_the_run_deleted(client: Client, http: httpx.AsyncClient) -> None:
+    await start(client)
+    await client.close_run(RUN)
+    ready = asyncio.Event()
+    listening = asyncio.create_task(read_events(http, 1, ready))
+    await asyncio.wait_for(ready.wait(), 10)
+    await client.delete_run(RUN)
+    with pytest.raises(AssertionError, match="ended after 0 events"):
+        await asyncio.wait_for(listening, 10)
+    with pytest.raises(ApiError, match="no run"):
+        await client.get_run(RUN)
+
+
+async def test_examples_show_the_groups_submitted_last(client: Client, http: httpx.AsyncClient) -> None:
+    incarnation = await start(client)
+    ids = await submit(client, 3)
+    await client.lease(RUN, incarnation, "b1", 3, wait=0)
+    await client.ack(RUN, incarnation, ["b1"])
+    shown = (await http.get(f"{AT}/examples", params={"limit": 2})).json()
+    assert [example["group_id"] for example in shown] == [ids[2], ids[1]]
+    group = make_group(ids[2], RUN, seed=2)
+    assert shown[0]["tokens"] == [group.tokens[:7].tolist(), group.tokens[7:].tolist()]
+    assert shown[0]["trained"][0] == [False] * 3 + [True] * 4
+    assert shown[0]["rewards"] == group.rewards.tolist()
+
+
+async def test_leases_by_other_amounts_over_http(client: Client, http: httpx.AsyncClient) -> None:
+    incarnation = await start(client, staleness=3)
+    await submit(client, 4)
+    batch = await client.lease(RUN, incarnation, "b1", sequences=4, wait=0)
+    assert batch is not None
+    assert len(batch) == 2
+    await client.nack(RUN, incarnation, ["b1"])
+    batch = await client.lease(RUN, incarnation, "b2", tokens=1000, wait=0.2)
+    assert batch is not None, "the rest, when the waiting is over"
+    assert len(batch) == 4
+    await client.nack(RUN, incarnation, ["b2"])
+    await http.post(f"{AT}/version", json={"incarnation": incarnation, "step": 2})
+    asked = {"incarnation": incarnation, "batch_id": "b3", "groups": 1, "max_staleness": 1}
+    answer = await http.post(f"{AT}/lease", json=asked)
+    assert (answer.status_code, answer.headers["Gristmill-Dropped"]) == (204, "stale=4, dead=0")
+    for wrong in ({}, {"groups": 1, "tokens": 1}, {"sequences": 0}):
+        body = {"incarnation": incarnation, "batch_id": "b4", **wrong}
+        assert code(await http.post(f"{AT}/lease", json=body)) == (422, "bad_request")
+
+
+async def test_stacks_over_http(client: Client, http: httpx.AsyncClient) -> None:
+    await client.create_run("a", {}, 2, stack="one")
+    await client.create_run("b", {}, 2, stack="two")
+    for stack, run in (("one", "a"), ("two", "b")):
+        found = await client.open_run(0, stack)
+        assert found is not None
+        assert (found.run_id, found.stack) == (run, stack)
+    assert await client.open_run(0) is None
+    answer = await http.post("/v1/runs", json={"run_id": "c", "env": {}, "group_size": 2, "stack": "two"})
+    assert code(answer) == (409, "run_open")
+    assert "run 'b' is open" in answer.text
+    await client.take("b", trainer(), [])
+    await client.close_run("b")
+    await client.delete_run("b")
+    assert [run["run_id"] for run in (await http.get("/v1/runs")).json()] == ["a"]
