@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import msgspec
 
 from gristmill.errors import ApiError, ApiUnreachable
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
-from gristmill.run import DeadLetter, GroupAudit, PermitGrant, RunRecord, RunStatus
+from gristmill.run import DeadLetter, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -157,9 +158,18 @@ class Client:
         await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
 
     async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
-        """Tell one row of metrics; a later row of the same source and step replaces it."""
-        body = {"source": source, "step": step, "values": dict(values)}
+        """Tell one row of metrics; a later row of the same source and step replaces it.
+
+        `values`: numbers, words, and dicts of them, by name. A number that is not finite goes as the word for it.
+        """
+        body = {"source": source, "step": step, "values": _finite(values)}
         await self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
+
+    async def metrics(self, run_id: str, source: str, after_step: int = -1) -> list[MetricsRow]:
+        """A source's rows after a step, in order, at most 10,000."""
+        params = {"after_step": after_step, "limit": 10_000}
+        answer = await self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
+        return [MetricsRow.model_validate(row) for row in answer.json()]
 
     async def dead_letters(self, run_id: str) -> list[DeadLetter]:
         """Groups that were set aside, the oldest 1024."""
@@ -208,6 +218,18 @@ class Client:
                 told = True
             await asyncio.sleep(min(max(pause * random.uniform(0.5, 1.5), pause_asked), self._patience - spent))
             pause = min(pause * 2, 3.0)
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity."""
+    return {
+        name: _finite(value)
+        if isinstance(value, Mapping)
+        else str(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in values.items()
+    }
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

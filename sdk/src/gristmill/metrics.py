@@ -39,6 +39,12 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     """Wall time by phase: wait, pack, train, checkpoint, publish."""
 
+    def values(self) -> dict[str, Any]:
+        """The metrics by name, without the step they belong to."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        del values["step"]
+        return values
+
 
 class JsonlWriter:
     """Appends objects to a file, one line each, on disk before `append` returns."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gristmill.client import Client
 from gristmill.group import TrajectoryGroup
-from gristmill.run import GroupAudit, PermitGrant, RunRecord, RunStatus
+from gristmill.run import GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
 
 T = TypeVar("T")
@@ -73,6 +73,9 @@ class SyncClient:
 
     def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
         self._wait(self._client.report_metrics(run_id, source, step, values))
+
+    def metrics(self, run_id: str, source: str, after_step: int = -1) -> list[MetricsRow]:
+        return self._wait(self._client.metrics(run_id, source, after_step))
 
     def finish(self, run_id: str, incarnation: int) -> RunRecord:
         return self._wait(self._client.finish(run_id, incarnation))

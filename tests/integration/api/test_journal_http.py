@@ -88,7 +88,7 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
     for step in (1, 2, 3):
         await client.report_metrics(RUN, "trainer", step, {"loss": step / 2, "seconds": {"train": 1.5}})
     await client.report_metrics(RUN, "trainer", 2, {"loss": 9.0})
-    await client.report_metrics(RUN, "env-1", 1, {"reward": 0.5})
+    await client.report_metrics(RUN, "env-1", 1, {"reward": 0.5, "loss": float("nan"), "max": float("-inf")})
     assert (await http.get(f"{AT}/metrics")).json() == ["env-1", "trainer"]
     rows = (await http.get(f"{AT}/metrics/trainer", params={"after_step": 1})).json()
     assert rows == [
@@ -96,6 +96,8 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
         {"source": "trainer", "step": 3, "values": {"loss": 1.5, "seconds": {"train": 1.5}}},
     ]
     assert len((await http.get(f"{AT}/metrics/trainer", params={"limit": 1})).json()) == 1
+    (row,) = (await http.get(f"{AT}/metrics/env-1")).json()
+    assert row["values"] == {"reward": 0.5, "loss": "nan", "max": "-inf"}
     for wrong in ({"step": -1}, {"values": {"loss": "x" * 300}}, {"values": {str(n): n for n in range(300)}}):
         row = {"source": "trainer", "step": 1, "values": {}, **wrong}
         assert code(await http.post(f"{AT}/metrics", json=row)) == (422, "bad_request")

@@ -54,8 +54,10 @@ def test_three_terminals_finish_twenty_steps(vllm: Vllm, tmp_path: Path) -> None
 
         with SyncClient(api_url) as api:
             audit = api.audit("local")
+            told = api.metrics("local", "trainer")
         rows = read_jsonl(tmp_path / "runs" / "local" / "metrics.jsonl")
         assert [row["step"] for row in rows] == list(range(1, 21))
+        assert [{"step": row.step, **row.values} for row in told] == rows
         assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
         assert len(audit.trained) == 20
         assert "no Slurm job is here" in output.of("env")

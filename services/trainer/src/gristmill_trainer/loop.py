@@ -181,4 +181,5 @@ def report(training: Training, version: PolicyVersion, batch: StepBatch, result:
         seconds=phases.seconds,
     )
     training.metrics.append(metrics)
+    training.api.report_metrics(training.run.run_id, "trainer", version.step, metrics.values())
     training.display.step(metrics)
