@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from gristmill import logs
-from gristmill_api import answers
+from gristmill_api import access, answers
 from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
@@ -32,29 +32,33 @@ _LOG = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """The API over the Redis of `settings`. It starts, and answers 503, also while that Redis is away."""
-    context_redis = _redis(settings.redis_url)
+    context_redis = _redis(settings)
     metrics = Metrics()
     context = Context(settings.limits, Store(context_redis, settings.limits), Changes(), metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
-        listener = _redis(settings.redis_url)
-        watching = asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis")
-        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], state="up"))
+        listener = _redis(settings)
+        tasks = [asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis")]
+        if settings.access.tokens is None and not settings.access.in_compose:
+            tasks.append(asyncio.create_task(access.warn_if_open(), name="warn-if-open"))
+        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], auth=settings.access.auth, state="up"))
         try:
             with _stop_waits_on_signal(context.changes):
                 yield
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             await listener.aclose()
             await context_redis.aclose()
 
     app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan)
     app.state.context = context
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
+    access.install(app, settings.access)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
     app.include_router(native)
@@ -62,11 +66,17 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _redis(url: str) -> Redis:
+def _redis(settings: Settings) -> Redis:
     """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
     the caller, who knows what is safe to repeat, that tries again."""
     pool = BlockingConnectionPool.from_url(
-        url, max_connections=64, timeout=5, socket_timeout=5, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
+        settings.redis_url,
+        **settings.redis_login,
+        max_connections=64,
+        timeout=5,
+        socket_timeout=5,
+        socket_connect_timeout=2,
+        retry=Retry(NoBackoff(), 0),
     )
     return Redis.from_pool(pool)
 

@@ -150,6 +150,23 @@ def too_large(limit: int) -> Refused:
     return Refused("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
 
 
+def unauthorized(request: str, need: str, given: bool) -> Refused:
+    """`given`: there was an Authorization header, but no token of ours in it."""
+    why = "its token is not known" if given else "it has no token"
+    remedy = "Send 'Authorization: Bearer TOKEN', or Basic with the token as password (docs/security.md)."
+    return Refused("unauthorized", 401, f"{request} needs a token (role: {need}), and {why}.", remedy)
+
+
+def forbidden(request: str, need: str, role: str) -> Refused:
+    message = f"{request} is for the role {need}; this token's role is {role}."
+    return Refused("forbidden", 403, message, "docs/security.md lists what each role may do.")
+
+
+def cross_site(request: str, origin: str | None) -> Refused:
+    message = f"{request} was sent by a browser for a page of another site ({origin or 'origin not told'})."
+    return Refused("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
+
+
 def store_full(message: str) -> Refused:
     remedy = "Try again once the trainer has acked, or raise API_MAX_STORED_BYTES (and Redis' maxmemory)."
     refused = Refused("store_full", 429, message, remedy)

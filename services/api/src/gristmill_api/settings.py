@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field
 from redis.asyncio.connection import parse_url
@@ -13,10 +15,15 @@ from redis.asyncio.connection import parse_url
 from gristmill import ConfigError
 from gristmill.settings import Settings as SettingsModel
 from gristmill.settings import parse
+from gristmill_api.access import settings as access
+from gristmill_api.access.settings import AccessSettings
 
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
+
+
+REDIS_USER = "api"
 
 
 class Limits(SettingsModel):
@@ -44,25 +51,55 @@ class Limits(SettingsModel):
 
 @dataclass(frozen=True)
 class Settings:
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
+    redis_password: str | None = field(default=None, repr=False)
+    """From REDIS_PASSWORD_FILE; stands above one in the URL."""
     limits: Limits = field(default_factory=Limits)
+    access: AccessSettings = field(default_factory=AccessSettings)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """From `os.environ`: REDIS_URL and the API_* limits. An empty variable counts as unset.
+        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, the API_* limits and access. An empty variable counts
+        as unset.
 
-        Raises ConfigError for a limit that is no positive number, a URL that is not Redis', and a
-        variable whose name is nearly that of a limit.
+        Raises ConfigError for a limit that is no positive number, a URL that is not Redis', a variable whose name is
+        nearly that of one of ours, and what AccessSettings.read refuses.
         """
-        url = environ.get("REDIS_URL") or cls.redis_url
+        url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
         try:
             parse_url(url)
         except ValueError as error:
-            raise ConfigError(f"REDIS_URL={url!r}: {error} Write it as redis://host:6379/0.") from error
+            # Less what may be a password.
+            raise ConfigError(
+                f"REDIS_URL={url.rpartition('@')[2]!r}: {error} Write it as redis://host:6379/0."
+            ) from error
         names = {f"API_{limit.upper()}": limit for limit in Limits.model_fields}
+        known = {*names, *access.NAMES}
         for name in environ:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-            if near and name not in names:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if near and name not in known:
                 raise ConfigError(f"environment variable {name} is not known; did you mean {near[0]}?")
         given = {limit: environ[name] for name, limit in names.items() if environ.get(name)}
-        return cls(redis_url=url, limits=parse(Limits, given, "environment variables API_*"))
+        return cls(
+            redis_url=url,
+            redis_password=_password(environ.get("REDIS_PASSWORD_FILE")),
+            limits=parse(Limits, given, "environment variables API_*"),
+            access=AccessSettings.read(environ),
+        )
+
+    @property
+    def redis_login(self) -> dict[str, str]:
+        """User and password for Redis: the URL's user, else `api`, the one that `make secure` makes."""
+        if self.redis_password is None:
+            return {}
+        return {"username": urlsplit(self.redis_url).username or REDIS_USER, "password": self.redis_password}
+
+
+def _password(file: str | None) -> str | None:
+    """The word in the file; None when there is no file or it is empty, as it is in a stack without passwords."""
+    if not file:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip() or None
+    except OSError as error:
+        raise ConfigError(f"REDIS_PASSWORD_FILE={file} cannot be read: {error.strerror}.") from error

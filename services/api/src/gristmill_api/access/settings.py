@@ -1,0 +1,49 @@
+"""Settings of access, read once from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gristmill import ConfigError
+from gristmill_api.access.origins import parse_origins
+from gristmill_api.access.tokens import Tokens
+
+NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOSE")
+
+
+@dataclass(frozen=True)
+class AccessSettings:
+    tokens: Tokens | None = None
+    """What requests must carry; None: anybody who reaches the port may do everything (API_AUTH=none)."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the API."""
+    in_compose: bool = False
+    """The API listens inside a container's network: what is published is compose.yaml's business."""
+
+    @property
+    def auth(self) -> str:
+        return "none" if self.tokens is None else "token"
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> AccessSettings:
+        """From `os.environ`. An empty variable counts as unset. Raises ConfigError."""
+        auth = environ.get("API_AUTH") or "none"
+        if auth not in ("none", "token"):
+            raise ConfigError(f"API_AUTH={auth!r} is not known; it is none or token.")
+        folder = environ.get("API_TOKENS_DIR")
+        if auth == "token" and not folder:
+            raise ConfigError(
+                "API_AUTH=token, but API_TOKENS_DIR is not set; it names the folder with the token files env, trainer "
+                "and admin (`make secure` makes one)."
+            )
+        in_compose = environ.get("API_IN_COMPOSE") or "0"
+        if in_compose not in ("0", "1"):
+            raise ConfigError(f"API_IN_COMPOSE={in_compose!r} is not known; compose.yaml sets it to 1.")
+        return cls(
+            tokens=Tokens.read(Path(folder)) if auth == "token" and folder else None,
+            cors_origins=parse_origins(environ.get("API_CORS_ORIGINS", "")),
+            in_compose=in_compose == "1",
+        )

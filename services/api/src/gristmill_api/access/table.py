@@ -1,0 +1,123 @@
+"""Which role each route needs, in one table. A route that is not in it is the admin's alone.
+
+`{}` stands for any one segment of the path. HEAD needs what GET needs. A test compares the table with the
+application's routes, so that none is forgotten and none is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from gristmill_api.access.tokens import Role
+
+
+class Need(Enum):
+    """Who may, and whether it only reads."""
+
+    NOBODY = "no token"
+    READ = "any role"
+    ENV = "env"
+    TRAINER = "trainer"
+    WORK = "env or trainer"
+    ADMIN = "admin"
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """The roles that may; empty: nobody need say who he is."""
+        return _ROLES[self]
+
+    @property
+    def reads(self) -> bool:
+        """True when such a request changes nothing, so that it may come from anywhere."""
+        return self in (Need.NOBODY, Need.READ)
+
+
+_ROLES: Final = {
+    Need.NOBODY: frozenset[Role](),
+    Need.READ: frozenset(Role),
+    Need.ENV: frozenset({Role.ENV, Role.ADMIN}),
+    Need.TRAINER: frozenset({Role.TRAINER, Role.ADMIN}),
+    Need.WORK: frozenset(Role),
+    Need.ADMIN: frozenset({Role.ADMIN}),
+}
+
+_TABLE: Final = {
+    Need.NOBODY: [
+        "GET /healthz",
+        "GET /readyz",
+    ],
+    Need.READ: [
+        "GET /metrics",
+        "GET /docs",
+        "GET /docs/oauth2-redirect",
+        "GET /redoc",
+        "GET /openapi.json",
+        "GET /v1/open",
+        "GET /v1/runs",
+        "GET /v1/runs/{}",
+        "GET /v1/runs/{}/status",
+        "GET /v1/runs/{}/groups",
+    ],
+    Need.ENV: [
+        "POST /v1/runs",
+        "POST /v1/runs/{}/permits",
+        "POST /v1/runs/{}/permits/renew",
+        "POST /v1/runs/{}/permits/return",
+        "POST /v1/runs/{}/permits/abandon",
+        "PUT /v1/runs/{}/groups/{}",
+    ],
+    Need.TRAINER: [
+        "POST /v1/runs/{}/take",
+        "POST /v1/runs/{}/version",
+        "POST /v1/runs/{}/lease",
+        "POST /v1/runs/{}/extend",
+        "POST /v1/runs/{}/ack",
+        "POST /v1/runs/{}/finish",
+    ],
+    Need.ADMIN: [
+        "POST /v1/runs/{}/close",
+    ],
+}
+
+Segments = tuple[str, ...]
+
+
+def _segments(path: str) -> Segments:
+    """ "/v1/runs/{run_id}" is ("v1", "runs", "{}")."""
+    return tuple("{}" if part.startswith("{") else part for part in path[1:].split("/"))
+
+
+def _fits(part: str, given: str) -> bool:
+    return part == given or (part == "{}" and given != "")
+
+
+def _index() -> dict[tuple[str, int], list[tuple[Segments, Need]]]:
+    index: dict[tuple[str, int], list[tuple[Segments, Need]]] = {}
+    for need, routes in _TABLE.items():
+        for route in routes:
+            method, _, path = route.partition(" ")
+            segments = _segments(path)
+            index.setdefault((method, len(segments)), []).append((segments, need))
+    return index
+
+
+_INDEX: Final = _index()
+
+
+def rules() -> Iterator[tuple[str, str, Need]]:
+    """Every line of the table: method, path with `{}`, need."""
+    for need, routes in _TABLE.items():
+        for route in routes:
+            method, _, path = route.partition(" ")
+            yield method, path, need
+
+
+def needed(method: str, path: str) -> Need:
+    """What a request, or a route's template, needs."""
+    segments = _segments(path)
+    for template, need in _INDEX.get(("GET" if method == "HEAD" else method, len(segments)), ()):
+        if all(_fits(part, given) for part, given in zip(template, segments, strict=True)):
+            return need
+    return Need.ADMIN

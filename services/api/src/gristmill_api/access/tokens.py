@@ -1,0 +1,108 @@
+"""The three roles and their tokens."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import stat
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from gristmill import ConfigError
+
+SHORTEST: Final = 32
+"""Characters. `make secure` writes 43: 256 random bits."""
+_REMEDY: Final = "`make secure` writes one for every role"
+
+
+class Role(StrEnum):
+    """Whom a token speaks for. What each may do is in table.py."""
+
+    ENV = "env"
+    """An environment: opens runs, asks for permits, submits groups."""
+    TRAINER = "trainer"
+    """A trainer: takes runs, leases and acks groups, publishes versions, ends runs."""
+    ADMIN = "admin"
+    """An operator: everything, and alone what destroys."""
+
+
+class Tokens:
+    """One token a role. Never shown: not by repr, not in errors, not in logs."""
+
+    def __init__(self, by_role: Mapping[Role, str]) -> None:
+        self._by_role = {role: token.encode() for role, token in by_role.items()}
+
+    @classmethod
+    def read(cls, folder: Path) -> Tokens:
+        """From the files env, trainer and admin in `folder`.
+
+        Raises ConfigError for a file that is missing, unreadable, empty, too short to be safe, readable by every
+        user of the machine, or no plain text, and for two roles with one token.
+        """
+        found: dict[Role, str] = {}
+        for role in Role:
+            token = _read(folder / role)
+            for other, same in found.items():
+                if same == token:
+                    raise ConfigError(
+                        f"{folder}: the roles {other} and {role} have the same token; give each its own: {_REMEDY}."
+                    )
+            found[role] = token
+        return cls(found)
+
+    def role_of(self, authorization: str) -> Role | None:
+        """The role whose token an Authorization header carries; None for none of them.
+
+        `Bearer TOKEN`, or Basic with the token as its password: a URL such as http://env:TOKEN@host:8000 makes
+        clients that cannot send a header of their own, as Atropos' cannot, send that.
+        """
+        given = _presented(authorization)
+        role = None
+        for candidate, token in self._by_role.items():  # all of them, always: time tells nothing
+            if hmac.compare_digest(given, token):
+                role = candidate
+        return role
+
+    def __repr__(self) -> str:
+        return f"Tokens({', '.join(self._by_role)})"
+
+
+def _read(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+        token = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        raise ConfigError(f"API_AUTH=token, but there is no token file {path}; {_REMEDY}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"token file {path} is not plain ASCII text; {_REMEDY}.") from error
+    except OSError as error:
+        raise ConfigError(
+            f"token file {path} cannot be read ({error.strerror}); its owner or group must be this process' "
+            "(in Compose: SECRETS_GID in .env, which `make secure` sets)."
+        ) from error
+    if not token:
+        raise ConfigError(f"token file {path} is empty; {_REMEDY}.")
+    if len(token) < SHORTEST:
+        raise ConfigError(f"the token in {path} has {len(token)} characters, fewer than {SHORTEST}; {_REMEDY}.")
+    if len(token.split()) != 1:
+        raise ConfigError(f"token file {path} holds more than one word; it must hold the token alone.")
+    if mode & stat.S_IROTH:
+        raise ConfigError(f"every user of this machine may read the token file {path}; chmod o-rwx {path}")
+    return token
+
+
+def _presented(authorization: str) -> bytes:
+    """The token in the header; empty, which no role has, when there is none."""
+    scheme, _, value = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode()
+    if scheme.lower() == "basic":
+        try:
+            _, _, password = base64.b64decode(value.strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return b""
+        return password
+    return b""

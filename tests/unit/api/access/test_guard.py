@@ -1,0 +1,196 @@
+"""What the guard answers. The application behind it is the real one; Redis is away, so what passes is a 503."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gristmill_api.access.table import Need, rules
+from gristmill_api.access.tokens import Role
+from gristmill_api.app import create_app
+from gristmill_api.settings import Settings
+
+TOKENS = {role: f"{role}-{'0123456789abcdef' * 2}" for role in Role}
+NOBODY_THERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for role, token in TOKENS.items():
+        (tmp_path / role).write_text(token)
+        (tmp_path / role).chmod(0o600)
+    return tmp_path
+
+
+def api(**environ: str) -> httpx.AsyncClient:
+    app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, **environ}))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api:8000")
+
+
+@pytest.fixture
+async def http(folder: Path) -> Any:
+    async with api(API_AUTH="token", API_TOKENS_DIR=str(folder)) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "remedy"}
+    assert all(isinstance(text, str) and text for text in error.values())
+    return answer.status_code, error["code"]
+
+
+async def test_every_route_asks_for_its_role(http: httpx.AsyncClient) -> None:
+    for method, template, need in rules():
+        path = template.replace("{}", "a")
+        for token in (None, "wrong" * 10):
+            answer = await http.request(method, path, headers=bearer(token) if token else {})
+            if need is Need.NOBODY:
+                assert answer.status_code in (200, 503)
+            else:
+                assert problem(answer) == (401, "unauthorized"), f"{method} {path}"
+                assert answer.headers["www-authenticate"] == 'Bearer realm="gristmill", Basic realm="gristmill"'
+        for role, token in TOKENS.items():
+            answer = await http.request(method, path, headers=bearer(token))
+            if need.roles and role not in need.roles:
+                assert problem(answer) == (403, "forbidden"), f"{method} {path} as {role}"
+                assert f"for the role {need.value}; this token's role is {role}" in answer.json()["error"]["message"]
+            else:
+                assert answer.status_code not in (401, 403), f"{method} {path} as {role}: {answer.text}"
+
+
+async def test_a_refusal_does_not_wait_for_the_body(http: httpx.AsyncClient) -> None:
+    async def body() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    answer = await http.put("/v1/runs/a/groups/g00000000", params={"holder": "h"}, content=body())
+    assert problem(answer) == (401, "unauthorized")
+
+
+async def test_a_url_with_user_and_password_is_enough(http: httpx.AsyncClient) -> None:
+    """As Atropos' clients have it: they can send no header of their own."""
+    for url in (f"http://env:{TOKENS[Role.ENV]}@api:8000/v1/runs", f"http://x:{TOKENS[Role.ADMIN]}@api:8000/v1/runs"):
+        assert (await http.get(url)).status_code == 503
+    assert problem(await http.get("http://env:wrong@api:8000/v1/runs")) == (401, "unauthorized")
+
+
+async def test_a_path_that_is_not_there_tells_nothing_to_others(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/nothing")).status_code == 401
+    assert problem(await http.get("/v1/nothing", headers=bearer(TOKENS[Role.ENV]))) == (403, "forbidden")
+    assert problem(await http.get("/v1/nothing", headers=bearer(TOKENS[Role.ADMIN]))) == (404, "no_route")
+
+
+async def test_no_token_is_ever_logged(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for token in (*TOKENS.values(), "a-wrong-token-of-the-same-kind-and-length"):
+        await http.post("/v1/runs/a/close", headers=bearer(token))
+        await http.get(f"http://me:{token}@api:8000/v1/runs/a/close")
+    own = [record.getMessage() for record in caplog.records if not record.name.startswith("http")]
+    assert any("refused" in text for text in own)
+    assert not any("0123456789abcdef" in text or "a-wrong-token" in text for text in own)
+
+
+async def test_without_tokens_nobody_is_asked() -> None:
+    async with api() as client:
+        for method, path, _ in rules():
+            answer = await client.request(method, path.replace("{}", "a"))
+            assert answer.status_code not in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({}, True),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://api:8000"}, True),
+        ({"Origin": "http://api:3000"}, False),
+        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Origin": "https://dash.example", "Sec-Fetch-Site": "cross-site"}, True),
+    ],
+)
+async def test_a_page_of_another_site_changes_nothing(folder: Path, headers: dict[str, str], passes: bool) -> None:
+    named = {"API_CORS_ORIGINS": "https://dash.example, http://localhost:3000"}
+    for more in ({}, {"API_AUTH": "token", "API_TOKENS_DIR": str(folder)}):
+        async with api(**named, **more) as client:
+            given = {**headers, **bearer(TOKENS[Role.ADMIN])}
+            answer = await client.post("/v1/runs/a/close", headers=given)
+            assert problem(answer) == ((503, "store_unavailable") if passes else (403, "cross_site"))
+            assert (await client.get("/v1/runs", headers=given)).status_code == 503, "reading is CORS' business"
+
+
+async def test_cors_is_closed_by_default_and_opens_for_named_origins_only() -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    async with api() as client:
+        answer = await client.get("/healthz", headers={"Origin": "https://dash.example"})
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        answer = await client.options("/v1/runs", headers={"Origin": "https://dash.example", **asked})
+        assert answer.status_code >= 400
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    async with api(API_CORS_ORIGINS="https://dash.example") as client:
+        answer = await client.get("/healthz", headers={"Origin": "https://dash.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://dash.example"
+        assert "access-control-allow-credentials" not in answer.headers
+        answer = await client.options("/v1/runs", headers={"Origin": "https://dash.example", **asked})
+        assert answer.status_code == 200
+        answer = await client.get("/healthz", headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in answer.headers
+        assert (
+            await client.options("/v1/runs", headers={"Origin": "https://evil.example", **asked})
+        ).status_code == 400
+
+
+async def test_a_named_page_reads_why_it_was_refused(folder: Path) -> None:
+    """The preflight carries no token, and a 401 without CORS headers would be unreadable to the page."""
+    environ = {"API_AUTH": "token", "API_TOKENS_DIR": str(folder), "API_CORS_ORIGINS": "https://dash.example"}
+    async with api(**environ) as client:
+        headers = {"Origin": "https://dash.example", "Access-Control-Request-Method": "GET"}
+        assert (await client.options("/v1/runs", headers=headers)).status_code == 200
+        answer = await client.get("/v1/runs", headers=headers)
+        assert problem(answer) == (401, "unauthorized")
+        assert answer.headers["access-control-allow-origin"] == "https://dash.example"
+
+
+async def test_refusals_are_counted(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/runs/a/close")
+    text = (await http.get("/metrics", headers=bearer(TOKENS[Role.TRAINER]))).text
+    assert 'gristmill_api_requests_total{method="POST",route="unmatched",status="401"} 1.0' in text
+
+
+async def test_openapi_tells_the_roles(http: httpx.AsyncClient) -> None:
+    schema = (await http.get("/openapi.json", headers=bearer(TOKENS[Role.ENV]))).json()
+    assert set(schema["components"]["securitySchemes"]) == {"bearer", "basic"}
+    operations = [
+        (method.upper(), path, operation)
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+    needs = {(method, path): need for method, path, need in rules()}
+    assert len(operations) > 15
+    for method, path, operation in operations:
+        plain = "/".join("{}" if part.startswith("{") else part for part in path.split("/"))
+        need = needs[method, plain]
+        assert operation["x-role"] == need.value
+        assert ("security" in operation) == ("401" in operation["responses"]) == (need is not Need.NOBODY)
+
+
+async def test_openapi_without_tokens_asks_for_none() -> None:
+    async with api() as client:
+        schema = (await client.get("/openapi.json")).json()
+    assert "securitySchemes" not in schema.get("components", {})
+    assert schema["paths"]["/v1/runs/{run_id}/close"]["post"]["x-role"] == "admin"
+    assert "security" not in schema["paths"]["/v1/runs/{run_id}/close"]["post"]

@@ -1,0 +1,21 @@
+"""API_CORS_ORIGINS takes full origins, and says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_api.access.origins import parse_origins
+
+
+def test_origins_are_named_in_full() -> None:
+    assert parse_origins("") == ()
+    assert parse_origins(" https://a.example ,http://localhost:3000,") == ("https://a.example", "http://localhost:3000")
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "a.example", "https://a.example/", "https://a.example/x", "ftp://a.example", "null", "https://"]
+)
+def test_anything_else_is_an_error(origin: str) -> None:
+    with pytest.raises(ConfigError, match="API_CORS_ORIGINS"):
+        parse_origins(f"https://fine.example,{origin}")

@@ -1,0 +1,151 @@
+"""Token files: every way they can be unsafe stops the start with a line that says what to do."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_api.access.settings import AccessSettings
+from gristmill_api.access.tokens import Role, Tokens
+from gristmill_api.settings import Settings
+
+TOKENS = {role: f"{role}-{'0123456789abcdef' * 2}" for role in Role}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for role, token in TOKENS.items():
+        _write(tmp_path / role, token + "\n")
+    return tmp_path
+
+
+def _write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_token_speaks_for_its_role(folder: Path, role: Role) -> None:
+    tokens = Tokens.read(folder)
+    assert tokens.role_of(f"Bearer {TOKENS[role]}") is role
+    assert tokens.role_of(f"bearer  {TOKENS[role]} ") is role
+    assert tokens.role_of(_basic("whoever", TOKENS[role])) is role
+    assert tokens.role_of(_basic("", TOKENS[role])) is role
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Bearer " + TOKENS[Role.ADMIN][:-1],
+        "Bearer " + TOKENS[Role.ADMIN] + "x",
+        TOKENS[Role.ADMIN],
+        "Digest " + TOKENS[Role.ADMIN],
+        _basic(TOKENS[Role.ADMIN], ""),
+        "Basic " + base64.b64encode(TOKENS[Role.ADMIN].encode()).decode(),
+        "Basic not base64!",
+        "Bearer \xff",
+    ],
+)
+def test_anything_else_speaks_for_nobody(folder: Path, header: str) -> None:
+    assert Tokens.read(folder).role_of(header) is None
+
+
+def test_tokens_are_not_shown(folder: Path) -> None:
+    settings = Settings.read({"API_AUTH": "token", "API_TOKENS_DIR": str(folder)})
+    assert settings.access.tokens is not None
+    shown = repr(settings) + repr(settings.access.tokens) + str(settings.access.tokens)
+    assert "Tokens(env, trainer, admin)" in shown
+    assert not any(token in shown for token in TOKENS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        ("", 0o600, "is empty"),
+        ("\n", 0o600, "is empty"),
+        ("short", 0o600, "5 characters, fewer than 32"),
+        ("a b" * 20, 0o600, "more than one word"),
+        ("ä" * 40, 0o600, "not plain ASCII"),
+        ("x" * 40, 0o644, "every user of this machine may read"),
+        ("x" * 40, 0o604, "every user of this machine may read"),
+        (TOKENS[Role.ENV], 0o600, "env and trainer have the same token"),
+    ],
+)
+def test_an_unsafe_file_is_an_error_that_names_it(folder: Path, text: str, mode: int, told: str) -> None:
+    _write(folder / "trainer", text, mode)
+    with pytest.raises(ConfigError, match=told) as error:
+        Tokens.read(folder)
+    assert str(folder) in str(error.value)
+    assert "make secure" in str(error.value) or "chmod" in str(error.value) or "alone" in str(error.value)
+    assert not text.strip() or len(text) < 32 or text not in str(error.value)
+
+
+def test_a_file_of_the_owner_and_his_group_is_fine(folder: Path) -> None:
+    for role in Role:
+        (folder / role).chmod(0o640)
+    Tokens.read(folder)
+
+
+def test_a_missing_file_is_an_error_that_names_it(folder: Path) -> None:
+    (folder / "admin").unlink()
+    with pytest.raises(ConfigError, match=r"no token file .*/admin; `make secure`"):
+        Tokens.read(folder)
+
+
+def test_an_unreadable_file_says_why(folder: Path) -> None:
+    (folder / "env").unlink()
+    (folder / "env").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tokens.read(folder)
+
+
+def test_the_choice_is_explicit(folder: Path) -> None:
+    assert AccessSettings.read({}).tokens is None
+    assert AccessSettings.read({"API_AUTH": "", "API_TOKENS_DIR": str(folder)}).tokens is None
+    assert AccessSettings.read({"API_AUTH": "none", "API_TOKENS_DIR": str(folder)}).tokens is None
+    assert AccessSettings.read({"API_AUTH": "token", "API_TOKENS_DIR": str(folder)}).auth == "token"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"API_AUTH": "tokens"}, "API_AUTH='tokens' is not known; it is none or token"),
+        ({"API_AUTH": "Token"}, "API_AUTH='Token' is not known"),
+        ({"API_AUTH": "token"}, "API_TOKENS_DIR is not set"),
+        ({"API_TOKEN_DIR": "/x"}, "did you mean API_TOKENS_DIR"),
+        ({"API_CORS_ORIGIN": "http://x"}, "did you mean API_CORS_ORIGINS"),
+        ({"API_IN_COMPOSE": "yes"}, "API_IN_COMPOSE='yes'"),
+    ],
+)
+def test_any_other_word_is_an_error(environ: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Settings.read(environ)
+
+
+def test_the_password_of_redis_is_read_from_a_file_and_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "redis_password"
+    file.write_text("s3cret\n")
+    settings = Settings.read({"REDIS_PASSWORD_FILE": str(file), "REDIS_URL": "redis://redis:6379/0"})
+    assert settings.redis_login == {"username": "api", "password": "s3cret"}
+    assert "s3cret" not in repr(settings)
+    named = Settings.read({"REDIS_PASSWORD_FILE": str(file), "REDIS_URL": "redis://default@redis:6379/0"})
+    assert named.redis_login["username"] == "default"
+    file.write_text("")
+    assert Settings.read({"REDIS_PASSWORD_FILE": str(file)}).redis_login == {}
+    with pytest.raises(ConfigError, match=r"REDIS_PASSWORD_FILE=.*nowhere cannot be read"):
+        Settings.read({"REDIS_PASSWORD_FILE": str(tmp_path / "nowhere")})
+    with pytest.raises(ConfigError) as error:
+        Settings.read({"REDIS_URL": "http://api:s3cret@redis:6379"})
+    assert "s3cret" not in str(error.value)
+    assert "s3cret" not in repr(Settings.read({"REDIS_URL": "redis://api:s3cret@redis:6379"}))
