@@ -19,7 +19,8 @@ from local_processes import free_port
 class ApiServer:
     """`uvicorn gristmill_api.app:app` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
 
-    def __init__(self, redis_url: str, **environ: str) -> None:
+    def __init__(self, redis_url: str, *, host: str = "127.0.0.1", **environ: str) -> None:
+        self._host = host
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
@@ -33,7 +34,7 @@ class ApiServer:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
-                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--host", self._host, "--port", str(self.port)),
                 ],
                 env=self._environ,
                 stdout=log,

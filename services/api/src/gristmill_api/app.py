@@ -40,10 +40,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
         listener = _redis(settings)
-        tasks = [asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis")]
-        if settings.access.tokens is None and not settings.access.in_compose:
-            tasks.append(asyncio.create_task(access.warn_if_open(), name="warn-if-open"))
-        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], auth=settings.access.auth, state="up"))
+        tasks = [
+            asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis"),
+            asyncio.create_task(access.tell_bind(settings.access), name="tell-bind"),
+        ]
+        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], state="up"))
         try:
             with _stop_waits_on_signal(context.changes):
                 yield

@@ -5,7 +5,7 @@ tokens     the three roles and the files that hold their tokens
 table      which role each route needs
 guard      the middleware that asks: 401, 403
 origins    what web pages of other sites may do: nothing, unless they are named
-bind       warns when an API without tokens can be reached from other machines
+bind       tells where the process listens; warns when other machines reach it and no token is asked
 describe   the same, told in OpenAPI
 """
 
@@ -15,11 +15,11 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from gristmill_api.access import describe
-from gristmill_api.access.bind import warn_if_open
+from gristmill_api.access.bind import tell_bind
 from gristmill_api.access.guard import Guard
 from gristmill_api.access.settings import AccessSettings
 
-__all__ = ["AccessSettings", "install", "warn_if_open"]
+__all__ = ["AccessSettings", "install", "tell_bind"]
 
 
 def install(app: FastAPI, settings: AccessSettings) -> None:

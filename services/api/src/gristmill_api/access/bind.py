@@ -16,14 +16,17 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from gristmill.logs import line
+from gristmill_api.access.settings import AccessSettings
+
 _LOG = logging.getLogger(__name__)
 _DESCRIPTORS: Final = Path("/dev/fd")  # Linux and macOS
 _LOOK_EVERY_S: Final = 0.1
 _LOOKS: Final = 100
 
 
-async def warn_if_open() -> None:
-    """Warn, once the process listens, if other machines may reach it. For an API that asks for no token."""
+async def tell_bind(settings: AccessSettings) -> None:
+    """Log where the process listens, once it does; warn if other machines may then do what they like."""
     for _ in range(_LOOKS):
         addresses = listening()
         if addresses:
@@ -32,12 +35,14 @@ async def warn_if_open() -> None:
         await asyncio.sleep(_LOOK_EVERY_S)
     else:
         return
-    reachable = [f"{host}:{port}" for host, port in addresses if not _loopback(host)]
-    if reachable:
+    at = ",".join(f"{host}:{port}" for host, port in addresses)
+    _LOG.info(line("api", listens=at, auth=settings.auth))
+    private = settings.in_compose or all(_loopback(host) for host, _ in addresses)
+    if settings.tokens is None and not private:
         _LOG.warning(
             "THE API IS OPEN TO THE NETWORK: it listens at %s and API_AUTH is none, so whoever reaches that port may "
             "read, submit and delete. Bind it to 127.0.0.1, or turn tokens on: make secure (docs/security.md).",
-            ", ".join(reachable),
+            at,
         )
 
 

@@ -1,0 +1,64 @@
+"""An API without tokens that other machines reach says so, loudly; the real server, each way it can be started.
+
+Redis is away in all of them, so nothing is reachable that matters.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.api_server import ApiServer
+
+from gristmill_api.access.bind import listening
+
+NOBODY_THERE = "redis://127.0.0.1:1/0"
+LOUD = "THE API IS OPEN TO THE NETWORK"
+
+
+def _log(server: ApiServer) -> str:
+    """The log, once the process has told where it listens: the warning, if any, comes right after that."""
+    deadline = time.monotonic() + 10
+    while "listens=" not in server.log():
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.05)
+    server.stop()
+    return server.log()
+
+
+def test_open_to_the_network_is_told() -> None:
+    with ApiServer(NOBODY_THERE, host="0.0.0.0") as server:
+        log = _log(server)
+        assert f"listens at 0.0.0.0:{server.port} and API_AUTH is none" in log
+        assert log.count(LOUD) == 1
+
+
+def test_by_several_workers_too() -> None:
+    with ApiServer(NOBODY_THERE, host="0.0.0.0", WEB_CONCURRENCY="2") as server:
+        assert f"listens at 0.0.0.0:{server.port}" in _log(server)
+
+
+@pytest.mark.parametrize("case", ["loopback", "compose", "token"])
+def test_and_not_otherwise(case: str, tmp_path: Path) -> None:
+    environ = {"loopback": {}, "compose": {"API_IN_COMPOSE": "1"}, "token": {}}[case]
+    if case == "token":
+        environ = {"API_AUTH": "token", "API_TOKENS_DIR": str(tmp_path)}
+        for role in ("env", "trainer", "admin"):
+            (tmp_path / role).write_text(role * 20)
+            (tmp_path / role).chmod(0o600)
+    host = "127.0.0.1" if case == "loopback" else "0.0.0.0"
+    with ApiServer(NOBODY_THERE, host=host, **environ) as server:
+        log = _log(server)
+        assert f"listens={host}:{server.port} auth={'token' if case == 'token' else 'none'}" in log
+        assert LOUD not in log
+
+
+def test_own_listening_sockets_are_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        address = server.getsockname()
+        assert address in listening()
+        client.connect(address)
+        assert client.getsockname() not in listening(), "a connection is no open door"
+    assert address not in listening()
