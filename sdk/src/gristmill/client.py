@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from gristmill.errors import ApiError, ApiUnreachable
+from gristmill.errors import ApiError, ApiUnreachable, ConfigError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.run import DeadLetter, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
@@ -32,6 +32,12 @@ class Client:
     """
 
     def __init__(self, url: str, *, patience: float = 600.0, timeout: float = 30.0, token: str | None = None) -> None:
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            # The URL is in messages and logs.
+            raise ConfigError(
+                "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
+                "in GRISTMILL_API_TOKEN_FILE (or pass token=)."
+            )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
         self._patience = patience

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from gristmill.errors import ConfigError
 
 API_URL = "http://127.0.0.1:8000"
 MODEL_URL = "http://127.0.0.1:9001"
@@ -24,10 +26,16 @@ class Deployment:
     models_dir: Path
     weights_dir: Path
     runs_dir: Path
+    api_token: str | None = field(default=None, repr=False)
+    """Token for the trajectory API, out of the file that GRISTMILL_API_TOKEN_FILE names: a command line and the
+    environment of a process are there for others to read."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Deployment:
-        """From `os.environ`. An empty variable counts as unset, as Compose passes unset ones so."""
+        """From `os.environ`. An empty variable counts as unset, as Compose passes unset ones so.
+
+        Raises ConfigError for a token file that cannot be read. An empty one holds no token, as in a stack without.
+        """
 
         def get(name: str) -> str | None:
             return environ.get(f"GRISTMILL_{name}") or None
@@ -41,4 +49,22 @@ class Deployment:
             models_dir=Path(get("MODELS_DIR") or ".gristmill/models"),
             weights_dir=Path(get("WEIGHTS_DIR") or ".gristmill/weights"),
             runs_dir=Path(get("RUNS_DIR") or "runs"),
+            api_token=_token(get("API_TOKEN_FILE")),
         )
+
+
+def _token(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = Path(file).read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"GRISTMILL_API_TOKEN_FILE={file} is no plain ASCII text.") from error
+    except OSError as error:
+        raise ConfigError(
+            f"GRISTMILL_API_TOKEN_FILE={file} cannot be read: {error.strerror}. It is the file with the token of the "
+            "service's role (docs/security.md)."
+        ) from error
+    if len(token.split()) > 1:
+        raise ConfigError(f"GRISTMILL_API_TOKEN_FILE={file} holds more than one word; it must hold the token alone.")
+    return token or None

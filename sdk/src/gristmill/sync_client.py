@@ -20,10 +20,10 @@ class SyncClient:
     """`Client` on an event loop of its own thread; methods as there. May be used from several threads."""
 
     def __init__(self, url: str, *, patience: float = 600.0, timeout: float = 30.0, token: str | None = None) -> None:
+        self._client = Client(url, patience=patience, timeout=timeout, token=token)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gristmill-client", daemon=True)
         self._thread.start()
-        self._client = Client(url, patience=patience, timeout=timeout, token=token)
         self.url = self._client.url
 
     def create_run(self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default") -> RunRecord:

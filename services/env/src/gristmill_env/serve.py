@@ -26,14 +26,14 @@ _HOW_TO_BEGIN = (
 
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     """Returns when the run is finished, or was already. Raises GristmillError."""
-    config, run_id = launch.config, launch.run_id
+    config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
     _warn(launch, environ)
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
     async with ModelServer(config.server, patience=config.patience) as server:
         served, roller = await meet_model(launch, task, server, patience)
         recorded = config.recorded(served.name)
-        async with Client(config.rollout_server_url, patience=patience) as api:
+        async with Client(config.rollout_server_url, patience=patience, token=token) as api:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
         if record.state == RunState.FINISHED:
             logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
@@ -43,7 +43,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         if config.use_wandb:
             tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
         try:
-            async with Client(config.rollout_server_url, patience=config.patience) as api:
+            async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
                 worker = Worker(
                     config, run_id, _holder(), api=api, server=server, dataset=task.dataset, roller=roller,
                     tracker=tracker,

@@ -39,7 +39,8 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
     # Settings that only say where things are do not wait for the run.
     here = _layered(deployment.config_dir, {}, flags, "command line")
     with ExitStack() as stack:
-        api = stack.enter_context(SyncClient(here.rollout_server_url or deployment.api_url or API_URL))
+        api_url = here.rollout_server_url or deployment.api_url or API_URL
+        api = stack.enter_context(SyncClient(api_url, token=deployment.api_token))
         run = _wait_for_run(api, deployment.stack, stop)
         settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
         server = ModelServer(here.base_url or deployment.model_url or MODEL_URL, publish_token(deployment.weights_dir))

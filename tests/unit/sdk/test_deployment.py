@@ -1,0 +1,48 @@
+"""The API's token comes from a file, and is shown nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill import Client, ConfigError, Deployment, SyncClient
+
+TOKEN = "a-token-that-nobody-may-see"
+
+
+def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "env"
+    file.write_text(TOKEN + "\n")
+    read = Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)})
+    assert read.api_token == TOKEN
+    assert TOKEN not in repr(read)
+
+
+def test_no_file_and_an_empty_one_are_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "env"
+    file.write_text("\n")
+    assert Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)}).api_token is None
+    assert Deployment.read({"GRISTMILL_API_TOKEN_FILE": ""}).api_token is None
+    assert Deployment.read({}).api_token is None
+
+
+@pytest.mark.parametrize(("text", "told"), [("a b", "more than one word"), ("ä", "no plain ASCII")])
+def test_a_file_that_is_no_token_is_an_error(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "env"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)})
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(tmp_path / "env")})
+
+
+@pytest.mark.parametrize("url", [f"http://env:{TOKEN}@127.0.0.1:8000", f"https://{TOKEN}@host/"])
+async def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    for kind in (Client, SyncClient):
+        with pytest.raises(ConfigError, match="GRISTMILL_API_TOKEN_FILE") as error:
+            kind(url)
+        assert TOKEN not in str(error.value)
