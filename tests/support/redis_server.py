@@ -13,10 +13,14 @@ from types import TracebackType
 import redis
 
 from local_processes import free_port
+from redis_acl import USER, users_acl
 from redis_binary import redis_command
 
 MEMORY = 4 << 30
 """Bytes of address space a test's Redis may have. A script that never ends would take the whole machine with it."""
+
+
+PASSWORD = "of-the-api"
 
 
 def _bounded() -> None:
@@ -30,7 +34,12 @@ class RedisServer:
         """`options` override the defaults: RedisServer("--appendfsync", "everysec")."""
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.api_url = f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
+        """For the API: as the user that may do no more than the API needs (scripts/redis_acl.py). `url` may all."""
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-redis-")
+        self._users = Path(self._directory.name) / "users.acl"
+        _, *others = users_acl(PASSWORD).splitlines(keepends=True)
+        self._users.write_text("".join(["user default on nopass ~* &* +@all\n", *others]))
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -43,7 +52,10 @@ class RedisServer:
         """Run the server and wait until it has loaded its file and answers."""
         log = Path(self._directory.name) / "redis.log"
         self._process = subprocess.Popen(
-            [*redis_command(self.port, Path(self._directory.name)), "--logfile", str(log), *self._options],
+            [
+                *redis_command(self.port, Path(self._directory.name)),
+                *("--aclfile", str(self._users), "--logfile", str(log), *self._options),
+            ],
             stdout=subprocess.DEVNULL,
             preexec_fn=_bounded,
         )
@@ -57,6 +69,11 @@ class RedisServer:
                     if self._process.poll() is not None or time.monotonic() > deadline:
                         raise RuntimeError(f"redis-server did not start:\n{log.read_text()[-2000:]}") from error
                     time.sleep(0.02)
+
+    def refused(self) -> set[str]:
+        """Commands, keys and channels that were denied to the API's user, by Redis' own log."""
+        with redis.Redis.from_url(self.url) as client:
+            return {str(entry["object"]) for entry in client.acl_log()}
 
     def kill(self) -> None:
         """SIGKILL, as the kernel does when memory runs out."""

@@ -32,7 +32,7 @@ async def bench(redis: Redis) -> Bench:
 
 @pytest.fixture(scope="session")
 def shared_api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(shared_redis.url, API_MAX_BODY_BYTES="200000", API_MAX_STORED_BYTES="20000") as server:
+    with ApiServer(shared_redis.api_url, API_MAX_BODY_BYTES="200000", API_MAX_STORED_BYTES="20000") as server:
         yield server
 
 

@@ -182,7 +182,7 @@ def environments(vllm: Vllm, tmp_path: Path) -> Iterator[Environments]:
 
 @pytest.fixture(scope="session")
 def session_api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(shared_redis.url) as api:
+    with ApiServer(shared_redis.api_url) as api:
         yield api
 
 

@@ -47,7 +47,7 @@ def test_two_replicas_share_the_rows(environments: Environments, trainer: HandTr
 def test_killed_api_and_redis_only_pause_the_work_and_a_killed_environment_loses_none(
     environments: Environments, vllm: Vllm
 ) -> None:
-    with RedisServer() as redis, ApiServer(redis.url, API_PERMIT_TTL_S="15") as api, SyncClient(api.url) as client:
+    with RedisServer() as redis, ApiServer(redis.api_url, API_PERMIT_TTL_S="15") as api, SyncClient(api.url) as client:
         trainer = HandTrainer(client, vllm, "sums")
         env = environments.process(api.url)
         trainer.take()

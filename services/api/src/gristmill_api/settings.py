@@ -22,8 +22,8 @@ MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 
-
 REDIS_USER = "api"
+"""Redis' user when there is a password and the URL names none."""
 
 
 class Limits(SettingsModel):
@@ -53,7 +53,7 @@ class Limits(SettingsModel):
 class Settings:
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_password: str | None = field(default=None, repr=False)
-    """From REDIS_PASSWORD_FILE; stands above one in the URL."""
+    """From REDIS_PASSWORD_FILE, for a URL that holds none."""
     limits: Limits = field(default_factory=Limits)
     access: AccessSettings = field(default_factory=AccessSettings)
 

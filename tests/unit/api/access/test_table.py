@@ -51,7 +51,7 @@ def test_a_route_without_a_role_is_seen_and_is_the_admins(app: FastAPI) -> None:
     async def rewind() -> None: ...
 
     new.include_router(router)
-    assert _unlisted(new) == ["POST /v1/runs/{}/rewind"]
+    assert set(_unlisted(new)) - set(_unlisted(app)) == {"POST /v1/runs/{}/rewind"}
     assert needed("POST", "/v1/runs/a/rewind") is Need.ADMIN
 
 

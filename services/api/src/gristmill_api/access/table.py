@@ -74,10 +74,12 @@ _TABLE: Final = {
         "POST /v1/runs/{}/lease",
         "POST /v1/runs/{}/extend",
         "POST /v1/runs/{}/ack",
+        "POST /v1/runs/{}/nack",
         "POST /v1/runs/{}/finish",
     ],
     Need.ADMIN: [
         "POST /v1/runs/{}/close",
+        "DELETE /v1/runs/{}",
     ],
 }
 

@@ -1,0 +1,53 @@
+"""The commands that Redis allows the API are those of its scripts, and no others."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+from redis_acl import IN_SCRIPTS, commands, users_acl
+
+LUA = {entry.name: entry.read_text(encoding="utf-8") for entry in (files("gristmill_api.store") / "lua").iterdir()}
+_CALL = re.compile(r"redis\.p?call\(\s*(.)([A-Za-z. ]*)")
+
+
+def _called() -> dict[str, str]:
+    """Command -> one script that calls it."""
+    found = {}
+    for name, text in LUA.items():
+        for quote, command in _CALL.findall(text):
+            assert quote in "'\"", f"{name}: a command that is computed cannot be listed: {quote}{command}"
+            found[command] = name
+    return found
+
+
+def test_every_call_of_a_script_is_allowed() -> None:
+    assert len(LUA) > 20
+    missing = {command: name for command, name in _called().items() if command.upper() not in commands()}
+    assert missing == {}, "add them to IN_SCRIPTS in scripts/redis_acl.py"
+
+
+def test_nothing_is_allowed_that_no_script_calls() -> None:
+    assert sorted(set(IN_SCRIPTS.split()) - {command.upper() for command in _called()}) == []
+
+
+DANGEROUS = """
+    FLUSHALL FLUSHDB CONFIG KEYS SCAN ACL DEBUG SHUTDOWN SAVE BGSAVE MIGRATE REPLICAOF MODULE MONITOR CLIENT EVAL SCRIPT
+    DUMP RESTORE SWAPDB
+"""
+
+
+def test_nothing_dangerous_is_allowed() -> None:
+    assert not set(DANGEROUS.split()) & set(commands())
+    assert not [command for command in commands() if command.startswith(("@", "ALL"))]
+
+
+def test_the_file_has_three_users_and_no_password() -> None:
+    default, api, health = users_acl("s3cret").splitlines()
+    assert default == "user default off resetpass resetkeys resetchannels -@all"
+    assert f" #{hashlib.sha256(b's3cret').hexdigest()} " in api
+    assert " resetkeys ~gm:* resetchannels &gm:events -@all +" in api
+    assert "nopass" not in api
+    assert health == "user health on nopass resetkeys resetchannels -@all +ping"
+    assert "s3cret" not in users_acl("s3cret")
