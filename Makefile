@@ -1,5 +1,6 @@
 # make setup      .venv (all but vLLM) and .venv-model (vLLM)
 # make local      the quickstart, end to end, without Docker
+# make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
 # make test       lint, types, unit, integration, end to end: what CI runs
 # make test-long  what is too slow for every change
 SHELL := /bin/bash
@@ -8,7 +9,7 @@ PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local test test-long lint types unit integration e2e clean
+.PHONY: setup local secure test test-long lint types unit integration e2e clean
 
 setup: .venv/.ready .venv-model/.ready
 
@@ -21,6 +22,10 @@ setup: .venv/.ready .venv-model/.ready
 # Further options: make local ARGS="--preset qwen"; see scripts/launch_local_dataset_run.py --help.
 local: setup
 	$(VENV)/python scripts/launch_local_dataset_run.py $(ARGS)
+
+# Needs no environment: whatever Python there is.
+secure:
+	python3 scripts/secure.py $(ARGS)
 
 # The cheapest failure first.
 test: lint types unit integration e2e

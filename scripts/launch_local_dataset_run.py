@@ -6,6 +6,7 @@
     python scripts/launch_local_dataset_run.py --config gsm8k --model smollm2
 
 A model server that already answers on its port is used as it is (--publisher none when it may not be updated).
+After `make secure` the API asks for tokens and Redis for a password; everything started here has them.
 Everything started here is stopped at the end or on Ctrl-C. Exit code 0: the run is finished.
 """
 
@@ -22,6 +23,7 @@ from types import FrameType
 
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command
+from secure import ACL, PASSWORD, Secrets, SecretsError
 
 ROOT = Path(__file__).resolve().parent.parent
 # A first start builds or downloads the model.
@@ -53,7 +55,7 @@ def main() -> int:
             except KeyboardInterrupt:
                 print("stopping everything; start again to go on where this run is")
                 return 130
-    except (LocalStackError, RedisMissingError) as error:
+    except (LocalStackError, RedisMissingError, SecretsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"finished; metrics, checkpoints and the final model are under {options.runs_dir}")
@@ -76,30 +78,41 @@ def _run(stack: LocalStack, options: argparse.Namespace) -> None:
         "GRISTMILL_RUNS_DIR": str(Path(options.runs_dir).absolute()),
         "GRISTMILL_RUN_ID": options.run_id or "",
     }
-    redis_url = _start_redis(stack, state)
-    _start_api(stack, environ, redis_url, options.api_port)
+    secrets = Secrets.find(ROOT)
+    if secrets is not None:
+        secrets.write()  # the commands in the user list are those of today's API
+    redis_url = start_redis(stack, state, secrets)
+    start_api(stack, environ, redis_url, options.api_port, secrets)
     _start_model(stack, environ, options.model, options.model_port)
 
     python = sys.executable
     trainer_flags = ["--publisher", options.publisher] if options.publisher else []
     trainer_flags += ["--training_steps", str(options.training_steps)] if options.training_steps else []
     trainer_flags += ["--model_name", options.model_name] if options.model_name else []
-    trainer = stack.start("trainer", [python, "-m", "gristmill_trainer", *trainer_flags], environ)
-    env = stack.start("env", [python, "-m", "gristmill_env", "serve", "--config", options.config], environ)
+    trainer = stack.start(
+        "trainer", [python, "-m", "gristmill_trainer", *trainer_flags], {**environ, **token_file("trainer", secrets)}
+    )
+    command = [python, "-m", "gristmill_env", "serve", "--config", options.config]
+    env = stack.start("env", command, {**environ, **token_file("env", secrets)})
     _watch(env, trainer)
 
 
-def _start_redis(stack: LocalStack, state: Path) -> str:
+def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
     folder, port = state / "redis", free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    redis = stack.start("redis", redis_command(port, folder))
+    users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
+    redis = stack.start("redis", [*redis_command(port, folder), *users])
     stack.wait_until(redis, lambda: listens(port), timeout=60)
     return f"redis://127.0.0.1:{port}/0"
 
 
-def _start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int) -> None:
+def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
     command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
-    api = stack.start("api", command, {**environ, "REDIS_URL": redis_url})
+    settings = {"REDIS_URL": redis_url}
+    if secrets is not None:
+        settings |= {"REDIS_PASSWORD_FILE": str(secrets.path(PASSWORD))}
+        settings |= {"API_AUTH": "token", "API_TOKENS_DIR": str(secrets.folder)}
+    api = stack.start("api", command, {**environ, **settings})
     stack.wait_until(api, lambda: answers(f"{environ['GRISTMILL_API_URL']}/readyz"), timeout=60)
 
 
@@ -115,6 +128,11 @@ def _start_model(stack: LocalStack, environ: dict[str, str], model: str, port: i
         "model", [str(python), "-m", "gristmill_model"], {**environ, "MODEL": model, "MODEL_PORT": str(port)}
     )
     stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
+
+
+def token_file(role: str, secrets: Secrets | None) -> dict[str, str]:
+    """Where a service finds its token: the path, as a process' environment is there for others to read."""
+    return {"GRISTMILL_API_TOKEN_FILE": str(secrets.path(role))} if secrets else {}
 
 
 def _watch(env: Service, trainer: Service) -> None:

@@ -1,0 +1,73 @@
+"""What `docker compose` makes of compose.yaml, as it is cloned and after `make secure`. Needs no engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from secure import ACL, FILES, FOLDER, PASSWORD, ROLES, ROOT, main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images() -> None:
+    """None is needed here."""
+
+
+@pytest.fixture(scope="module", params=["open", "secured"])
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """What `docker compose config` makes of a checkout, before and after `make secure`."""
+    root: Path = tmp_path_factory.mktemp(request.param)
+    shutil.copy(ROOT / "compose.yaml", root)
+    shutil.copytree(ROOT / "compose", root / "compose")
+    if request.param == "secured":
+        main([], root)
+    environ = {"PATH": os.environ["PATH"]}  # no variable of the caller's is in the way
+    done = subprocess.run(
+        ["docker", "compose", "config"], cwd=root, check=True, capture_output=True, text=True, env=environ
+    )
+    config: dict[str, Any] = yaml.safe_load(done.stdout)
+    return request.param, config, root
+
+
+def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str, Any], Path]) -> None:
+    kind, config, root = stack
+    folder = root / FOLDER if kind == "secured" else root / "compose" / "open"
+    files = {name: Path(secret["file"]) for name, secret in config["secrets"].items() if name != "ca"}
+    assert {path.parent for path in files.values()} == {folder}
+    assert {path.name for path in files.values()} == set(FILES)
+    mounted = {
+        name: {secret["target"]: files[secret["source"]].name for secret in service.get("secrets", [])}
+        for name, service in config["services"].items()
+    }
+    assert mounted == {
+        "redis": {"/run/secrets/users.acl": ACL},
+        "api": {
+            "/run/secrets/tokens/env": "env",
+            "/run/secrets/tokens/trainer": "trainer",
+            "/run/secrets/tokens/admin": "admin",
+            "/run/secrets/redis_password": PASSWORD,
+        },
+        "trainer": {"/run/secrets/token_trainer": "trainer"},
+        "env": {"/run/secrets/token_env": "env"},
+        "model": {},
+    }
+    group = str(folder.stat().st_gid) if kind == "secured" else "10001"
+    for name in ("redis", "api", "trainer", "env"):
+        assert config["services"][name]["group_add"] == [group]
+    assert config["services"]["api"]["environment"]["API_AUTH"] == ("token" if kind == "secured" else "none")
+    assert config["services"]["env"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_env"
+    assert config["services"]["trainer"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_trainer"
+
+
+def test_no_secret_is_in_what_docker_shows(stack: tuple[str, dict[str, Any], Path]) -> None:
+    """`docker inspect` shows environment, command and labels: all of them are in this text."""
+    kind, config, root = stack
+    if kind == "secured":
+        for name in (*ROLES, PASSWORD):
+            assert (root / FOLDER / name).read_text().strip() not in yaml.safe_dump(config)

@@ -1,0 +1,49 @@
+"""Redis and the API in containers after `make secure`: they read their secrets, and show them to nobody."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.compose import ComposeStack
+
+from gristmill import ApiError, SyncClient
+from secure import FOLDER, PASSWORD, ROLES, main
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, str]:
+    """The words in the files, by file."""
+    main([], tmp_path)
+    return {name: (tmp_path / FOLDER / name).read_text().strip() for name in (*ROLES, PASSWORD)}
+
+
+@pytest.fixture
+def stack(tmp_path: Path, secrets: dict[str, str]) -> Iterator[ComposeStack]:
+    folder = tmp_path / FOLDER
+    settings = {"API_AUTH": "token", "SECRETS_DIR": str(folder), "SECRETS_GID": str(folder.stat().st_gid)}
+    with ComposeStack(tmp_path, "gristmill-secure", settings) as stack:
+        stack.up("redis", "api", wait=True)
+        yield stack
+
+
+def test_tokens_and_the_password_work_in_containers(stack: ComposeStack, secrets: dict[str, str]) -> None:
+    assert httpx.get(f"{stack.api_url}/readyz").status_code == 200
+    assert httpx.get(f"{stack.api_url}/v1/runs").status_code == 401
+    with SyncClient(stack.api_url, token=secrets["env"], patience=10) as env:
+        env.create_run("a", {}, 2)
+        with pytest.raises(ApiError, match="for the role admin"):
+            env.close_run("a")
+    with SyncClient(stack.api_url, token=secrets["admin"], patience=10) as admin:
+        assert admin.close_run("a").state == "finished"
+    ping = ["exec", "-T", "redis", "redis-cli"]
+    assert "NOAUTH" in stack.compose(*ping, "get", "gm:runs", check=False)
+    assert "NOPERM" in stack.compose(*ping, "--user", "health", "--pass", "x", "get", "gm:runs", check=False)
+    shown = stack.logs("api") + stack.logs("redis")
+    for service in ("api", "redis"):
+        container = str(stack.get_container(service).ID)
+        shown += subprocess.run(["docker", "inspect", container], check=True, capture_output=True, text=True).stdout
+    assert not [name for name, word in secrets.items() if word in shown]

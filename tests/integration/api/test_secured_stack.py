@@ -1,0 +1,112 @@
+"""Redis and the API as `make local` starts them after `make secure`: each role does its part, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from tests.integration.api.bench import RUN, trainer
+from tests.support.groups import make_group
+from tests.support.stack import Output
+
+import launch_local_dataset_run as launcher
+from gristmill import ApiError, Deployment, PolicyVersion, SyncClient
+from local_processes import LocalStack, free_port
+from secure import FILES, FOLDER, PASSWORD, ROLES, Secrets, main
+
+
+@dataclass
+class Secured:
+    url: str
+    redis_url: str
+    secrets: Secrets
+    output: Output
+    pids: list[int]
+
+    def word(self, name: str) -> str:
+        return self.secrets.path(name).read_text().strip()
+
+    def client(self, role: str) -> SyncClient:
+        """As a service that the launcher starts makes it."""
+        token = Deployment.read(launcher.token_file(role, self.secrets)).api_token
+        assert token == self.word(role)
+        return SyncClient(self.url, patience=10, token=token)
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    main([], tmp_path)
+    secrets = Secrets(tmp_path / FOLDER)
+    output, port = Output(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    with LocalStack(output.add) as stack:
+        redis_url = launcher.start_redis(stack, tmp_path / "state", secrets)
+        launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, secrets)
+        pids = [service.process.pid for service in stack._services]
+        yield Secured(url, redis_url, secrets, output, pids)
+
+
+def test_a_step_in_three_roles(secured: Secured) -> None:
+    with secured.client("env") as env, secured.client("trainer") as loop, secured.client("admin") as admin:
+        env.create_run(RUN, {"dataset": "d"}, 2)
+        incarnation, _ = loop.take(RUN, trainer(), [])
+        loop.record_version(RUN, PolicyVersion(incarnation, 0))
+        (permit,) = env.permits(RUN, "env-1", 1, wait=0).permits
+        assert env.submit(make_group(permit.group_id, RUN, seed=1), "env-1")
+        for stranger, needed in ((env, "trainer"), (loop, "admin")):
+            with pytest.raises(ApiError, match=f"for the role {needed}") as refused:
+                stranger.lease(RUN, incarnation, "b1", 1, 0) if stranger is env else stranger.close_run(RUN)
+            assert (refused.value.status, refused.value.code) == (403, "forbidden")
+        with pytest.raises(ApiError, match="for the role env"):
+            loop.create_run("other", {}, 2)
+        assert loop.lease(RUN, incarnation, "b1", 1, wait=0) is not None
+        loop.ack(RUN, incarnation, ["b1"])
+        assert env.status(RUN).trained == loop.status(RUN).trained == admin.status(RUN).trained == 1
+        admin.close_run(RUN)
+    with SyncClient(secured.url, patience=10) as nobody, pytest.raises(ApiError, match="needs a token") as refused:
+        nobody.status(RUN)
+    assert (refused.value.status, refused.value.code) == (401, "unauthorized")
+
+
+def test_a_url_with_the_token_opens_every_door_of_its_role(secured: Secured) -> None:
+    host = secured.url.removeprefix("http://")
+    with httpx.Client() as http:
+        assert http.get(f"http://env:{secured.word('env')}@{host}/v1/runs").status_code == 200
+        assert http.get(f"http://env:{secured.word('env')}@{host}/metrics").status_code == 200
+        assert http.get(f"{secured.url}/metrics").status_code == 401
+        assert http.get(f"{secured.url}/readyz").status_code == 200
+
+
+def test_redis_speaks_to_the_api_only(secured: Secured) -> None:
+    with redis.Redis.from_url(secured.redis_url) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+        nobody.ping()
+    with redis.Redis.from_url(secured.redis_url, username="api", password=secured.word(PASSWORD)) as api:
+        assert api.ping()
+
+
+def test_no_secret_is_in_logs_command_lines_or_environments(secured: Secured) -> None:
+    with secured.client("env") as env:
+        env.create_run(RUN, {}, 2)
+    httpx.post(f"{secured.url}/v1/runs", headers={"Authorization": f"Bearer {secured.word('trainer')}"})
+    words = {name: secured.word(name) for name in (*ROLES, PASSWORD)}
+    assert set(words) < set(FILES)
+    shown = "\n".join(secured.output.lines)
+    assert "code=forbidden" in shown
+    for pid in secured.pids:
+        shown += Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
+    assert not [name for name, word in words.items() if word in shown]
+
+
+def test_without_secrets_nothing_is_asked(tmp_path: Path) -> None:
+    output, port = Output(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    with LocalStack(output.add) as stack:
+        redis_url = launcher.start_redis(stack, tmp_path, None)
+        launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, None)
+        assert launcher.token_file("env", None) == {}
+        assert httpx.get(f"{url}/v1/runs").status_code == 200
+    assert "auth=none" in output.of("api")

@@ -1,0 +1,110 @@
+"""`make secure`: files that only their owner reaches, the switch in .env, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gristmill_api.access.tokens import Role, Tokens
+from gristmill_api.settings import REDIS_USER
+from redis_acl import USER
+from secure import ACL, FILES, FOLDER, PASSWORD, ROLES, ROOT, Secrets, SecretsError, main
+
+
+def _contents(root: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (root / FOLDER).iterdir()}
+
+
+def test_on_writes_what_the_api_and_redis_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([], tmp_path) == 0
+    written = _contents(tmp_path)
+    assert set(written) == set(FILES)
+    words = {written[name].strip() for name in (*ROLES, PASSWORD)}
+    assert len(words) == 4
+    assert all(len(word) >= 40 for word in words)
+    tokens = Tokens.read(tmp_path / FOLDER)
+    assert [tokens.role_of(f"Bearer {written[role].strip()}") for role in Role] == list(Role)
+    assert f"#{hashlib.sha256(written[PASSWORD].strip().encode()).hexdigest()} " in written[ACL]
+    told = capsys.readouterr().out
+    assert not any(word in told for word in words)
+    assert tuple(Role) == ROLES
+    assert USER == REDIS_USER
+
+
+def test_nobody_else_reaches_the_files(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        main([], tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / FOLDER).stat().st_mode) == 0o700
+    assert {stat.S_IMODE((tmp_path / FOLDER / name).stat().st_mode) for name in FILES} == {0o640}
+
+
+def test_again_writes_only_what_is_missing(tmp_path: Path) -> None:
+    """So a token is rotated: remove its file, and again."""
+    main([], tmp_path)
+    before = _contents(tmp_path)
+    main([], tmp_path)
+    assert _contents(tmp_path) == before
+    (tmp_path / FOLDER / "trainer").unlink()
+    (tmp_path / FOLDER / PASSWORD).unlink()
+    main([], tmp_path)
+    after = _contents(tmp_path)
+    assert {name for name in FILES if before[name] != after[name]} == {"trainer", PASSWORD, ACL}
+
+
+def test_an_old_user_list_is_brought_up_to_date(tmp_path: Path) -> None:
+    main([], tmp_path)
+    before = _contents(tmp_path)
+    (tmp_path / FOLDER / ACL).write_text("user api on +get")
+    main([], tmp_path)
+    assert _contents(tmp_path) == before
+
+
+def test_off_removes_all_of_it_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CONFIG=gsm8k\n# mine\nAPI_AUTH=none\n")
+    main([], tmp_path)
+    (tmp_path / FOLDER / "mine").write_text("x")
+    assert main(["--off"], tmp_path) == 0
+    assert _contents(tmp_path) == {"mine": "x"}
+    assert (tmp_path / ".env").read_text() == "CONFIG=gsm8k\n# mine\n"
+    (tmp_path / FOLDER / "mine").unlink()
+    main(["--off"], tmp_path)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_off_leaves_no_env_file_that_it_made(tmp_path: Path) -> None:
+    main([], tmp_path)
+    main(["--off"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert main(["--off"], tmp_path) == 0, "off twice is off"
+
+
+def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+    assert Secrets.find(tmp_path) is None
+    main([], tmp_path)
+    assert Secrets.find(tmp_path) == Secrets(tmp_path / FOLDER)
+    (tmp_path / FOLDER / "admin").unlink()
+    with pytest.raises(SecretsError, match=r"lacks admin: `make secure`"):
+        Secrets.find(tmp_path)
+
+
+def test_the_folder_is_not_committed() -> None:
+    assert f"{FOLDER}/" in (ROOT / ".gitignore").read_text().splitlines()
+    for name in (*ROLES, PASSWORD):
+        assert (ROOT / "compose" / "open" / name).read_bytes() == b"", "the default stack has no secrets"
+
+
+def test_it_runs_without_our_packages(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("secure.py", "redis_acl.py"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    subprocess.run(["python3", "-S", "scripts/secure.py"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
+    assert Secrets.find(tmp_path) is not None
