@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -47,14 +48,16 @@ async def test_no_get_writes(redis_url: str, api: ApiServer, redis: Redis) -> No
             (permit,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits
             await client.submit(make_group(permit.group_id, RUN, seed=row), "env-1")
         await client.permits(RUN, "env-1", 1, wait=0)
+        await client.register_env(RUN, "env-1", weight=1.0)
+        await client.report_metrics(RUN, "trainer", 1, {"loss": 1.0})
         await client.lease(RUN, incarnation, "b1", 1, wait=0)
     for due in ("leases", "permits"):
         while True:
             ((_, deadline),) = await redis.zrange(keys.prefix(RUN) + due, 0, 0, withscores=True)
-            seconds, _ = await redis.time()
-            if int(seconds) * 1000 > float(deadline):
+            now: Any = await redis.time()
+            if now[0] * 1000 > float(deadline):
                 break
-    names = {"run_id": RUN, "group_id": permit.group_id, "env_id": "env-1"}
+    names = {"run_id": RUN, "group_id": permit.group_id, "env_id": "env-1", "source": "trainer"}
     reading = _reading()
     assert len(reading) >= 5
     before = await _writes(redis)

@@ -59,7 +59,7 @@ def test_a_step_in_three_roles(secured: Secured) -> None:
         assert env.submit(make_group(permit.group_id, RUN, seed=1), "env-1")
         for stranger, needed in ((env, "trainer"), (loop, "admin")):
             with pytest.raises(ApiError, match=f"for the role {needed}") as refused:
-                stranger.lease(RUN, incarnation, "b1", 1, 0) if stranger is env else stranger.close_run(RUN)
+                stranger.finish(RUN, incarnation) if stranger is env else stranger.close_run(RUN)
             assert (refused.value.status, refused.value.code) == (403, "forbidden")
         with pytest.raises(ApiError, match="for the role env"):
             loop.create_run("other", {}, 2)

@@ -59,6 +59,13 @@ _TABLE: Final = {
         "GET /v1/runs/{}",
         "GET /v1/runs/{}/status",
         "GET /v1/runs/{}/groups",
+        "GET /v1/runs/{}/groups/{}",
+        "GET /v1/runs/{}/envs",
+        "GET /v1/runs/{}/dead",
+        "GET /v1/runs/{}/metrics",
+        "GET /v1/runs/{}/metrics/{}",
+        "GET /v1/runs/{}/events",
+        "GET /v1/runs/{}/examples",
     ],
     Need.ENV: [
         "POST /v1/runs",
@@ -66,6 +73,9 @@ _TABLE: Final = {
         "POST /v1/runs/{}/permits/renew",
         "POST /v1/runs/{}/permits/return",
         "POST /v1/runs/{}/permits/abandon",
+        "POST /v1/runs/{}/envs",
+        "POST /v1/runs/{}/envs/{}/heartbeat",
+        "DELETE /v1/runs/{}/envs/{}",
         "PUT /v1/runs/{}/groups/{}",
     ],
     Need.TRAINER: [
@@ -77,9 +87,14 @@ _TABLE: Final = {
         "POST /v1/runs/{}/nack",
         "POST /v1/runs/{}/finish",
     ],
+    Need.WORK: [
+        "POST /v1/runs/{}/metrics",
+    ],
     Need.ADMIN: [
         "POST /v1/runs/{}/close",
         "DELETE /v1/runs/{}",
+        "POST /v1/runs/{}/dead/replay",
+        "POST /v1/runs/{}/dead/purge",
     ],
 }
 
