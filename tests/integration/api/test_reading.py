@@ -53,9 +53,9 @@ async def test_no_get_writes(redis_url: str, api: ApiServer, redis: Redis) -> No
         await client.lease(RUN, incarnation, "b1", 1, wait=0)
     for due in ("leases", "permits"):
         while True:
-            ((_, deadline),) = await redis.zrange(keys.prefix(RUN) + due, 0, 0, withscores=True)
+            first: Any = await redis.zrange(keys.prefix(RUN) + due, 0, 0, withscores=True)
             now: Any = await redis.time()
-            if now[0] * 1000 > float(deadline):
+            if now[0] * 1000 > float(first[0][1]):
                 break
     names = {"run_id": RUN, "group_id": permit.group_id, "env_id": "env-1", "source": "trainer"}
     reading = _reading()

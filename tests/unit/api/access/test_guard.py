@@ -186,6 +186,7 @@ async def test_openapi_tells_the_roles(http: httpx.AsyncClient) -> None:
         need = needs[method, plain]
         assert operation["x-role"] == need.value
         assert ("security" in operation) == ("401" in operation["responses"]) == (need is not Need.NOBODY)
+        assert ("403" in operation["responses"]) == (need is not Need.NOBODY)
 
 
 async def test_openapi_without_tokens_asks_for_none() -> None:
@@ -194,3 +195,5 @@ async def test_openapi_without_tokens_asks_for_none() -> None:
     assert "securitySchemes" not in schema.get("components", {})
     assert schema["paths"]["/v1/runs/{run_id}/close"]["post"]["x-role"] == "admin"
     assert "security" not in schema["paths"]["/v1/runs/{run_id}/close"]["post"]
+    assert "403" in schema["paths"]["/v1/runs/{run_id}/close"]["post"]["responses"]
+    assert "403" not in schema["paths"]["/v1/runs/{run_id}"]["get"]["responses"]

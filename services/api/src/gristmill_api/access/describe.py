@@ -31,7 +31,7 @@ _METHODS: Final = ("get", "post", "put", "delete")
 
 
 def install(app: FastAPI, tokens: bool) -> None:
-    """Every operation says its role as `x-role`; with `tokens`, also that it needs one and the answers without."""
+    """Every operation says its role as `x-role`, and how it is refused; with `tokens`, also that it needs one."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -51,10 +51,15 @@ def install(app: FastAPI, tokens: bool) -> None:
 
 def _describe(operation: dict[str, Any], need: Need, tokens: bool) -> None:
     operation["x-role"] = need.value
+    refusals = []
     if tokens and need.roles:
         operation["security"] = [{"bearer": []}, {"basic": []}]
         operation["responses"]["401"] = _answer("No token, or one that is not known.")
-        operation["responses"]["403"] = _answer(f"The token is of another role than: {need.value}.")
+        refusals.append(f"The token's role may not; this is for: {need.value}.")
+    if not need.reads:
+        refusals.append("A browser sent it for a page of another site.")
+    if refusals:
+        operation["responses"]["403"] = _answer(" Or: ".join(refusals))
 
 
 def _answer(description: str) -> dict[str, Any]:
