@@ -178,7 +178,9 @@ async def test_requests_that_make_no_sense_are_422_in_our_shape(http: httpx.Asyn
 
 async def test_what_is_not_there(http: httpx.AsyncClient) -> None:
     assert code(await http.get("/v1/nothing")) == (404, "no_route")
-    assert code(await http.delete("/v1/runs")) == (405, "no_method")
+    answer = await http.delete("/v1/runs")
+    assert code(answer) == (405, "no_method")
+    assert answer.headers["allow"] == "GET, POST", "all that the path takes, whichever route has it"
     verbs = {
         "take": {"trainer": trainer()},
         "version": {"incarnation": 1, "step": 0},

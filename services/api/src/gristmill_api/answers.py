@@ -58,7 +58,16 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     refused = Refused(code, error.status_code, f"{request.method} {request.url.path}: {error.detail}.", "See /docs.")
     answer = await _refused(request, refused)
     answer.headers.update(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request)):
+        answer.headers["Allow"] = ", ".join(sorted(methods))
     return answer
+
+
+def _methods(request: Request) -> set[str]:
+    """What the document tells that the path takes: Starlette names the methods of the first route on it only."""
+    app: FastAPI = request.app
+    path = getattr(request.scope.get("route"), "path", "")
+    return {method.upper() for method in app.openapi()["paths"].get(path, ())}
 
 
 async def _defect(request: Request, error: Exception) -> JSONResponse:

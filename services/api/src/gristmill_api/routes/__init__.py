@@ -9,15 +9,17 @@
     dead     /v1/runs/{run}/dead: groups that were set aside
     journal  /v1/runs/{run}/metrics, events, examples: what there is to look at
 
-`native` holds them all. Atropos' protocol speaks at the root (/register, /scored_data, /batch, ...) over the same
-store: its router is a module `atropos` here, included in `app.create_app` after `native`; the paths do not meet.
+`native` holds them all, and tells what each may refuse (refusals.py). Atropos' protocol speaks at the root (/register,
+/scored_data, /batch, ...) over the same store: its router is a module `atropos` here, included in `app.create_app`
+after `native`; the paths do not meet.
 """
 
 from fastapi import APIRouter
 
 from gristmill_api.routes import dead, envs, groups, health, journal, lease, permits, runs
+from gristmill_api.routes.refusals import REFUSALS
 
-native = APIRouter()
+native = APIRouter(responses=REFUSALS)
 for _module in (health, runs, permits, groups, lease, envs, dead, journal):
     native.include_router(_module.router)
 

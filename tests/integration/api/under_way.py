@@ -1,0 +1,56 @@
+"""A store in the middle of its life, made over HTTP: what requests made of chance can hit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from tests.integration.api.bench import RUN, trainer
+from tests.support.groups import make_group
+
+from gristmill import GROUP_MEDIA_TYPE
+
+FINISHED = "run-0"
+HOLDER, OTHER = "env-1", "env-2"
+FENCED, INCARNATION = 1, 2
+TRAINED, LEASED, READY, DROPPED, HELD, GIVEN_BACK = (f"g{row:08d}" for row in (0, 1, 3, 5, 6, 7))
+ACKED_BATCH, LEASED_BATCH = "b0", "b1"
+
+
+def put_under_way(url: str) -> None:
+    """A finished run, and an open one whose groups are in every state that they can be in."""
+    with httpx.Client(base_url=url) as http:
+        _post(http, "/v1/runs", run_id=FINISHED, env={"dataset": "d"}, group_size=2)
+        _post(http, f"/v1/runs/{FINISHED}/close")
+        _post(http, "/v1/runs", run_id=RUN, env={"dataset": "d"}, group_size=2)
+        at = f"/v1/runs/{RUN}"
+        for incarnation in (FENCED, INCARNATION):
+            taken = _post(http, f"{at}/take", trainer=trainer(staleness=3))
+            assert taken["incarnation"] == incarnation
+        _post(http, f"{at}/version", incarnation=INCARNATION, step=0)
+        permits = _post(http, f"{at}/permits", holder=HOLDER, count=8)["permits"]
+        for permit in permits[:5]:
+            submit(http, permit["group_id"]).raise_for_status()
+        trainer_side = {"incarnation": INCARNATION}
+        for batch_id, groups in ((ACKED_BATCH, 1), (LEASED_BATCH, 2)):
+            body = {**trainer_side, "batch_id": batch_id, "groups": groups}
+            http.post(f"{at}/lease", json=body).raise_for_status()
+        _post(http, f"{at}/ack", **trainer_side, batch_ids=[ACKED_BATCH])
+        _post(http, f"{at}/permits/return", holder=HOLDER, group_id=DROPPED, reason="too_long")
+        _post(http, f"{at}/permits/return", holder=HOLDER, group_id=GIVEN_BACK, reason="abandoned")
+        assert permits[6]["group_id"] == HELD
+
+
+def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:
+    """PUT the group, or `body` in its name."""
+    content = make_group(group_id, RUN).encode() if body is None else body
+    return http.put(
+        f"/v1/runs/{RUN}/groups/{group_id}",
+        params={"holder": HOLDER},
+        content=content,
+        headers={"Content-Type": GROUP_MEDIA_TYPE},
+    )
+
+
+def _post(http: httpx.Client, path: str, **body: Any) -> Any:
+    return http.post(path, json=body).raise_for_status().json()

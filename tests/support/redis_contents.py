@@ -1,0 +1,52 @@
+"""All that a Redis holds: to compare before and after, and to put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+
+def contents(client: redis.Redis) -> dict[str, Any]:
+    """Every key with its value, and its time to live if it has one. Equal contents are equal dicts."""
+    names = sorted(client.scan_iter(count=1000))
+    pipe = client.pipeline(transaction=True)
+    for name in names:
+        pipe.type(name)
+        pipe.pexpiretime(name)
+    told = pipe.execute()
+    pipe = client.pipeline(transaction=True)
+    for name, kind in zip(names, told[::2], strict=True):
+        _READ[kind](pipe, name)
+    values = pipe.execute()
+    return {
+        name.decode(): value if expires == -1 else (value, expires)
+        for name, value, expires in zip(names, values, told[1::2], strict=True)
+    }
+
+
+_READ = {
+    b"string": lambda pipe, name: pipe.get(name),
+    b"hash": lambda pipe, name: pipe.hgetall(name),
+    b"list": lambda pipe, name: pipe.lrange(name, 0, -1),
+    b"set": lambda pipe, name: pipe.smembers(name),
+    b"zset": lambda pipe, name: pipe.zrange(name, 0, -1, withscores=True),
+    b"stream": lambda pipe, name: pipe.xrange(name),
+}
+
+
+class Snapshot:
+    """A Redis' contents, kept to be put back as often as wanted."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        names = list(client.scan_iter(count=1000))
+        self._dumps = [(name, bytes(client.dump(name) or b"")) for name in names]
+
+    def put_back(self) -> None:
+        """Make the Redis hold what it held, and nothing else."""
+        pipe = self._client.pipeline(transaction=True)
+        pipe.flushall()
+        for name, dump in self._dumps:
+            pipe.restore(name, 0, dump)
+        pipe.execute()
