@@ -28,6 +28,11 @@ class ApiServer:
         self._log = Path(self._directory.name) / "api.log"
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the API is not running"
+        return self._process.pid
+
     def start(self) -> None:
         """Run the server and wait until it answers; Redis may be away."""
         with self._log.open("ab") as log:

@@ -7,6 +7,7 @@ is versioned by its media type and its `format` key; readers ignore keys they do
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,23 @@ class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True):
     meta: dict[str, Any] | None = None
 
 
+class _Objects(msgspec.Struct):
+    """The fields that become Python objects, as bytes."""
+
+    reward_parts: msgspec.Raw = msgspec.Raw()
+    finish_reasons: msgspec.Raw = msgspec.Raw()
+    versions: msgspec.Raw = msgspec.Raw()
+    overrides: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    meta: msgspec.Raw = msgspec.Raw()
+
+
+MAX_OBJECT_BYTES = 1 << 20
+"""Encoded bytes that a group may carry beside its arrays. One such byte can become an object of 64 bytes, so the
+length of a body alone would not bound the memory that reading it takes."""
+
+_ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OBJECTS = msgspec.msgpack.Decoder(_Objects)
 _DECODER = msgspec.msgpack.Decoder(_Wire)
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -127,8 +145,8 @@ class TrajectoryGroup:
         return min(PolicyVersion.parse(span.version) for spans in self.versions for span in spans)
 
     def encode(self) -> bytes:
-        """The group as bytes of `GROUP_MEDIA_TYPE`."""
-        return _ENCODER.encode(
+        """The group as bytes of `GROUP_MEDIA_TYPE`. Raises GroupError when it carries too much beside its arrays."""
+        body = _ENCODER.encode(
             _Wire(
                 format=1,
                 group_id=self.group_id,
@@ -153,13 +171,16 @@ class TrajectoryGroup:
                 meta=self.meta or None,
             )
         )
+        _bound_objects(body)
+        return body
 
     @classmethod
     def decode(cls, body: bytes) -> TrajectoryGroup:
         """Read and check bytes of `GROUP_MEDIA_TYPE`. Raises GroupError with the reason."""
         try:
+            _bound_objects(body)
             wire = _DECODER.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise GroupError(f"not a trajectory group: {error}") from error
         if wire.format != 1:
             raise GroupError(f"group format {wire.format} is not known here; this side reads format 1")
@@ -191,7 +212,17 @@ class TrajectoryGroup:
         )
 
 
+def _bound_objects(body: bytes) -> None:
+    objects = _OBJECTS.decode(body)
+    found = sum(len(memoryview(getattr(objects, name))) for name in objects.__struct_fields__)
+    if found > MAX_OBJECT_BYTES:
+        names = ", ".join(objects.__struct_fields__)
+        raise GroupError(f"it carries {found} bytes in {names}; at most {MAX_OBJECT_BYTES} are taken")
+
+
 def _check(group: TrajectoryGroup) -> None:
+    if not _ENV_ID.fullmatch(group.env_id):
+        raise GroupError(f"env_id {group.env_id!r} is not 1 to 128 letters, digits, '.', '_', ':' or '-'")
     size, total = len(group.lengths), len(group.tokens)
     if size == 0:
         raise GroupError("a group needs at least one sequence")

@@ -31,3 +31,9 @@ def test_config_differs_lists_every_leaf_old_to_new() -> None:
 def test_what_redis_failures_mean(error: RedisError, code: str | None) -> None:
     refused = errors.from_redis(error)
     assert (refused.code if refused else None) == code
+
+
+def test_a_message_is_no_copy_of_what_came() -> None:
+    refused = errors.bad_group("g1", "x" * 10_000_000)
+    assert len(refused.message) < 1100
+    assert refused.message.startswith("group 'g1': xxx")

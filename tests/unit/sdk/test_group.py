@@ -68,11 +68,22 @@ def _broken(**changes: Any) -> bytes:
         (_broken(versions=[[["1.0", 0, 3]], [["default", 0, 1]]]), "'default' is not a policy version"),
         (_broken(versions=[[["1.0", 0, 3]], [["1.0", 0, 99]]]), "outside"),
         (_broken(sampling={"temperature": 0.0, "max_tokens": 4}), "temperature"),
+        (_broken(env_id="two words"), "env_id 'two words'"),
+        (_broken(env_id="x" * 129), "env_id"),
+        (_broken().replace(b"env-1", b"env\xff1"), "not a trajectory group: 'utf-8' codec"),
+        (_broken(messages=[[]] * (1 << 20)), "1048... bytes in .*messages"),
+        (_broken(versions=[[]] * (1 << 20)), "bytes in .*versions"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(GroupError, match=reason):
         TrajectoryGroup.decode(body)
+
+
+def test_a_group_that_no_reader_would_take_is_not_written() -> None:
+    group = dataclasses.replace(make_group(), meta={"notes": "x" * (1 << 20)})
+    with pytest.raises(GroupError, match=r"bytes in .*meta"):
+        group.encode()
 
 
 def test_the_oldest_version_of_any_token_counts() -> None:

@@ -19,11 +19,19 @@ from redis.exceptions import (
 
 from gristmill import ApiError
 
+_LONGEST = 1000
+"""Characters of a message."""
+
 
 class Refused(ApiError):
     """An answer with an error status. `retry_after`: seconds after which the same request may succeed."""
 
     retry_after: int | None = None
+
+    def __init__(self, code: str, status: int, message: str, remedy: str = "") -> None:
+        # A message quotes what came; it is no copy of a body of 64 MiB.
+        clipped = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+        super().__init__(code, status, clipped, remedy)
 
     def body(self) -> dict[str, Any]:
         return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
