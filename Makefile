@@ -3,13 +3,14 @@
 # make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
 # make test       lint, types, unit, integration, end to end: what CI runs
 # make test-long  what is too slow for every change
+# make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e clean
+.PHONY: setup local secure test test-long lint types unit integration e2e bench-api clean
 
 setup: .venv/.ready .venv-model/.ready
 
@@ -36,7 +37,7 @@ lint: .venv/.ready
 	$(VENV)/lint-imports
 
 types: .venv/.ready
-	$(VENV)/mypy sdk/src services/*/src scripts tests
+	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
 
 unit: .venv/.ready
 	$(VENV)/pytest tests/unit
@@ -53,6 +54,10 @@ test-long: setup
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests -m long --timeout 3600
+
+# A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
+bench-api: .venv/.ready .venv-atropos/.ready
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
 
 # Environments, local models, Redis data. Runs stay.
 clean:

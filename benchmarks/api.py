@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The trajectory API against atroposlib's server, in one run, on the same payloads.
+
+Both servers, a real Redis (append-only, fsync always) and 16 client processes share this machine, all on loopback.
+Doors take turns round by round, so ratios hold where absolute figures drift. Three cases:
+
+    speed    submit and draw: the reference, our native door, our Atropos-compatible door, Redis alone
+    queue    Redis commands and latency of status and lease beside queues of 10 to 10,000 groups
+    memory   the API's while 10 GB go through it, Redis' beside the bytes it stores
+
+Permits are taken before the clock runs, payloads are encoded before, answers are read and not decoded. A native draw is
+the lease; its ack has a column of its own. `make bench-api` runs it all; results lie in benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from benchmarks.trajectory import machine, memory, queue_length, report, servers, speed
+from benchmarks.trajectory.payloads import make
+from benchmarks.trajectory.results import Results
+from tests.support.redis_server import RedisServer
+
+_ROOT = Path(__file__).parents[1]
+_CASES = ("speed", "queue", "memory")
+_STARTED = time.monotonic()
+
+
+def main() -> None:
+    options = _options()
+    quick: bool = options.quick
+    results = Results(machine.facts(options.atropos_python))
+    if "speed" in options.cases:
+        _speed(results, options.atropos_python, rounds=2 if quick else 7)
+    if "queue" in options.cases:
+        with RedisServer() as redis, servers.gristmill(redis.url) as api:
+            results.costs = queue_length.run(api, redis.url, 20 if quick else 200, _say)
+    if "memory" in options.cases:
+        _memory(results, pushed=0.5e9 if quick else 10e9, stored=300e6 if quick else 500e6)
+    text = report.page(results)
+    print(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "api.md").write_text(text)
+        (options.results / "api.json").write_text(results.json() + "\n")
+        _say(f"written: {options.results}/api.md and api.json")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=_CASES, metavar="case", help="speed, queue, memory; default: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds, 0.5 GB instead of 10: minutes, coarse figures"
+    )
+    parser.add_argument("--results", type=Path, help="folder to write api.md and api.json to; default: only show them")
+    parser.add_argument(
+        "--atropos-python", type=Path, default=_ROOT / ".venv-atropos" / "bin" / "python",
+        help="python of an environment with atroposlib 0.4.0",
+    )  # fmt: skip
+    options = parser.parse_args()
+    for case in options.cases:
+        if case not in _CASES:
+            parser.error(f"no case {case!r}; there are {', '.join(_CASES)}")
+    return options
+
+
+def _speed(results: Results, atropos_python: Path, rounds: int) -> None:
+    with RedisServer() as redis, servers.gristmill(redis.url) as api, servers.reference(atropos_python) as reference:
+        for shape in speed.SHAPES:
+            results.speed[shape.name] = speed.run(shape, reference, api, redis, rounds, _say)
+            sample = make(shape, 0)
+            results.sizes[shape.name] = {
+                "binary": sample.native_size, "JSON": len(sample.plain), "gzipped JSON": len(sample.gzipped),
+            }  # fmt: skip
+
+
+def _memory(results: Results, pushed: float, stored: float) -> None:
+    with RedisServer() as redis, servers.gristmill(redis.url) as api:
+        for shape in speed.SHAPES:
+            _say(f"memory of Redis with {stored / 1e6:.0f} MB of groups of {shape.name}")
+            results.stored.append(memory.store(api, redis.url, shape, int(stored)))
+    with RedisServer() as redis, servers.gristmill(redis.url) as api:
+        results.pushes.append(memory.push(api, redis.url, int(pushed), _say))
+
+
+def _say(text: str) -> None:
+    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""One and the same group as every door takes it: binary for /v1, JSON (plain or gzipped) for Atropos' protocol.
+
+All of it is made before any clock runs. A binary group carries its own id, so its head is made per group; the
+arrays behind it are shared.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
+
+VOCABULARY = 151_936
+UNTRAINED = -100
+"""Atropos' mask where nothing is trained; elsewhere it is the token id."""
+SENTINEL = 1.0
+"""Atropos' log-probability where nothing is trained."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    sequences: int
+    tokens: int
+    """A sequence, prompt included; a quarter is prompt."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequences} x {self.tokens}"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A group's content, ready to send."""
+
+    shape: Shape
+    plain: bytes
+    """Atropos' JSON, as its client writes it."""
+    gzipped: bytes
+    """The same at gzip's level 9, which is what its client uses."""
+    _group: TrajectoryGroup
+    _header: bytes
+    _tail: bytes
+
+    def native(self, run_id: str, row: int) -> tuple[bytes, bytes]:
+        """The binary group of permit `row`, in two pieces to be sent one after the other."""
+        return self._header + _head(self._group, run_id, row), self._tail
+
+    @property
+    def native_size(self) -> int:
+        return sum(map(len, self.native("bench", 0)))
+
+    def holds(self, group: TrajectoryGroup) -> bool:
+        """True when `group` has this content."""
+        return bool(
+            np.array_equal(group.tokens, self._group.tokens)
+            and np.array_equal(group.logprobs, self._group.logprobs)
+            and np.array_equal(group.mask, self._group.mask)
+        )
+
+
+def group_id(row: int) -> str:
+    """The id of a permit's group."""
+    return f"g{row:08d}"
+
+
+def make(shape: Shape, seed: int) -> Payload:
+    """A group of random tokens and log-probabilities."""
+    rng = np.random.default_rng(seed)
+    rows, columns = shape.sequences, shape.tokens
+    tokens = rng.integers(0, VOCABULARY, (rows, columns), dtype=np.int32)
+    trained = np.broadcast_to(np.arange(columns) >= columns // 4, (rows, columns))
+    logprobs = -rng.exponential(size=(rows, columns)).astype(np.float32)
+    rewards = rng.normal(size=rows).astype(np.float32)
+    group = TrajectoryGroup(
+        group_id=group_id(0),
+        run_id="bench",
+        env_id="env-1",
+        row=0,
+        lengths=np.full(rows, columns, np.int32),
+        tokens=tokens.ravel(),
+        logprobs=np.where(trained, logprobs, 0).astype(np.float32).ravel(),
+        mask=trained.ravel(),
+        rewards=rewards,
+        reward_parts={"accuracy": [float(reward) for reward in rewards]},
+        finish_reasons=["stop"] * rows,
+        sampling=SamplingParams(temperature=1.0, max_tokens=columns),
+        versions=[[VersionSpan("1.0", 0, columns - columns // 4)] for _ in range(rows)],
+    )
+    plain = json.dumps(
+        {
+            "tokens": tokens.tolist(),
+            "masks": np.where(trained, tokens, UNTRAINED).tolist(),
+            "scores": rewards.tolist(),
+            "inference_logprobs": np.where(trained, logprobs, SENTINEL).tolist(),
+            "env_id": 0,
+        }
+    ).encode()
+    whole = group.encode()
+    start = whole.index(b"\xa6format")  # where the map's header ends
+    head = _head(group, "bench", 0)
+    assert whole[start:].startswith(head), "a binary group does not begin as _head says"
+    return Payload(shape, plain, gzip.compress(plain), group, whole[:start], whole[start + len(head) :])
+
+
+def _head(group: TrajectoryGroup, run_id: str, row: int) -> bytes:
+    """The keys before `lengths`, as `group.encode()` writes them, under another id."""
+    fields = {"format": 1, "group_id": group_id(row), "run_id": run_id, "env_id": group.env_id, "row": row}
+    return msgspec.msgpack.encode(fields)[1:]  # less the header of a map of these alone
