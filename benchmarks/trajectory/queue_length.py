@@ -72,9 +72,12 @@ def _lease(server: redis.Redis, door: NativeDoor, http: Http, payload: Payload, 
         door.settle(http)
         for row in door.permits(http, "bench", BATCH_GROUPS):
             http.ok(door.submission("bench", row, payload))
-    return Cost(
-        f"lease of {BATCH_GROUPS}", ready, sorted({count for count, _ in seen}), [latency for _, latency in seen]
-    )
+    return _cost(f"lease of {BATCH_GROUPS}", ready, seen)
+
+
+def _cost(call: str, ready: int, seen: Sequence[tuple[int, float]]) -> Cost:
+    counted = seen[_FIRST:]
+    return Cost(call, ready, sorted({count for count, _ in counted}), [latency for _, latency in counted])
 
 
 def _counted(server: redis.Redis, call: Callable[[], Any]) -> tuple[int, float]:

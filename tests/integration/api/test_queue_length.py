@@ -1,0 +1,56 @@
+"""Status and lease cost the same beside a long queue as beside a short one, counted in Redis commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, Bench, submission
+
+AT = f"/v1/runs/{RUN}"
+SHORT, LONG = 10, 10_000
+
+
+async def fill(bench: Bench, count: int) -> None:
+    """Submit `count` groups past the API, many at a time."""
+    while count:
+        ids = await bench.ask("env-1", min(count, 50))
+        await asyncio.gather(*(bench.store.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
+        count -= len(ids)
+
+
+async def commands(redis: Redis, call: Callable[[], Awaitable[Any]]) -> int:
+    """Redis commands that `call` takes, those inside scripts included. The least of a few calls: the API connects
+    and loads a script on a first one, and whoever else uses this Redis can only add."""
+    counts = []
+    for _ in range(5):
+        await redis.config_resetstat()
+        await call()
+        stats = await redis.info("commandstats")
+        ours = ("cmdstat_config|resetstat", "cmdstat_info")
+        counts.append(sum(int(stat["calls"]) for name, stat in stats.items() if name not in ours))
+    return min(counts)
+
+
+async def test_status_and_lease_take_as_many_redis_commands_beside_10_groups_as_beside_10_000(
+    bench: Bench, http: httpx.AsyncClient
+) -> None:
+    incarnation = await bench.start(groups=2 * LONG)
+    leased = iter(range(100))
+
+    async def status() -> None:
+        assert (await http.get(f"{AT}/status")).is_success
+
+    async def lease() -> None:
+        body = {"incarnation": incarnation, "batch_id": f"b{next(leased)}", "groups": 2}
+        assert (await http.post(f"{AT}/lease", json=body)).status_code == 200
+
+    await fill(bench, SHORT)
+    short = await commands(bench.redis, status), await commands(bench.redis, lease)
+    await fill(bench, LONG)
+    ready = (await bench.store.status(RUN)).ready
+    assert ready == LONG, "the ten of before are leased"
+    assert (await commands(bench.redis, status), await commands(bench.redis, lease)) == short
