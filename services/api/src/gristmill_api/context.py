@@ -26,7 +26,8 @@ class Context:
         return min(asked, self.limits.max_wait_s)
 
 
-def _context(request: Request) -> Any:
+# async, although it awaits nothing: FastAPI runs a plain function in a thread.
+async def _context(request: Request) -> Any:
     return request.app.state.context
 
 
