@@ -20,6 +20,9 @@ from gristmill_api.store import Amount, Leased, keys
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"])
 
+_PART_BYTES = 2 * 1024 * 1024
+"""A batch is read from Redis and sent in parts of so many bytes: what one lease takes of the API's memory."""
+
 
 class Lease(Body):
     """Ask for exactly one of `groups`, `sequences` and `tokens`."""
@@ -110,17 +113,17 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     dropped = {"Gristmill-Dropped": f"stale={stale}, dead={dead}"}
     if batch is None:
         return Response(status_code=204, headers=dropped)
-    # The first payload is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
-    first = await ctx.store.payload(run_id, batch[0].group_id)
-    if first is None:
-        raise errors.lease_lost(run_id, [body.batch_id])
+    # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
+    parts = _parts(batch)
+    first = await _framed(ctx, run_id, parts[0], framing.array_header(len(batch)))
     _LOG.info(
         line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
              bytes=sum(group.size for group in batch))
     )  # fmt: skip
-    length = framing.length([group.size for group in batch])
-    headers = {"Content-Length": str(length), **dropped}
-    return StreamingResponse(_frames(ctx, run_id, batch, first), media_type=BATCH_MEDIA_TYPE, headers=headers)
+    if len(parts) == 1:
+        return Response(first, media_type=BATCH_MEDIA_TYPE, headers=dropped)
+    headers = {"Content-Length": str(framing.length([group.size for group in batch])), **dropped}
+    return StreamingResponse(_stream(ctx, run_id, first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 
 @router.post("/extend")
@@ -151,13 +154,32 @@ async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     return Nacked(groups=groups)
 
 
-async def _frames(ctx: Context, run_id: str, batch: list[Leased], first: bytes) -> AsyncIterator[bytes]:
-    """The answer's bytes, one group in memory at a time. Raises in the middle when Redis fails or the groups were
+async def _stream(ctx: Context, run_id: str, first: bytes, parts: list[list[Leased]]) -> AsyncIterator[bytes]:
+    """The answer's bytes, one part in memory at a time. Raises in the middle when Redis fails or the groups were
     acked meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
-    yield framing.array_header(len(batch))
-    for index, group in enumerate(batch):
-        body = first if index == 0 else await ctx.store.payload(run_id, group.group_id)
+    yield first
+    for part in parts:
+        yield await _framed(ctx, run_id, part)
+
+
+async def _framed(ctx: Context, run_id: str, part: list[Leased], before: bytes = b"") -> bytes:
+    """The groups' bytes, each behind its header."""
+    pieces = [before]
+    for group, body in zip(part, await ctx.store.payloads(run_id, [group.group_id for group in part]), strict=True):
         if body is None:
             raise errors.lease_lost(run_id, [group.group_id])
-        yield framing.bin_header(len(body))
-        yield body
+        pieces += (framing.bin_header(len(body)), body)
+    return b"".join(pieces)
+
+
+def _parts(batch: list[Leased]) -> list[list[Leased]]:
+    """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
+    parts: list[list[Leased]] = []
+    room = 0
+    for group in batch:
+        if not parts or group.size > room:
+            parts.append([])
+            room = _PART_BYTES
+        parts[-1].append(group)
+        room -= group.size
+    return parts

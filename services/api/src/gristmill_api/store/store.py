@@ -314,6 +314,11 @@ class Store:
         body = await self._redis.get(keys.payload(run_id, group_id))
         return None if body is None else bytes(body)  # type: ignore[arg-type]
 
+    async def payloads(self, run_id: str, group_ids: Sequence[str]) -> list[bytes | None]:
+        """`payload` of several groups, in one trip."""
+        bodies = await self._redis.mget([keys.payload(run_id, group_id) for group_id in group_ids])
+        return [None if body is None else bytes(body) for body in bodies]  # type: ignore[arg-type]
+
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         """Keep leases alive. Returns the ids of those that are lost."""
         _, *lost = await self._calls.trainer("extend", run_id, incarnation, _ms(self._limits.lease_ttl_s), *batch_ids)
