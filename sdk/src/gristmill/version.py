@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class PolicyVersion:
         return f"{self.incarnation}.{self.step}"
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)  # A run knows few labels, and every sequence of every group names one.
     def parse(cls, label: str) -> PolicyVersion:
         """Read a label. Raises ValueError for anything else, vLLM's initial "default" included."""
         match = _LABEL.fullmatch(label)

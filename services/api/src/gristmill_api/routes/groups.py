@@ -29,6 +29,7 @@ class Submitted(Body):
 
 @router.put(
     "/{group_id}",
+    response_model=Submitted,
     responses={201: {"model": Submitted}},
     openapi_extra={
         "requestBody": {
@@ -40,11 +41,10 @@ class Submitted(Body):
 async def submit(
     ctx: Ctx,
     request: Request,
-    response: Response,
     run_id: RunId,
     group_id: GroupId,
     holder: Annotated[str, Query(pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
-) -> Submitted:
+) -> Response:
     """Store a group under its permit: 201 stored, 200 this very group is here already.
 
     The body is what `gristmill.TrajectoryGroup.encode` makes, and is kept as it came.
@@ -58,10 +58,11 @@ async def submit(
         raise
     ctx.metrics.submits.labels("stored" if stored else "duplicate").inc()
     if stored:
-        response.status_code = 201
         size = len(group.body)
         _LOG.info(line("submit", run=run_id, group=group_id, env=group.env_id, sequences=group.sequences, bytes=size))
-    return Submitted(group_id=group_id, stored=stored)
+    # A Response goes out as it is; a model would be validated and converted again on its way.
+    answer = Submitted(group_id=group_id, stored=stored).model_dump_json()
+    return Response(answer, 201 if stored else 200, media_type="application/json")
 
 
 @router.get(
