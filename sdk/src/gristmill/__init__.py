@@ -1,5 +1,6 @@
-"""Gristmill's contract, shared by every service: trajectory groups, runs, versions, the API's client, settings."""
+"""Gristmill's contract, shared by every service: groups, runs, versions, the API's client, rollouts, settings."""
 
+from gristmill.archive import ArchivedGroup, ArchiveError, read_archive, read_rollouts
 from gristmill.client import Client
 from gristmill.deployment import Deployment
 from gristmill.errors import (
@@ -33,6 +34,8 @@ __all__ = [
     "GROUP_MEDIA_TYPE",
     "ApiError",
     "ApiUnreachable",
+    "ArchiveError",
+    "ArchivedGroup",
     "Client",
     "ConfigError",
     "DeadLetter",
@@ -56,4 +59,6 @@ __all__ = [
     "SyncClient",
     "TrajectoryGroup",
     "VersionSpan",
+    "read_archive",
+    "read_rollouts",
 ]

@@ -1,0 +1,160 @@
+"""The format of an archive's segments: `<run>/rollouts/000001.gmz`, `000002.gmz`, ...
+
+A segment is a sequence of zstd frames, so any zstd reads it: `zstd -dc < 000001.gmz` gives msgpack arrays
+`[group id, schema, bytes]`, one after another, and nothing else.
+
+    opening      skippable frame 0x184D2A50 (zstd passes over it): little-endian u32 CRC-32 of what follows, then
+                 msgpack {format, run_id, created_ms}
+    then, a group at a time:
+    mark         skippable frame 0x184D2A51 with three little-endian u32: bytes of the head, bytes of head and body,
+                 CRC-32 of head and body
+    head         zstd frame: the msgpack array's start: 93, str group id, str schema, C6 and the u32 length
+    body         zstd frame: the group's bytes. A group that was submitted as zstd lies here as it came.
+
+`created_ms` is when the run was created: a run that was deleted and created again under the same id is another run,
+and starts a segment of its own. Schema "group" is `GROUP_MEDIA_TYPE`; "atropos" is the JSON text of a scored group as
+Atropos' clients send it.
+
+A crash may leave a torn end: a last group that is cut short, or whose checksum is wrong, or zeros; or a segment without
+a whole opening and without groups. It was not promised to anyone, and readers leave it out. Damage anywhere else is an
+ArchiveError.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import msgspec
+
+from gristmill import compression
+from gristmill.errors import GristmillError
+
+SUFFIX = ".gmz"
+_OPENING = struct.Struct("<III")
+_MARK = struct.Struct("<IIIII")
+_OPENING_MAGIC, _MARK_MAGIC = 0x184D2A50, 0x184D2A51
+_MAX_OPENING = _MAX_HEAD = 4096
+_LENGTH = struct.Struct(">BI")
+_HEAD = msgspec.msgpack.Decoder(tuple[str, str, bytes])
+
+
+class ArchiveError(GristmillError):
+    """A segment that is not one, or is damaged before its end."""
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose groups a segment holds."""
+
+    format: int = 1
+    run_id: str
+    created_ms: int
+    """Redis' clock at the run's creation, ms."""
+
+
+@dataclass(frozen=True)
+class ArchivedGroup:
+    """A group as it was submitted."""
+
+    group_id: str
+    schema: str
+    """ "group": `body` is what TrajectoryGroup.decode reads. "atropos": JSON text."""
+    body: bytes
+
+
+def opening(run_id: str, created_ms: int) -> bytes:
+    """The first bytes of a segment."""
+    content = msgspec.msgpack.encode(Opening(run_id=run_id, created_ms=created_ms))
+    return _OPENING.pack(_OPENING_MAGIC, 4 + len(content), zlib.crc32(content)) + content
+
+
+def record(group_id: str, schema: str, stored: bytes) -> bytes:
+    """One group as it lies in a segment. `stored`: its bytes, plain or one zstd frame. Raises CompressionError."""
+    if not compression.is_compressed(stored):
+        size, body = len(stored), compression.deflate(stored)
+    else:
+        known = compression.content_size(stored)
+        size, body = (known, stored) if known is not None else _sized(stored)
+    start = msgspec.msgpack.encode(group_id) + msgspec.msgpack.encode(schema)
+    head = compression.deflate(b"\x93" + start + _LENGTH.pack(0xC6, size))
+    checksum = zlib.crc32(body, zlib.crc32(head))
+    return _MARK.pack(_MARK_MAGIC, 12, len(head), len(head) + len(body), checksum) + head + body
+
+
+def parse(frames: bytes, head_size: int) -> ArchivedGroup:
+    """What `frames`, a group's head and body, hold. Raises ArchiveError."""
+    try:
+        head = compression.inflate(frames[:head_size], _MAX_HEAD)
+        group_id, schema, _ = _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")
+        marker, size = _LENGTH.unpack(head[-_LENGTH.size :])
+        body = compression.inflate(frames[head_size:], size)
+    except (GristmillError, msgspec.DecodeError, struct.error) as error:
+        raise ArchiveError(f"not an archived group: {error}") from error
+    if marker != 0xC6 or len(body) != size:
+        raise ArchiveError(f"not an archived group: {group_id!r} has {len(body)} bytes, its head says {size}")
+    return ArchivedGroup(group_id, schema, body)
+
+
+def read_opening(file: BinaryIO, name: str) -> Opening | None:
+    """Whose segment this is; None when a crash came before its first group. Raises ArchiveError."""
+    magic, length, checksum = _OPENING.unpack(file.read(_OPENING.size).ljust(_OPENING.size, b"\0"))
+    content = file.read(length - 4) if 4 < length <= _MAX_OPENING else b""
+    if magic != _OPENING_MAGIC or not content or zlib.crc32(content) != checksum:
+        if _holds_no_mark(file):
+            return None
+        raise ArchiveError(f"{name} is not an archive segment, or is damaged at its beginning. {_REMEDY}")
+    try:
+        found = msgspec.msgpack.decode(content, type=Opening)
+    except msgspec.DecodeError as error:
+        raise ArchiveError(f"{name} is not an archive segment: {error}") from error
+    if found.format != 1:
+        raise ArchiveError(f"{name} has archive format {found.format}; this gristmill reads format 1")
+    return found
+
+
+def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
+    """Each whole group after the opening: head and body, the head's size, and the offset of its end. Stops at a torn
+    end; raises ArchiveError where the damage is not the end."""
+    start = file.tell()
+    while len(mark := file.read(_MARK.size)) == _MARK.size:
+        magic, length, head_size, size, checksum = _MARK.unpack(mark)
+        if magic != _MARK_MAGIC or length != 12:
+            if not _anything_left(file):
+                return
+            raise ArchiveError(f"{name} is damaged at byte {start}: no group begins there. {_REMEDY}")
+        if size > os.fstat(file.fileno()).st_size - file.tell():
+            return
+        frames = file.read(size)
+        if not 0 < head_size < size or zlib.crc32(frames) != checksum:
+            if not _anything_left(file):
+                return
+            raise ArchiveError(f"{name} is damaged at byte {start}: the group's checksum is wrong. {_REMEDY}")
+        start = file.tell()
+        yield frames, head_size, start
+
+
+_REMEDY = "Move the file elsewhere to read the segments after it."
+
+
+def _sized(frame: bytes) -> tuple[int, bytes]:
+    """Frames of streaming compressors do not say their content size, which the head must."""
+    content = compression.inflate(frame, 1 << 32)
+    return len(content), compression.deflate(content)
+
+
+def _holds_no_mark(file: BinaryIO) -> bool:
+    """The opening is on disk before the first group is written, so a torn one is all that its segment holds."""
+    file.seek(0)
+    start = file.read(_MAX_OPENING + _MARK.size)
+    return len(start) < _MAX_OPENING and _MARK_MAGIC.to_bytes(4, "little") not in start
+
+
+def _anything_left(file: BinaryIO) -> bool:
+    while chunk := file.read(1 << 20):
+        if any(chunk):
+            return True
+    return False

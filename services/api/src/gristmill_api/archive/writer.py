@@ -1,0 +1,129 @@
+"""Appends groups to the segments of one run. Blocking: the archiver calls it on a thread.
+
+Two API processes write to one folder only when one of them stood still for longer than its lock lives. So a group is
+one write to a file opened for appending: theirs come one after the other, never mixed, and the worst is a group
+twice, which readers know.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.archive import ArchiveError, segment, segments
+
+SEGMENT_BYTES = 64 << 20
+_SEGMENTS_A_RUN = 8
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The newest segment, as a crash left it."""
+
+    path: Path
+    size: int
+    run: tuple[str, int] | None
+    """Run id and creation; None when not even its opening is whole."""
+    sound: bool
+    """False: damaged before its end. It is left as it is."""
+
+
+class RunWriter:
+    """The archive of one run. Methods raise OSError; after one, open another writer."""
+
+    def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int) -> None:
+        """`folder`: <run>/rollouts, made when missing. `max_bytes`: what all segments may take together."""
+        self._folder = folder
+        self._run = (run_id, created_ms)
+        self._max_bytes = max_bytes
+        # A cap below a few segments is kept by smaller ones: only whole segments can go.
+        self._segment_bytes = min(SEGMENT_BYTES, max_bytes // _SEGMENTS_A_RUN)
+        self._file: int | None = None
+        self._size = 0
+        self._older: list[tuple[Path, int]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._resume()
+
+    def append(self, group_id: str, schema: str, stored: bytes) -> None:
+        """Write one group; on disk after `sync`. `stored`: its bytes, plain or one zstd frame."""
+        record = segment.record(group_id, schema, stored)
+        if self._file is None or self._size + len(record) > self._segment_bytes:
+            self._begin()
+        self._shrink(self._max_bytes - self._size - len(record))
+        self._write(record)
+
+    def sync(self) -> None:
+        """Returns once all that was appended is on disk."""
+        if self._file is not None:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _resume(self) -> None:
+        """Go on with the newest segment, less its torn end, when it is of this run."""
+        self._older = [(path, path.stat().st_size) for path in segments(self._folder)]
+        if not self._older:
+            return
+        tail = _look(self._older[-1][0])
+        if tail.run is None and tail.sound:
+            tail.path.unlink()
+            self._older.pop()
+        elif tail.run == self._run and tail.sound:
+            self._older.pop()
+            self._file = os.open(tail.path, os.O_WRONLY | os.O_APPEND)
+            self._size = tail.size
+            os.ftruncate(self._file, tail.size)
+            self._current = tail.path
+
+    def _begin(self) -> None:
+        if self._file is not None:
+            self.sync()
+            self.close()
+            self._older.append((self._current, self._size))
+        number = int(self._older[-1][0].stem) + 1 if self._older else 1
+        self._current = self._folder / f"{number:06}{segment.SUFFIX}"
+        self._file = os.open(self._current, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self._size = 0
+        self._write(segment.opening(*self._run))
+        self.sync()
+        _sync_names(self._folder)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        written = os.write(self._file, data)
+        if written < len(data):  # The disk is full. The next attempt starts where this one did.
+            os.ftruncate(self._file, self._size)
+            raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
+        self._size += written
+
+    def _shrink(self, budget: int) -> None:
+        """Remove the oldest segments until those before the current one take `budget` bytes at most."""
+        while self._older and sum(size for _, size in self._older) > budget:
+            self._older.pop(0)[0].unlink(missing_ok=True)
+
+
+def _look(path: Path) -> _Tail:
+    with path.open("rb") as file:
+        try:
+            opening = segment.read_opening(file, str(path))
+            if opening is None:
+                return _Tail(path, 0, None, sound=True)
+            size = file.tell()
+            for _, _, end in segment.read_frames(file, str(path)):
+                size = end
+        except ArchiveError:
+            return _Tail(path, 0, None, sound=False)
+        return _Tail(path, size, (opening.run_id, opening.created_ms), sound=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """A new file's name is on disk when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,227 @@
+"""Segments: what is written is read, a crash's torn end is cut, the cap is kept, damage is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.groups import make_group
+
+from gristmill import ArchiveError, compression, read_archive, read_rollouts
+from gristmill.archive import segment, segments
+from gristmill_api.archive.writer import RunWriter
+
+MIB = 1 << 20
+
+
+def write(run: Path, ids: list[str], *, run_id: str = "test", created_ms: int = 1, max_bytes: int = 1 << 30) -> None:
+    writer = RunWriter(run / "rollouts", run_id, created_ms, max_bytes)
+    for group_id in ids:
+        writer.append(group_id, "group", body(group_id))
+    writer.sync()
+    writer.close()
+
+
+def body(group_id: str) -> bytes:
+    return make_group(group_id, seed=int(group_id[1:])).encode()
+
+
+def ids(run: Path) -> list[str]:
+    return [group.group_id for group in read_archive(run)]
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    return [f"g{number:08}" for number in range(start, start + count)]
+
+
+def test_groups_come_back_as_they_were_submitted(tmp_path: Path) -> None:
+    write(tmp_path, names(5))
+    for group, name in zip(read_rollouts(tmp_path), names(5), strict=True):
+        assert group.encode() == body(name)
+    assert ids(tmp_path / "rollouts") == names(5), "the folder itself is as good"
+
+
+def test_frames_that_clients_made_are_kept_and_read(tmp_path: Path) -> None:
+    plain = body("g00000001")
+    streaming = zstandard.ZstdCompressor(level=3).compressobj()
+    unsized = streaming.compress(plain) + streaming.flush()
+    frame = compression.deflate(plain)
+    writer = RunWriter(tmp_path / "rollouts", "test", 1, MIB)
+    for name, stored in (("g1", plain), ("g2", frame), ("g3", unsized)):
+        writer.append(name, "group", stored)
+    writer.append("g4", "atropos", b'{"tokens": [[1]]}')
+    writer.close()
+    assert [group.body for group in read_archive(tmp_path)] == [plain, plain, plain, b'{"tokens": [[1]]}']
+    assert frame in segments(tmp_path)[0].read_bytes()
+    with pytest.raises(ArchiveError, match="read_archive"):
+        list(read_rollouts(tmp_path))
+
+
+def test_any_zstd_reads_a_segment(tmp_path: Path) -> None:
+    """Frames after frames: zstd's own decoder gives plain msgpack."""
+    write(tmp_path, names(3))
+    raw = segments(tmp_path)[0].read_bytes()
+    plain = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True).read()
+    found = []
+    while plain:
+        # An array of three: read as many bytes as it needs.
+        for size in range(len(plain), 0, -1):
+            try:
+                found.append(msgspec.msgpack.decode(plain[:size], type=tuple[str, str, bytes]))
+            except msgspec.DecodeError:
+                continue
+            plain = plain[size:]
+            break
+    assert found == [(name, "group", body(name)) for name in names(3)]
+
+
+@settings(max_examples=60, deadline=None)  # each waits for the disk
+@given(data=st.data())
+def test_a_torn_end_is_left_out_and_cut(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    run = tmp_path_factory.mktemp("run")
+    count = data.draw(st.integers(1, 4))
+    write(run, names(count))
+    path = segments(run)[0]
+    whole = path.read_bytes()
+    ends = _ends(run, count)
+    kept = data.draw(st.integers(0, len(whole) - 1))
+    zeros = data.draw(st.integers(0, 100))
+    path.write_bytes(whole[:kept] + bytes(zeros))
+    expected = names(sum(end <= kept for end in ends))
+    assert ids(run) == expected
+    write(run, names(2, start=10))
+    assert ids(run) == expected + names(2, start=10)
+
+
+def _ends(run: Path, count: int) -> list[int]:
+    with segments(run)[0].open("rb") as file:
+        segment.read_opening(file, "")
+        ends = [end for _, _, end in segment.read_frames(file, "")]
+    assert len(ends) == count
+    return ends
+
+
+@pytest.mark.parametrize("at", ["mark", "body", "opening"])
+def test_damage_before_the_end_is_told_and_never_cut(tmp_path: Path, at: str) -> None:
+    write(tmp_path, names(3))
+    path = segments(tmp_path)[0]
+    offset = {"opening": 0, "mark": _ends(tmp_path, 3)[0], "body": _ends(tmp_path, 3)[0] + 90}[at]
+    damaged = bytearray(path.read_bytes())
+    damaged[offset] ^= 0xFF
+    path.write_bytes(damaged)
+    with pytest.raises(ArchiveError, match=r"000001\.gmz"):
+        ids(tmp_path)
+    write(tmp_path, names(1, start=7))
+    assert path.read_bytes() == damaged
+    assert [file.name for file in segments(tmp_path)] == ["000001.gmz", "000002.gmz"]
+    path.rename(tmp_path / "aside")
+    assert ids(tmp_path) == names(1, start=7)
+
+
+def test_a_group_written_twice_comes_once(tmp_path: Path) -> None:
+    write(tmp_path, names(3))
+    write(tmp_path, names(4, start=1))
+    assert ids(tmp_path) == names(5)
+
+
+def test_a_run_created_again_is_another_run(tmp_path: Path) -> None:
+    write(tmp_path, names(2), created_ms=1)
+    write(tmp_path, names(3), created_ms=2)
+    assert len(segments(tmp_path)) == 2
+    assert ids(tmp_path) == names(2) + names(3)
+
+
+def test_the_oldest_segments_go_first(tmp_path: Path) -> None:
+    cap = 64_000
+    for start in range(0, 400, 50):
+        write(tmp_path, names(50, start=start), max_bytes=cap)
+        assert sum(path.stat().st_size for path in segments(tmp_path)) <= cap
+    assert len(segments(tmp_path)) > 3
+    left = ids(tmp_path)
+    assert left == names(400)[-len(left) :]
+    assert len(left) > 40
+
+
+def test_the_current_segment_stays_whatever_the_cap(tmp_path: Path) -> None:
+    write(tmp_path, names(3), max_bytes=10)
+    assert ids(tmp_path) == names(3)[-1:]
+
+
+def test_a_write_cut_short_leaves_what_was_whole(tmp_path: Path) -> None:
+    """Files may not pass 256 KiB, as if the disk were full: the kernel writes a part of a group and then refuses."""
+    done = subprocess.run([sys.executable, "-c", _FULL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(ids(tmp_path)) == int(done.stdout)
+    whole = segments(tmp_path)[0].stat().st_size
+    assert whole < 256 << 10
+    write(tmp_path, names(1))
+    assert ids(tmp_path)[-1] == "g00000000"
+    assert segments(tmp_path)[0].stat().st_size > whole, "it goes on in the same segment"
+
+
+_FULL = """
+import os, resource, sys
+from pathlib import Path
+from gristmill_api.archive.writer import RunWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, 256 << 10))
+written = 0
+for attempt in range(3):
+    writer = RunWriter(Path(sys.argv[1]) / "rollouts", "test", 1, 1 << 30)
+    try:
+        while True:
+            writer.append(f"g{written:07}x", "group", os.urandom(5000))
+            written += 1
+    except OSError as error:
+        writer.close()
+print(written)
+"""
+
+
+def test_reading_holds_one_group_at_a_time(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "rollouts", "test", 1, 1 << 40)
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        writer.append(f"g{number:08}", "group", rng.bytes(MIB))
+    writer.close()
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_archive(tmp_path)) == 60
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="has no rollouts"):
+        list(read_rollouts(tmp_path))
+
+
+def test_a_segment_removed_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, names(1), created_ms=1)
+    write(tmp_path, names(1, start=1), created_ms=2)
+    write(tmp_path, names(1, start=2), created_ms=3)
+    reading = read_archive(tmp_path)
+    assert next(reading).group_id == "g00000000"
+    segments(tmp_path)[1].unlink()
+    assert [group.group_id for group in reading] == ["g00000002"]
+
+
+def test_a_format_from_the_future_is_told(tmp_path: Path) -> None:
+    write(tmp_path, names(1))
+    path = segments(tmp_path)[0]
+    before = segment.opening("test", 1)
+    content = before[12:].replace(b"\xa6format\x01", b"\xa6format\x02")
+    after = before[:8] + zlib.crc32(content).to_bytes(4, "little") + content
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(ArchiveError, match="format 2"):
+        ids(tmp_path)
