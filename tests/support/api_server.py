@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,8 +20,12 @@ from local_processes import free_port
 class ApiServer:
     """`uvicorn gristmill_api.app:app` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
 
-    def __init__(self, redis_url: str, *, host: str = "127.0.0.1", **environ: str) -> None:
+    def __init__(
+        self, redis_url: str, file_size: int | None = None, /, *, host: str = "127.0.0.1", **environ: str
+    ) -> None:
+        """`file_size`: no file may grow past so many bytes; its writes fail then, as on a full disk."""
         self._host = host
+        self._file_size = file_size
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
@@ -44,6 +49,7 @@ class ApiServer:
                 env=self._environ,
                 stdout=log,
                 stderr=log,
+                preexec_fn=self._bound,
             )
         deadline = time.monotonic() + 30
         while True:
@@ -54,6 +60,10 @@ class ApiServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
                 time.sleep(0.05)
+
+    def _bound(self) -> None:
+        if self._file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_size, self._file_size))
 
     def log(self) -> str:
         """All it has printed, over all starts."""

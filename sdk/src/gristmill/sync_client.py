@@ -19,8 +19,16 @@ T = TypeVar("T")
 class SyncClient:
     """`Client` on an event loop of its own thread; methods as there. May be used from several threads."""
 
-    def __init__(self, url: str, *, patience: float = 600.0, timeout: float = 30.0, token: str | None = None) -> None:
-        self._client = Client(url, patience=patience, timeout=timeout, token=token)
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: float = 600.0,
+        timeout: float = 30.0,
+        token: str | None = None,
+        compress: bool = False,
+    ) -> None:
+        self._client = Client(url, patience=patience, timeout=timeout, token=token, compress=compress)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gristmill-client", daemon=True)
         self._thread.start()

@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 
 from gristmill import logs
 from gristmill_api import access, answers
+from gristmill_api.archive.archiver import Archiver
 from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
@@ -34,7 +35,8 @@ def create_app(settings: Settings) -> FastAPI:
     """The API over the Redis of `settings`. It starts, and answers 503, also while that Redis is away."""
     context_redis = _redis(settings)
     metrics = Metrics()
-    context = Context(settings.limits, Store(context_redis, settings.limits), Changes(), metrics)
+    store = Store(context_redis, settings.limits, archive=settings.archive_dir is not None)
+    context = Context(settings.limits, store, Changes(), metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -44,11 +46,18 @@ def create_app(settings: Settings) -> FastAPI:
             asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis"),
             asyncio.create_task(access.tell_bind(settings.access), name="tell-bind"),
         ]
-        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], state="up"))
+        archiver = Archiver(
+            store.archive, context.changes, metrics, settings.archive_dir, settings.limits.archive_max_bytes
+        )
+        archiving = asyncio.create_task(archiver.run(), name="archive")
+        where = settings.archive_dir or "off"
+        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], archive=where, state="up"))
         try:
             with _stop_waits_on_signal(context.changes):
                 yield
         finally:
+            archiver.stop()
+            await archiving
             for task in tasks:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -28,8 +28,10 @@ class Changes:
         self._closed = False
 
     def tell(self, topic: str) -> None:
-        for event in self._waiting.get(topic, ()):
-            event.set()
+        """Wake who waits for the topic "archive gm:{a}:", or for "archive" of whichever run."""
+        for name in {topic, topic.partition(" ")[0]}:
+            for event in self._waiting.get(name, ()):
+                event.set()
 
     def tell_all(self) -> None:
         for topic in self._waiting:
@@ -57,7 +59,7 @@ class Changes:
         Stops early when `gone()`: an attempt for a client that hung up could hand it a batch or a permit.
         """
         deadline = time.monotonic() + wait
-        with self._listening(topic) as changed:
+        with self.listening(topic) as changed:
             while True:
                 # Cleared before the attempt, so that no change in between is missed.
                 changed.clear()
@@ -71,7 +73,8 @@ class Changes:
                     return None
 
     @contextlib.contextmanager
-    def _listening(self, topic: str) -> Iterator[asyncio.Event]:
+    def listening(self, topic: str) -> Iterator[asyncio.Event]:
+        """The event is set at every change of the topic; the caller clears it."""
         event = asyncio.Event()
         self._waiting[topic].add(event)
         try:

@@ -33,7 +33,8 @@ async def _context(request: Request) -> Any:
 
 Ctx = Annotated[Context, Depends(_context)]
 
-_ID = r"^[A-Za-z0-9._-]{1,64}$"
+# Run ids name folders, so none may be "..".
+_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 NAME_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 RunId = Annotated[str, Path(pattern=_ID)]
 GroupId = Annotated[str, Path(pattern=_ID)]

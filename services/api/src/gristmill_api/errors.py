@@ -153,6 +153,15 @@ def media_type(found: str, wanted: str) -> Refused:
     return Refused("media_type", 415, f"a group's content type is {wanted}, not {found or 'unset'}.", "Set it.")
 
 
+def content_encoding(found: str) -> Refused:
+    return Refused(
+        "content_encoding",
+        415,
+        f"Content-Encoding {found!r} is not known here.",
+        "Send the group as it is, or as zstd.",
+    )
+
+
 def too_large(limit: int) -> Refused:
     message = f"the request body is over {limit} bytes."
     return Refused("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")

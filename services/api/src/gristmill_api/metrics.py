@@ -36,6 +36,11 @@ class Metrics:
         )
         self.store = StoreGauges()
         self.registry.register(self.store)
+        self.archive_lost = Counter(
+            "gristmill_api_archive_lost",
+            "Trained groups that were let go without being archived: the disk could not be written",
+            registry=self.registry,
+        )
         self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
 
     def text(self) -> bytes:

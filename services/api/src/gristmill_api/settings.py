@@ -45,6 +45,8 @@ class Limits(SettingsModel):
     """Groups held for one run; beyond, its submits hear 429."""
     env_ttl_s: Seconds = 60.0
     """A registered environment that was not heard from for so long counts as dead: no share is kept for it."""
+    archive_max_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * MIB
+    """Bytes of one run's archive of acked groups; beyond, the oldest go. 0: nothing is archived."""
     max_wait_s: Seconds = 60.0
     """Longest long-poll; a request that asks for more gets this."""
 
@@ -56,11 +58,18 @@ class Settings:
     """From REDIS_PASSWORD_FILE, for a URL that holds none."""
     limits: Limits = field(default_factory=Limits)
     access: AccessSettings = field(default_factory=AccessSettings)
+    runs_dir: Path | None = None
+    """Acked groups are archived to <runs_dir>/<run id>/rollouts; None: nowhere."""
+
+    @property
+    def archive_dir(self) -> Path | None:
+        """Where to archive; None when archiving is off."""
+        return self.runs_dir if self.limits.archive_max_bytes else None
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, the API_* limits and access. An empty variable counts
-        as unset.
+        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, GRISTMILL_RUNS_DIR, the API_* limits and access. An
+        empty variable counts as unset.
 
         Raises ConfigError for a limit that is no positive number, a URL that is not Redis', a variable whose name is
         nearly that of one of ours, and what AccessSettings.read refuses.
@@ -85,6 +94,7 @@ class Settings:
             redis_password=_password(environ.get("REDIS_PASSWORD_FILE")),
             limits=parse(Limits, given, "environment variables API_*"),
             access=AccessSettings.read(environ),
+            runs_dir=Path(environ["GRISTMILL_RUNS_DIR"]) if environ.get("GRISTMILL_RUNS_DIR") else None,
         )
 
     @property

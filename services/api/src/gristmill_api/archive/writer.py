@@ -30,7 +30,7 @@ class _Tail:
 
 
 class RunWriter:
-    """The archive of one run. Methods raise OSError; after one, open another writer."""
+    """The archive of one run. Methods raise OSError; after one, `sync` what went before and open another writer."""
 
     def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int) -> None:
         """`folder`: <run>/rollouts, made when missing. `max_bytes`: what all segments may take together."""
@@ -41,6 +41,7 @@ class RunWriter:
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // _SEGMENTS_A_RUN)
         self._file: int | None = None
         self._size = 0
+        self._unsure = False
         self._older: list[tuple[Path, int]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -54,9 +55,15 @@ class RunWriter:
         self._write(record)
 
     def sync(self) -> None:
-        """Returns once all that was appended is on disk."""
+        """Returns once all that was appended is on disk, in a file that is still there."""
+        if self._unsure:
+            raise OSError(f"{self._current}: the disk failed, and tells so only once")
         if self._file is not None:
+            self._unsure = True
             os.fsync(self._file)
+            self._unsure = False
+            if not os.path.samestat(os.fstat(self._file), self._current.stat()):
+                raise OSError(f"{self._current} was replaced while it was written")
 
     def close(self) -> None:
         if self._file is not None:

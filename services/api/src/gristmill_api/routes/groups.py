@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
-from gristmill_api import errors
+from gristmill_api import encoding, errors
 from gristmill_api.context import Body, Ctx, GroupId, RunId
 from gristmill_api.errors import Refused
 from gristmill_api.store import Submission
@@ -47,10 +47,11 @@ async def submit(
 ) -> Response:
     """Store a group under its permit: 201 stored, 200 this very group is here already.
 
-    The body is what `gristmill.TrajectoryGroup.encode` makes, and is kept as it came.
+    The body is what `gristmill.TrajectoryGroup.encode` makes, plain or with Content-Encoding: zstd, and is kept as it
+    came. A retry in the other encoding is the same group.
     """
     try:
-        group = await _read(request, run_id, group_id)
+        group = await _read(request, run_id, group_id, ctx.limits.max_body_bytes)
         stored = await ctx.store.submit(run_id, holder, group)
     except (Refused, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
@@ -84,18 +85,14 @@ async def audit(ctx: Ctx, run_id: RunId) -> GroupAudit:
     return await ctx.store.audit(run_id)
 
 
-async def _read(request: Request, run_id: str, group_id: str) -> Submission:
+async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Submission:
     found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found != GROUP_MEDIA_TYPE:
         raise errors.media_type(found, GROUP_MEDIA_TYPE)
-    digest = hashlib.sha256()
-    parts: list[bytes] = []
-    async for part in request.stream():
-        digest.update(part)
-        parts.append(part)
-    body = b"".join(parts)
+    body = await request.body()
+    plain = encoding.plain(group_id, body, request.headers, limit)
     try:
-        group = TrajectoryGroup.decode(body)
+        group = TrajectoryGroup.decode(plain)
         row = row_of(group_id)
     except (GroupError, ValueError) as error:
         raise errors.bad_group(group_id, str(error)) from error
@@ -109,8 +106,8 @@ async def _read(request: Request, run_id: str, group_id: str) -> Submission:
     return Submission(
         group_id=group_id,
         body=body,
-        digest=digest.digest(),
-        raw_bytes=len(body),
+        digest=hashlib.sha256(plain).digest(),
+        raw_bytes=len(plain),
         sequences=group.size,
         tokens=len(group.tokens),
         env_id=group.env_id,

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE
+from gristmill import BATCH_MEDIA_TYPE, compression
 from gristmill.logs import line
 from gristmill_api import errors, framing
 from gristmill_api.context import Body, Context, Ctx, Name, RunId
@@ -38,6 +38,8 @@ class Lease(Body):
     """As many groups, in order, as fit in this budget; at least one. What there is when `wait` is over."""
     max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
     """Groups sampled by weights more than so many steps old are dropped on the way."""
+    compressed: bool = False
+    """True: groups that were submitted as zstd are sent so, and start with 28 B5 2F FD. False: all are plain."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds to wait until so much is ready."""
 
@@ -114,16 +116,18 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     if batch is None:
         return Response(status_code=204, headers=dropped)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
-    parts = _parts(batch)
-    first = await _framed(ctx, run_id, parts[0], framing.array_header(len(batch)))
+    inflate = not body.compressed
+    parts = _parts(batch, inflate)
+    first = await _framed(ctx, run_id, parts[0], inflate, before=framing.array_header(len(batch)))
     _LOG.info(
         line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
              bytes=sum(group.size for group in batch))
     )  # fmt: skip
     if len(parts) == 1:
         return Response(first, media_type=BATCH_MEDIA_TYPE, headers=dropped)
-    headers = {"Content-Length": str(framing.length([group.size for group in batch])), **dropped}
-    return StreamingResponse(_stream(ctx, run_id, first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
+    headers = {"Content-Length": str(framing.length([group.sent_size(inflate) for group in batch])), **dropped}
+    stream = _stream(ctx, run_id, first, parts[1:], inflate)
+    return StreamingResponse(stream, media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 
 @router.post("/extend")
@@ -154,32 +158,35 @@ async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     return Nacked(groups=groups)
 
 
-async def _stream(ctx: Context, run_id: str, first: bytes, parts: list[list[Leased]]) -> AsyncIterator[bytes]:
+async def _stream(
+    ctx: Context, run_id: str, first: bytes, parts: list[list[Leased]], inflate: bool
+) -> AsyncIterator[bytes]:
     """The answer's bytes, one part in memory at a time. Raises in the middle when Redis fails or the groups were
     acked meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
     yield first
     for part in parts:
-        yield await _framed(ctx, run_id, part)
+        yield await _framed(ctx, run_id, part, inflate)
 
 
-async def _framed(ctx: Context, run_id: str, part: list[Leased], before: bytes = b"") -> bytes:
+async def _framed(ctx: Context, run_id: str, part: list[Leased], inflate: bool, before: bytes = b"") -> bytes:
     """The groups' bytes, each behind its header."""
     pieces = [before]
-    for group, body in zip(part, await ctx.store.payloads(run_id, [group.group_id for group in part]), strict=True):
-        if body is None:
+    for group, stored in zip(part, await ctx.store.payloads(run_id, [group.group_id for group in part]), strict=True):
+        if stored is None:
             raise errors.lease_lost(run_id, [group.group_id])
+        body = compression.inflated(stored, group.raw_size) if inflate else stored
         pieces += (framing.bin_header(len(body)), body)
     return b"".join(pieces)
 
 
-def _parts(batch: list[Leased]) -> list[list[Leased]]:
+def _parts(batch: list[Leased], inflate: bool) -> list[list[Leased]]:
     """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
     parts: list[list[Leased]] = []
     room = 0
     for group in batch:
-        if not parts or group.size > room:
+        if not parts or group.sent_size(inflate) > room:
             parts.append([])
             room = _PART_BYTES
         parts[-1].append(group)
-        room -= group.size
+        room -= group.sent_size(inflate)
     return parts

@@ -6,6 +6,7 @@ RUNS = "gm:runs"
 STACKS = "gm:stacks"
 BYTES = "gm:bytes"
 EVENTS = "gm:events"
+ARCHIVER = "gm:archiver"
 
 
 def prefix(run_id: str) -> str:
@@ -27,6 +28,10 @@ def example(run_id: str, group_id: str) -> str:
 
 def group(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}group:{group_id}"
+
+
+def archive(run_id: str) -> str:
+    return f"{prefix(run_id)}archive"
 
 
 def metrics(run_id: str, source: str) -> str:
@@ -52,6 +57,5 @@ def events_topic(run_id: str) -> str:
     return f"events {prefix(run_id)}"
 
 
-def archive_topic(run_id: str) -> str:
-    """Published on EVENTS when groups wait to be archived."""
-    return f"archive {prefix(run_id)}"
+ARCHIVE_TOPIC = "archive"
+"""The first word of what is published on EVENTS when groups of a run wait to be archived."""

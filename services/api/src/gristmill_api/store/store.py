@@ -14,6 +14,7 @@ from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunS
 from gristmill_api import errors
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
+from gristmill_api.store.archive import ArchiveQueue
 from gristmill_api.store.calls import Calls
 from gristmill_api.store.dead import DeadLetters
 from gristmill_api.store.envs import Environments
@@ -32,7 +33,7 @@ class Submission:
     group_id: str
     body: bytes
     digest: bytes
-    """SHA-256 of the body, 32 raw bytes."""
+    """SHA-256 of the body when inflated, 32 raw bytes: a retry in the other encoding is the same group."""
     raw_bytes: int
     """Bytes of the body when inflated."""
     sequences: int
@@ -60,6 +61,10 @@ class Leased:
     """Bytes when inflated."""
     schema: str
     """What the bytes are: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
+
+    def sent_size(self, inflate: bool) -> int:
+        """Bytes that an answer holds of it."""
+        return self.raw_size if inflate else self.size
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Store:
         self.envs = Environments(redis, self._calls, _ms(limits.env_ttl_s))
         self.dead = DeadLetters(redis, self._calls)
         self.journal = Journal(redis, self._calls)
+        self.archive = ArchiveQueue(redis, self._calls)
 
     async def create_run(
         self,

@@ -43,6 +43,7 @@
 --   gm:runs       ZSET    run id -> created, ms
 --   gm:stacks     HASH    stack -> id of its open run
 --   gm:bytes      STRING  payload bytes held by all runs
+--   gm:archiver   STRING  token of the process that archives, while its lock lives
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
 --                         something may be there for who waits
 

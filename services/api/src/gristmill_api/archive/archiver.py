@@ -1,0 +1,173 @@
+"""The task that moves acked groups from Redis to disk, one group in memory at a time.
+
+An acked group stays in Redis, and counts against its caps, until it is on disk: a crash of API, Redis or machine in
+between costs nothing, at most a group is written twice. A disk that does not work costs the groups that come
+meanwhile, counted and told, and nothing else: training never waits for the archive longer than the few seconds of
+`_PAUSES_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from redis.exceptions import RedisError
+
+from gristmill.logs import line
+from gristmill_api import errors
+from gristmill_api.archive.writer import RunWriter
+from gristmill_api.changes import Changes
+from gristmill_api.errors import Refused
+from gristmill_api.metrics import Metrics
+from gristmill_api.store import keys
+from gristmill_api.store.archive import ArchiveQueue, WaitingRun
+
+_LOG = logging.getLogger(__name__)
+RECHECK_S = 2.0
+_BATCH_GROUPS, _BATCH_BYTES = 64, 16 << 20
+"""What is written between two fsyncs."""
+_PAUSES_S = (0.2, 1.0, 3.0)
+_OPEN_RUNS = 16
+"""Runs whose newest segment is kept open."""
+
+
+class Archiver:
+    """Runs until `stop`. Several processes may each have one: one works, the others wait for it to end."""
+
+    def __init__(
+        self, queue: ArchiveQueue, changes: Changes, metrics: Metrics, runs_dir: Path | None, max_bytes: int
+    ) -> None:
+        """`runs_dir` None: archiving is off, and groups that still wait for it are let go."""
+        self._queue = queue
+        self._changes = changes
+        self._metrics = metrics
+        self._runs_dir = runs_dir
+        self._max_bytes = max_bytes
+        self._writers: OrderedDict[WaitingRun, RunWriter] = OrderedDict()
+        self._failing: set[str] = set()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """`run` returns once the groups in hand are written."""
+        self._stopping.set()
+        self._changes.tell(keys.ARCHIVE_TOPIC)
+
+    async def run(self) -> None:
+        with self._changes.listening(keys.ARCHIVE_TOPIC) as woken:
+            while not self._stopping.is_set():
+                woken.clear()
+                try:
+                    if await self._is_mine():
+                        await self._drain()
+                except Refused as error:
+                    _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
+                except RedisError as error:
+                    # The task that watches Redis tells when it is away; what is left over is a defect.
+                    if errors.from_redis(error) is None:
+                        _LOG.error("archive: Redis refused a command of ours", exc_info=error)
+                await _wait(woken, RECHECK_S)
+        await self._close()
+        with contextlib.suppress(RedisError):  # Then the lock runs out by itself.
+            await self._queue.let_go()
+
+    async def _is_mine(self) -> bool:
+        if await self._queue.keep():
+            return True
+        # Another process may have written since.
+        await self._close()
+        return await self._queue.take()
+
+    async def _drain(self) -> None:
+        for run in await self._queue.waiting():
+            while not self._stopping.is_set() and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
+                await self._queue.archived(run.run_id, await self._write(run, ids))
+                if not await self._queue.keep():
+                    return
+
+    async def _write(self, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
+        """Of these ids, the first that are settled now: on disk, or given up."""
+        if self._runs_dir is None:
+            _LOG.warning(line("archive", run=run.run_id, state="off", let_go=len(ids)))
+            return ids
+        for pause in (*_PAUSES_S, None):
+            try:
+                written = await self._append(self._runs_dir / run.run_id / "rollouts", run, ids)
+            except OSError as error:
+                await self._discard(run)
+                if pause is None or run.run_id in self._failing:
+                    return self._give_up(run, ids, error)
+                await _wait(self._stopping, pause)
+                if self._stopping.is_set():
+                    return ()
+            else:
+                break
+        if run.run_id in self._failing:
+            self._failing.discard(run.run_id)
+            _LOG.info(line("archive", run=run.run_id, state="up"))
+        return written
+
+    async def _append(self, folder: Path, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
+        """Write and fsync the first of these ids: some megabytes of them, or those before the first that could not be
+        written. Raises OSError when that is none."""
+        writer = await self._writer(folder, run)
+        settled: list[str] = []
+        size = 0
+        failed = False
+        for group_id in ids:
+            # None: another process archived it, as this one stood still for too long.
+            if group := await self._queue.group(run.run_id, group_id):
+                try:
+                    await asyncio.to_thread(writer.append, group_id, group.schema, group.stored)
+                except OSError:
+                    if not settled:
+                        raise
+                    failed = True
+                    break
+                size += len(group.stored)
+            settled.append(group_id)
+            if size >= _BATCH_BYTES:
+                break
+        await asyncio.to_thread(writer.sync)
+        if failed:
+            await self._discard(run)
+        return settled
+
+    async def _writer(self, folder: Path, run: WaitingRun) -> RunWriter:
+        if run not in self._writers:
+            if len(self._writers) >= _OPEN_RUNS:
+                await self._discard(next(iter(self._writers)))
+            self._writers[run] = await asyncio.to_thread(RunWriter, folder, run.run_id, run.created_ms, self._max_bytes)
+        self._writers.move_to_end(run)
+        return self._writers[run]
+
+    def _give_up(self, run: WaitingRun, ids: Sequence[str], error: OSError) -> Sequence[str]:
+        self._metrics.archive_lost.inc(len(ids))
+        if run.run_id not in self._failing:
+            self._failing.add(run.run_id)
+            _LOG.error(
+                "THE ARCHIVE OF RUN %s CANNOT BE WRITTEN (%s). Training goes on; its groups are trained on and NOT "
+                "archived until %s can be written. gristmill_api_archive_lost counts them.",
+                run.run_id,
+                error,
+                self._runs_dir,
+            )
+        return ids
+
+    async def _discard(self, run: WaitingRun) -> None:
+        writer = self._writers.pop(run, None)
+        if writer is not None:
+            with contextlib.suppress(OSError):  # What it had to say, sync or append has said.
+                await asyncio.to_thread(writer.close)
+
+    async def _close(self) -> None:
+        for run in list(self._writers):
+            await self._discard(run)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

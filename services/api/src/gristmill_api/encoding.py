@@ -1,0 +1,41 @@
+"""Content-Encoding of groups: plain or zstd, in both directions. A group is stored as it came."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+
+from gristmill import compression
+from gristmill.compression import CompressionError, InflatedTooLarge
+from gristmill_api import errors
+
+ZSTD = "zstd"
+
+
+def plain(group_id: str, body: bytes, headers: Headers, limit: int) -> bytes:
+    """The bytes of a submitted group, inflated as its headers say, to `limit` bytes at most.
+
+    Raises Refused: 415 another encoding, 413 too large, 400 damaged or not what the headers say.
+    """
+    encoding = ", ".join(headers.getlist("content-encoding")).strip().lower() or "identity"
+    if encoding == "identity":
+        if compression.is_compressed(body):
+            raise errors.bad_group(group_id, "it is a zstd frame, which Content-Encoding: zstd must say")
+        return body
+    if encoding != ZSTD:
+        raise errors.content_encoding(encoding)
+    try:
+        return compression.inflate(body, limit)
+    except InflatedTooLarge as error:
+        raise errors.too_large(limit) from error
+    except CompressionError as error:
+        raise errors.bad_group(group_id, str(error)) from error
+
+
+def accepts_zstd(headers: Headers) -> bool:
+    """Whether Accept-Encoding names zstd, or anything, without refusing it (q=0)."""
+    weights: dict[str, bool] = {}
+    for item in ",".join(headers.getlist("accept-encoding")).lower().split(","):
+        name, _, parameters = item.partition(";")
+        weight = parameters.replace(" ", "").removeprefix("q=")
+        weights[name.strip()] = weight.strip("0.") != "" or weight == ""
+    return weights.get(ZSTD, weights.get("*", False))
