@@ -65,6 +65,13 @@ class ApiServer:
         if self._file_size is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._file_size, self._file_size))
 
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes of memory the running process ever had."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
     def log(self) -> str:
         """All it has printed, over all starts."""
         return self._log.read_text()
