@@ -97,6 +97,24 @@ async def test_the_same_group_in_the_other_encoding_is_the_same_group(
     assert not await zipping.submit(make_group(a, RUN, lengths=LENGTHS), "env-1")
 
 
+async def test_one_group_is_sent_as_it_lies_to_who_accepts_that(
+    client: Client, zipping: Client, http: httpx.AsyncClient
+) -> None:
+    await start(client)
+    a, b = await permits(client, 2)
+    groups = [make_group(name, RUN, lengths=LENGTHS) for name in (a, b)]
+    await zipping.submit(groups[0], "env-1")
+    await client.submit(groups[1], "env-1")
+    for accepted, found in (("zstd", "zstd"), ("gzip, *", "zstd"), ("identity", None), ("zstd;q=0, *", None)):
+        async with http.stream("GET", f"{AT}/groups/{a}", headers={"Accept-Encoding": accepted}) as answer:
+            raw = b"".join([part async for part in answer.aiter_raw()])
+        assert answer.headers.get("content-encoding") == found, accepted
+        assert raw == (compression.deflate(groups[0].encode()) if found else groups[0].encode())
+        plain = await http.get(f"{AT}/groups/{b}", headers={"Accept-Encoding": accepted})
+        assert "content-encoding" not in plain.headers
+        assert plain.content == groups[1].encode()
+
+
 async def snapshot(redis: Redis) -> dict[bytes, bytes | None]:
     """All of Redis, but for the archiver's lock and Redis' clock."""
     return {name: await redis.dump(name) async for name in redis.scan_iter() if name != keys.ARCHIVER.encode()}

@@ -31,6 +31,15 @@ def plain(group_id: str, body: bytes, headers: Headers, limit: int) -> bytes:
         raise errors.bad_group(group_id, str(error)) from error
 
 
+def negotiated(stored: bytes, headers: Headers, limit: int) -> tuple[bytes, dict[str, str]]:
+    """A stored group as a client with these headers reads it, and the headers that go with it."""
+    if not compression.is_compressed(stored):
+        return stored, {}
+    if accepts_zstd(headers):
+        return stored, {"Content-Encoding": ZSTD, "Vary": "Accept-Encoding"}
+    return compression.inflate(stored, limit), {"Vary": "Accept-Encoding"}
+
+
 def accepts_zstd(headers: Headers) -> bool:
     """Whether Accept-Encoding names zstd, or anything, without refusing it (q=0)."""
     weights: dict[str, bool] = {}

@@ -71,12 +71,16 @@ async def submit(
     response_class=Response,
     responses={200: {"content": {GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
 )
-async def payload(ctx: Ctx, run_id: RunId, group_id: GroupId) -> Response:
-    """A group's bytes as they were submitted, while the store holds them: ready, leased, dead or among the examples."""
+async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) -> Response:
+    """A group's bytes as they were submitted, while the store holds them: ready, leased, dead or among the examples.
+
+    One that was submitted as zstd is sent so to who accepts it, else inflated.
+    """
     body = await ctx.store.payload(run_id, group_id)
     if body is None:
         raise errors.group_missing(run_id, group_id)
-    return Response(body, media_type=GROUP_MEDIA_TYPE)
+    body, headers = encoding.negotiated(body, request.headers, ctx.limits.max_body_bytes)
+    return Response(body, media_type=GROUP_MEDIA_TYPE, headers=headers)
 
 
 @router.get("")
