@@ -106,6 +106,21 @@ async def test_acked_groups_are_read_from_the_runs_folder(
         assert not [key async for key in redis.scan_iter(keys.payload(RUN, "*"))]
 
 
+async def test_what_waits_is_written_when_the_api_is_stopped(
+    redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
+) -> None:
+    await redis.set(keys.ARCHIVER, "another process", px=60_000)
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
+        loop = await loop_at(server)
+        for _ in range(20):
+            await loop.step(10, length=1000)
+        assert await redis.llen(keys.archive(RUN)) == 200
+        await redis.delete(keys.ARCHIVER)
+        server.stop()
+    assert await empty(redis)
+    assert ids(tmp_path) == [group.group_id for group in loop.sent]
+
+
 async def test_what_is_not_acked_is_not_archived(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:

@@ -113,6 +113,9 @@ async def test_one_group_is_sent_as_it_lies_to_who_accepts_that(
         plain = await http.get(f"{AT}/groups/{b}", headers={"Accept-Encoding": accepted})
         assert "content-encoding" not in plain.headers
         assert plain.content == groups[1].encode()
+    examples = (await http.get(f"{AT}/examples", params={"limit": 2})).json()
+    assert [example["group_id"] for example in examples] == [b, a]
+    assert examples[0]["rewards"] == examples[1]["rewards"]
 
 
 async def snapshot(redis: Redis) -> dict[bytes, bytes | None]:

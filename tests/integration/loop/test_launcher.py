@@ -16,7 +16,7 @@ import pytest
 from tests.support.held_out import exact_match
 from tests.support.stack import ROOT, Vllm
 
-from gristmill import Manifest, PolicyVersion
+from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer
@@ -53,6 +53,9 @@ def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
     rows = read_jsonl(tmp_path / "runs/quickstart/metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert (tmp_path / "runs/quickstart/model/tokenizer_config.json").exists()
+    assert len(list(read_rollouts(tmp_path / "runs/quickstart"))) == 3 * 16, (
+        "every group of the three steps is archived"
+    )
     for name in ("redis", "api", "env", "trainer"):
         assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
 

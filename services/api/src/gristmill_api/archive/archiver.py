@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ RECHECK_S = 2.0
 _BATCH_GROUPS, _BATCH_BYTES = 64, 16 << 20
 """What is written between two fsyncs."""
 _PAUSES_S = (0.2, 1.0, 3.0)
+_LAST_S = 5.0
 _OPEN_RUNS = 16
 """Runs whose newest segment is kept open."""
 
@@ -50,15 +53,19 @@ class Archiver:
         self._writers: OrderedDict[WaitingRun, RunWriter] = OrderedDict()
         self._failing: set[str] = set()
         self._stopping = asyncio.Event()
+        self._deadline = math.inf
 
     def stop(self) -> None:
-        """`run` returns once the groups in hand are written."""
+        """`run` returns once all that waits is written, after `_LAST_S` seconds at most and the groups in hand."""
+        self._deadline = time.monotonic() + _LAST_S
         self._stopping.set()
         self._changes.tell(keys.ARCHIVE_TOPIC)
 
     async def run(self) -> None:
         with self._changes.listening(keys.ARCHIVE_TOPIC) as woken:
-            while not self._stopping.is_set():
+            last = False
+            while not last:
+                last = self._stopping.is_set()
                 woken.clear()
                 try:
                     if await self._is_mine():
@@ -69,7 +76,8 @@ class Archiver:
                     # The task that watches Redis tells when it is away; what is left over is a defect.
                     if errors.from_redis(error) is None:
                         _LOG.error("archive: Redis refused a command of ours", exc_info=error)
-                await _wait(woken, RECHECK_S)
+                if not last:
+                    await _wait(woken, RECHECK_S)
         await self._close()
         with contextlib.suppress(RedisError):  # Then the lock runs out by itself.
             await self._queue.let_go()
@@ -83,13 +91,16 @@ class Archiver:
 
     async def _drain(self) -> None:
         for run in await self._queue.waiting():
-            while not self._stopping.is_set() and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
-                await self._queue.archived(run.run_id, await self._write(run, ids))
+            while time.monotonic() < self._deadline and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
+                settled = await self._write(run, ids)
+                if not settled:
+                    return
+                await self._queue.archived(run.run_id, settled)
                 if not await self._queue.keep():
                     return
 
     async def _write(self, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
-        """Of these ids, the first that are settled now: on disk, or given up."""
+        """Of these ids, the first that are settled now: on disk, or given up. None when told to stop meanwhile."""
         if self._runs_dir is None:
             _LOG.warning(line("archive", run=run.run_id, state="off", let_go=len(ids)))
             return ids

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
-from gristmill import MetricsRow, RunEvent, TrajectoryGroup
+from gristmill import MetricsRow, RunEvent, TrajectoryGroup, compression
 from gristmill_api.context import NAME_PATTERN, Body, Ctx, Name, RunId
 from gristmill_api.store import keys
 
@@ -115,7 +115,9 @@ async def events(
 @router.get("/examples")
 async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> list[Example]:
     """The groups submitted last, newest first; also those that were trained meanwhile."""
-    return [_example(TrajectoryGroup.decode(body)) for _, body in await ctx.store.journal.examples(run_id, limit)]
+    bodies = [body for _, body in await ctx.store.journal.examples(run_id, limit)]
+    plain = (compression.inflated(body, ctx.limits.max_body_bytes) for body in bodies)
+    return [_example(TrajectoryGroup.decode(body)) for body in plain]
 
 
 def _example(group: TrajectoryGroup) -> Example:
