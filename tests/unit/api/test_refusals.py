@@ -15,7 +15,8 @@ def test_every_status_of_errors_is_told() -> None:
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Refused"]
     statuses = {ast.literal_eval(call.args[1]) for call in made}
     assert len(made) > 10
-    assert statuses - {500} <= set(REFUSALS), "500 is a defect, and promised to nobody"
+    # 500 is a defect, and promised to nobody. 401 and 403 depend on the route: see test_guard.py.
+    assert statuses - {500, 401, 403} <= set(REFUSALS)
 
 
 def test_errors_have_the_shape_that_is_told() -> None:

@@ -16,17 +16,6 @@ _SCHEMES: Final = {
         "description": "The token as the password, with any user name: http://env:TOKEN@host:8000.",
     },
 }
-_ERROR: Final = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["code", "message", "remedy"],
-            "properties": {name: {"type": "string"} for name in ("code", "message", "remedy")},
-        }
-    },
-}
 _METHODS: Final = ("get", "post", "put", "delete")
 
 
@@ -63,4 +52,7 @@ def _describe(operation: dict[str, Any], need: Need, tokens: bool) -> None:
 
 
 def _answer(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    return {
+        "description": description,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}},
+    }

@@ -44,8 +44,6 @@ _RETRY_AFTER: Final = {
 
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     400: _told("The body cannot be read, or the group in it is no valid one. Nothing was stored."),
-    401: _told("No token came, or one that is not known."),
-    403: _told("The token's role may not do this."),
     404: _told("There is no such thing, or no run of this id."),
     409: _told("The run, the group or the batch is in a state that forbids it: read `code`."),
     410: _told("The permit or the lease ran out, and what it covered went to somebody else."),
@@ -55,4 +53,4 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     429: _told("The store is full. The same request may succeed later.", **_RETRY_AFTER),
     503: _told("Redis is away. The API recovers with it.", **_RETRY_AFTER),
 }
-"""For `APIRouter(responses=...)`: each route of the native API may answer so."""
+"""For `APIRouter(responses=...)`: each route of the native API may answer so. 401 and 403 are access/describe.py's."""
