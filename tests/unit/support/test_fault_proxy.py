@@ -1,0 +1,174 @@
+"""The proxy does what its faults say: the tests that lean on it would pass over a proxy that does nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.support.fault_proxy import Fault, FaultProxy, Way
+
+from local_processes import free_port
+
+
+class Echo:
+    """Sends back what it gets, and keeps it."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard = b""
+        self.pieces = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                end, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(end,), daemon=True).start()
+
+    def _serve(self, end: socket.socket) -> None:
+        with end:
+            try:
+                while data := end.recv(65536):
+                    self.heard += data
+                    self.pieces += 1
+                    end.sendall(data)
+            except OSError:
+                return  # the reset that a test asked for
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept() that waits in its thread
+        self._listener.close()
+
+    def has_heard(self, data: bytes) -> bool:
+        deadline = time.monotonic() + 5
+        while self.heard != data and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.heard == data
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    echo = Echo()
+    yield echo
+    echo.close()
+
+
+@pytest.fixture
+def proxy(echo: Echo) -> Iterator[FaultProxy]:
+    with FaultProxy(echo.port) as proxy:
+        yield proxy
+
+
+def connect(proxy: FaultProxy) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+
+
+def receive(end: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = end.recv(count - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def test_without_a_fault_bytes_pass(proxy: FaultProxy, echo: Echo) -> None:
+    with connect(proxy) as end:
+        end.sendall(b"x" * 300_000)
+        assert receive(end, 300_000) == b"x" * 300_000
+        assert proxy.passed("request") == proxy.passed("answer") == 300_000
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_request_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
+    with connect(proxy) as end, proxy.under(Fault(request=Way(reset_after=after))):
+        end.sendall(b"0123456789")
+        with pytest.raises(ConnectionResetError):
+            receive(end, 10)
+    assert echo.has_heard(b"0123456789"[:after])
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_an_answer_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
+    with connect(proxy) as end, proxy.under(Fault(answer=Way(reset_after=after))):
+        end.sendall(b"0123456789")
+        if after:
+            assert receive(end, after) == b"0123456789"[:after]
+        with pytest.raises(ConnectionResetError):
+            receive(end, 1)
+    assert echo.has_heard(b"0123456789"), "the request had come through"
+
+
+def test_resets_are_counted_and_end(proxy: FaultProxy) -> None:
+    proxy.set(Fault(answer=Way(reset_after=1), times=2))
+    for _ in range(2):
+        with connect(proxy) as end:
+            end.sendall(b"abc")
+            with pytest.raises(ConnectionResetError):
+                receive(end, 3)
+    assert proxy.resets == 2
+    with connect(proxy) as end:
+        end.sendall(b"abc")
+        assert receive(end, 3) == b"abc"
+
+
+def test_slices(proxy: FaultProxy, echo: Echo) -> None:
+    with connect(proxy) as end, proxy.under(Fault(request=Way(slice=2, delay_s=0.01))):
+        end.sendall(b"0123456789")
+        assert receive(end, 10) == b"0123456789"
+    assert echo.pieces == 5
+
+
+def test_latency(proxy: FaultProxy) -> None:
+    with connect(proxy) as end, proxy.under(Fault(request=Way(delay_s=0.1), answer=Way(delay_s=0.1))):
+        started = time.monotonic()
+        end.sendall(b"abc")
+        assert receive(end, 3) == b"abc"
+        assert time.monotonic() - started > 0.19
+
+
+def test_a_black_hole_says_nothing_and_its_connections_die_with_it(proxy: FaultProxy, echo: Echo) -> None:
+    with connect(proxy) as end:
+        with proxy.under(Fault(request=Way(swallow=True))):
+            end.sendall(b"abc")
+            end.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                end.recv(1)
+        with pytest.raises(ConnectionResetError):
+            end.recv(1)
+    assert echo.heard == b""
+
+
+def test_what_is_held_arrives_although_its_sender_is_gone(proxy: FaultProxy, echo: Echo) -> None:
+    with proxy.under(Fault(request=Way(hold=True))):
+        with connect(proxy) as end:
+            end.sendall(b"abc")
+            time.sleep(0.1)
+        assert echo.heard == b""
+    assert echo.has_heard(b"abc")
+
+
+def test_nobody_listens_until_it_is_healed(proxy: FaultProxy) -> None:
+    with connect(proxy) as open_before:
+        open_before.sendall(b"a")
+        assert receive(open_before, 1) == b"a"
+        with proxy.under(Fault(refuse=True)):
+            with pytest.raises(ConnectionResetError):
+                receive(open_before, 1)
+            with pytest.raises(ConnectionRefusedError):
+                connect(proxy)
+    with connect(proxy) as end:
+        end.sendall(b"a")
+        assert receive(end, 1) == b"a"
+
+
+def test_a_server_that_is_away_resets_the_client() -> None:
+    with FaultProxy(free_port()) as proxy, connect(proxy) as end, pytest.raises(ConnectionResetError):
+        receive(end, 1)
