@@ -154,9 +154,9 @@ class FaultProxy:
         if way.reset_after is not None:
             size = min(size, max(way.reset_after - link.passed[direction], 0))
         if size:
+            link.passed[direction] += size
             sink.write(data[:size])
             await sink.drain()
-            link.passed[direction] += size
         if way.reset_after is not None and fault is self._fault and link.passed[direction] >= way.reset_after:
             self._count_reset(fault)
             link.reset()

@@ -170,5 +170,5 @@ def test_nobody_listens_until_it_is_healed(proxy: FaultProxy) -> None:
 
 
 def test_a_server_that_is_away_resets_the_client() -> None:
-    with FaultProxy(free_port()) as proxy, connect(proxy) as end, pytest.raises(ConnectionResetError):
+    with FaultProxy(free_port()) as proxy, pytest.raises(ConnectionResetError), connect(proxy) as end:
         receive(end, 1)
