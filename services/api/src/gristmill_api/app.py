@@ -12,9 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 
 from fastapi import FastAPI
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from gristmill import logs
 from gristmill_api import access, answers
@@ -26,6 +23,7 @@ from gristmill_api.metrics import CountRequests, Metrics
 from gristmill_api.routes import native
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
+from gristmill_api.store.connection import connect
 from gristmill_api.watch import watch
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """The API over the Redis of `settings`. It starts, and answers 503, also while that Redis is away."""
-    context_redis = _redis(settings)
+    context_redis = connect(settings.redis_url, settings.redis_login)
     metrics = Metrics()
     store = Store(context_redis, settings.limits, archive=settings.archive_dir is not None)
     context = Context(settings.limits, store, Changes(), metrics)
@@ -41,7 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
-        listener = _redis(settings)
+        listener = connect(settings.redis_url, settings.redis_login)
         tasks = [
             asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis"),
             asyncio.create_task(access.tell_bind(settings.access), name="tell-bind"),
@@ -74,21 +72,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(native)
     # Atropos' protocol mounts here, at the root: see routes/__init__.py.
     return app
-
-
-def _redis(settings: Settings) -> Redis:
-    """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
-    the caller, who knows what is safe to repeat, that tries again."""
-    pool = BlockingConnectionPool.from_url(
-        settings.redis_url,
-        **settings.redis_login,
-        max_connections=64,
-        timeout=5,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        retry=Retry(NoBackoff(), 0),
-    )
-    return Redis.from_pool(pool)
 
 
 def _log_as_one() -> None:
