@@ -173,12 +173,10 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     async def _close(self) -> None:
-        await self._stop_listening()
-        for link in list(self._links):
-            link.reset()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await asyncio.sleep(0)
+        await self._set(Fault(refuse=True))
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        if serving:
+            await asyncio.wait(serving)
 
     def __enter__(self) -> FaultProxy:
         self._thread.start()

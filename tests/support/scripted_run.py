@@ -1,0 +1,27 @@
+"""What scripted environments and trainers agree on. A group's content follows from its row, so that whoever leases
+it can tell whether it is what was submitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.groups import make_group
+
+from gristmill import TrajectoryGroup
+
+GROUP_SIZE = 2
+ENV = {"dataset": "scripted"}
+
+
+def plan(steps: int, groups_per_step: int = 4, staleness: int = 2) -> dict[str, Any]:
+    """A trainer's half."""
+    return {
+        "batch_size": GROUP_SIZE * groups_per_step,
+        "gradient_accumulation_steps": 1,
+        "training_steps": steps,
+        "max_staleness": staleness,
+    }
+
+
+def expected_group(run_id: str, group_id: str) -> TrajectoryGroup:
+    return make_group(group_id, run_id, lengths=((3, 40), (3, 25)), seed=int(group_id[1:]))

@@ -1,0 +1,86 @@
+"""A trainer without weights: the trainer service's order of lease, step, checkpoint, ack and publish.
+
+Its weights are the list of the groups they were trained on. As a process:
+`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.support.scripted_run import expected_group, plan
+
+from gristmill import Client, PolicyVersion, RunState
+
+CHECKPOINT_INTERVAL = 3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int = 0
+    trained: list[str] = field(default_factory=list)
+    """Every group the weights were trained on, in order."""
+    covered: list[str] = field(default_factory=list)
+    """Those since the checkpoint before: the run's next trainer settles them."""
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def save(self, path: Path) -> None:
+        """Durable under its name, or not there at all."""
+        partial = path.with_suffix(".partial")
+        with partial.open("w") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+async def train(client: Client, run_id: str, path: Path, steps: int) -> None:
+    """Resume from the checkpoint at `path`; train to the end of the run."""
+    resumed = Checkpoint.load(path)
+    incarnation, record = await client.take(run_id, plan(steps), resumed.covered)
+    groups = record.groups_per_step
+    assert groups is not None
+    weights, step = list(resumed.trained), resumed.step
+    batches: list[str] = []
+    covered: list[str] = []
+    await client.record_version(run_id, PolicyVersion(incarnation, step))
+    while step < steps:
+        batch_id = f"{incarnation}.{step + 1}"
+        batch = await client.lease(run_id, incarnation, batch_id, groups, wait=1)
+        if batch is None:
+            continue
+        for group in batch:
+            assert group.encode() == expected_group(run_id, group.group_id).encode(), "not what was submitted"
+        assert len(batch) == groups
+        step += 1
+        batches.append(batch_id)
+        covered += [group.group_id for group in batch]
+        if step % CHECKPOINT_INTERVAL == 0 or step == steps:
+            weights += covered
+            Checkpoint(step, weights, covered).save(path)
+            await client.ack(run_id, incarnation, batches)
+            batches, covered = [], []
+        await client.record_version(run_id, PolicyVersion(incarnation, step))
+    assert (await client.finish(run_id, incarnation)).state is RunState.FINISHED
+
+
+async def _main(api: str, run_id: str, checkpoint: str, steps: str) -> None:
+    async with Client(api, patience=60, timeout=10) as client:
+        await train(client, run_id, Path(checkpoint), int(steps))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))
