@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from gristmill.logs import line
 from gristmill_api import errors
@@ -23,6 +24,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RedisError, _redis)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _defect)
 
 
@@ -68,6 +70,11 @@ def _methods(request: Request) -> set[str]:
     app: FastAPI = request.app
     path = getattr(request.scope.get("route"), "path", "")
     return {method.upper() for method in app.openapi()["paths"].get(path, ())}
+
+
+async def _gone(request: Request, error: Exception) -> JSONResponse:
+    """Nobody hears this; it is what is counted and logged."""
+    return await _refused(request, errors.client_gone())
 
 
 async def _defect(request: Request, error: Exception) -> JSONResponse:

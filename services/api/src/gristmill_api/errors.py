@@ -149,6 +149,10 @@ def bad_group(group_id: str, reason: str) -> Refused:
     return Refused("bad_group", 400, f"group {group_id!r}: {reason}.", "Nothing was stored.")
 
 
+def client_gone() -> Refused:
+    return Refused("client_gone", 400, "the client hung up in the middle of its request.", "Nothing was stored.")
+
+
 def media_type(found: str, wanted: str) -> Refused:
     return Refused("media_type", 415, f"a group's content type is {wanted}, not {found or 'unset'}.", "Set it.")
 

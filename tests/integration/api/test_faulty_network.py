@@ -1,0 +1,221 @@
+"""The network fails between client and API and between API and Redis; the run goes on by itself, nothing is lost
+and nothing is stored or trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from tests.support.api_server import ApiServer
+from tests.support.fault_proxy import Direction, Fault, FaultProxy, Way
+from tests.support.ledger import Ledger
+from tests.support.redis_server import RedisServer
+from tests.support.scripted_env import serve
+from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
+from tests.support.scripted_trainer import Checkpoint, train
+
+from gristmill import ApiError, Client, PolicyVersion
+
+RUN = "run-1"
+STEPS, GROUPS = 12, 48
+
+
+@dataclass
+class Chain:
+    """client -> `before_api` -> API -> `before_redis` -> Redis."""
+
+    before_api: FaultProxy
+    before_redis: FaultProxy
+    api: ApiServer
+    seen: list[int] = field(default_factory=list)
+    """Status of every answer that a client got."""
+
+    def link(self, name: str) -> FaultProxy:
+        return self.before_api if name == "client-api" else self.before_redis
+
+    def client(self) -> Client:
+        """The SDK's client through the proxy, impatient with a silent API."""
+        client = Client(f"http://127.0.0.1:{self.before_api.port}", patience=30, timeout=1.5)
+
+        async def keep(answer: httpx.Response) -> None:
+            self.seen.append(answer.status_code)
+
+        client._http.event_hooks["response"].append(keep)
+        return client
+
+    def defects(self) -> int:
+        """Answers 500 that the API has given, also those that no client lived to see."""
+        lines = httpx.get(f"{self.api.url}/metrics").raise_for_status().text.splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if 'status="500"' in line and "_total" in line)
+
+
+@pytest.fixture(scope="module")
+def one_chain() -> Iterator[tuple[RedisServer, Chain]]:
+    with RedisServer() as server, FaultProxy(server.port) as before_redis:
+        # A silent Redis is given up after 1 s here, after 5 s by default.
+        url = f"redis://127.0.0.1:{before_redis.port}/0?socket_timeout=1&socket_connect_timeout=1"
+        with ApiServer(url, API_PERMIT_TTL_S="3") as api, FaultProxy(api.port) as before_api:
+            yield server, Chain(before_api, before_redis, api)
+
+
+@pytest.fixture
+def chain(one_chain: tuple[RedisServer, Chain]) -> Iterator[Chain]:
+    """A sound chain before an empty Redis; nothing in it is started again after a fault."""
+    server, chain = one_chain
+    with redis.Redis.from_url(server.url) as admin:
+        admin.flushall()
+    chain.seen.clear()
+    yield chain
+    chain.before_api.heal()
+    chain.before_redis.heal()
+    print(chain.api.log()[-8000:])  # noqa: T201  pytest shows it where a test fails
+
+
+LASTING = {
+    "latency": Fault(request=Way(delay_s=0.02), answer=Way(delay_s=0.02)),
+    "slicing": Fault(request=Way(slice=7), answer=Way(slice=7)),
+    "resets now and then": Fault(answer=Way(reset_after=20_000)),
+}
+"""Faults under which work goes on: they hold for the whole run."""
+
+PASSING = {
+    "requests reset": Fault(request=Way(reset_after=150), times=10),
+    "answers lost": Fault(answer=Way(reset_after=0), times=10),
+    "answers cut": Fault(answer=Way(reset_after=60), times=10),
+    "requests swallowed": Fault(request=Way(swallow=True)),
+    "answers swallowed": Fault(answer=Way(swallow=True)),
+    "requests come late": Fault(request=Way(hold=True)),
+    "answers come late": Fault(answer=Way(hold=True)),
+    "refused": Fault(refuse=True),
+}
+"""Faults that let nothing through: each strikes twice in the middle of the run and is over by itself or in 2 s."""
+
+
+@pytest.mark.parametrize("link", ["client-api", "api-redis"])
+@pytest.mark.parametrize("fault", [*LASTING, *PASSING])
+async def test_a_run_outlives_the_fault(chain: Chain, tmp_path: Path, link: str, fault: str) -> None:
+    proxy = chain.link(link)
+    before = chain.defects()
+    acknowledged: list[str] = []
+
+    def acknowledge(group_id: str) -> None:
+        acknowledged.append(group_id)
+        if fault in PASSING and len(acknowledged) in (10, 30):  # while groups are in all states
+            proxy.set(PASSING[fault])
+            asyncio.get_running_loop().call_later(2, proxy.heal)
+
+    async with chain.client() as env, chain.client() as trainer:
+        await env.create_run(RUN, ENV, GROUP_SIZE)
+        if fault in LASTING:
+            proxy.set(LASTING[fault])
+        async with asyncio.TaskGroup() as work:
+            for holder in ("env-1", "env-2"):
+                work.create_task(serve(env, RUN, holder, acknowledge))
+            work.create_task(train_on(trainer, tmp_path / "checkpoint"))
+        proxy.heal()
+        audit = await env.audit(RUN)
+
+    ledger = Ledger.of(acknowledged, Checkpoint.load(tmp_path / "checkpoint").trained, audit)
+    assert ledger.problems() == {}
+    assert len(ledger.lineage) == GROUPS
+    assert sorted(ledger.lineage) == audit.trained
+    assert [audit.ready, audit.leased, audit.outstanding] == [[], [], []]
+    assert set(chain.seen) <= {200, 201, 204, 503}
+    assert chain.defects() == before, chain.api.log()[-4000:]
+
+
+async def train_on(client: Client, checkpoint: Path) -> None:
+    """Train to the end; resume from the checkpoint when fenced off, as Compose starts a trainer again.
+
+    A take whose request came late, after its retry, fences off the very trainer that sent it.
+    """
+    while True:
+        try:
+            return await train(client, RUN, checkpoint, STEPS)
+        except ApiError as error:
+            if error.code != "fenced":
+                raise
+
+
+@pytest.mark.parametrize("link", ["client-api", "api-redis"])
+@pytest.mark.parametrize("direction", ["request", "answer"])
+async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction) -> None:
+    """Every verb of a run, its connection reset at every class of offsets: before the first byte, in the head, at the
+    head's end, in the body, before the last byte, after it."""
+    proxy = chain.link(link)
+    before = chain.defects()
+    ids: list[str] = []
+    step = 0
+
+    async with chain.client() as client:
+        await client.create_run(RUN, ENV, GROUP_SIZE)
+        incarnation, _ = await client.take(RUN, plan(1000, groups_per_step=3, staleness=100), [])
+        await client.record_version(RUN, PolicyVersion(incarnation, 0))
+
+        async def cycle(cuts: dict[str, Fault]) -> dict[str, int]:
+            """Three groups' way through the store, with faults by verb. Returns the verbs' bytes."""
+            nonlocal step
+            step += 1
+            sizes: dict[str, int] = {}
+
+            async def verb(name: str, call: Coroutine[Any, Any, Any]) -> Any:
+                fault = cuts.get(name)
+                proxy.set(fault or Fault())
+                answer = await call
+                assert proxy.resets or fault is None, f"{name} was not hit by {fault}"
+                sizes[name] = proxy.passed(direction)
+                return answer
+
+            grant = await verb("permits", client.permits(RUN, "env-1", 3, wait=0))
+            mine = [permit.group_id for permit in grant.permits]
+            assert len(mine) == 3
+            await verb("renew", client.renew_permits(RUN, "env-1", mine))
+            for group_id in mine:
+                await verb("submit", client.submit(expected_group(RUN, group_id), "env-1"))
+            batch_id = f"b{step}"
+            batch = await verb("lease", client.lease(RUN, incarnation, batch_id, 3, wait=1))
+            assert [group.encode() for group in batch] == [expected_group(RUN, group_id).encode() for group_id in mine]
+            assert await verb("extend", client.extend(RUN, incarnation, [batch_id])) == []
+            await verb("ack", client.ack(RUN, incarnation, [batch_id]))
+            await verb("version", client.record_version(RUN, PolicyVersion(incarnation, step)))
+            ids.extend(mine)
+            return sizes
+
+        sizes = await cycle({})
+        for name in sizes:
+            size = sizes[name]
+            for offset in sorted({0, 1, 17, size // 4, size // 2, 3 * size // 4, size - 1, size}):
+                way = Way(reset_after=offset)
+                fault = Fault(request=way, times=1) if direction == "request" else Fault(answer=way, times=1)
+                await cycle({name: fault})
+        proxy.heal()
+        await client.abandon_permits(RUN, "env-1")  # those of grants that got lost
+        audit = await client.audit(RUN)
+
+    assert audit.trained == sorted(ids)
+    assert [audit.ready, audit.leased, audit.dead, audit.dropped, audit.outstanding] == [[], [], [], {}, []]
+    assert len(set(ids)) == len(ids) == 3 * step
+    assert set(chain.seen) <= {200, 201, 204, 503}
+    assert chain.defects() == before, chain.api.log()[-4000:]
+
+
+@pytest.mark.parametrize("link", ["client-api", "api-redis"])
+async def test_a_silent_network_is_503_or_silence_and_recovers_at_once(chain: Chain, link: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=3) as http:
+        assert (await http.get("/readyz")).status_code == 200
+        with chain.link(link).under(Fault(answer=Way(swallow=True))):
+            for path in ("/readyz", "/v1/runs"):
+                if link == "api-redis":
+                    assert (await http.get(path)).status_code == 503
+                else:
+                    with pytest.raises(httpx.ReadTimeout):
+                        await http.get(path)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=3) as http:
+            for path in ("/readyz", "/v1/runs"):
+                assert (await http.get(path)).status_code == 200
