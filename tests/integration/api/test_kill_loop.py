@@ -1,0 +1,42 @@
+"""SIGKILL of everything, at random: every group is trained once, or queued, or leased; none is lost.
+
+`KILL_LOOP_SEED=7 pytest ...` repeats a run's schedule of kills, which a failure prints.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from tests.support.kill_loop import EVERYONE, KillLoop, Outcome
+
+SHORT, LONG = 6, 100
+
+
+def seed() -> int:
+    given = os.environ.get("KILL_LOOP_SEED")
+    return int(given) if given else random.SystemRandom().randrange(1 << 32)
+
+
+def loop(rounds: int) -> Outcome:
+    with KillLoop(rounds=rounds, seed=seed()) as kills:
+        outcome = kills.run()
+    print(outcome.text())  # noqa: T201  pytest shows it where a test fails, and with -rP
+    return outcome
+
+
+def check(outcome: Outcome) -> None:
+    assert outcome.ledger.problems() == {}, outcome.text()
+    assert outcome.ended_by_themselves == [], outcome.text()
+
+
+def test_kills_for_a_short_while() -> None:
+    check(loop(SHORT))
+
+
+@pytest.mark.long
+def test_kills_for_minutes() -> None:
+    outcome = loop(LONG)
+    check(outcome)
+    assert set(outcome.kills) == set(EVERYONE)

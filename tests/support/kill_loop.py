@@ -1,0 +1,180 @@
+"""A run under SIGKILL: Redis, the API, a trainer and environments die at random and are started again, as a
+container engine does it. At the end every group is looked for.
+
+The seed fixes who is killed when; how the processes meet in between is the machine's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.api_server import ApiServer
+from tests.support.ledger import Ledger
+from tests.support.redis_server import RedisServer
+from tests.support.scripted_run import ENV, GROUP_SIZE, plan
+from tests.support.scripted_trainer import Checkpoint
+
+from gristmill import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "run-1"
+STEPS = 1_000_000
+"""More than any loop does: the run is still open when it ends."""
+ENVS = ("env-1", "env-2")
+STUCK_S = 60
+EVERYONE = ("redis", "api", "trainer", *ENVS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    ledger: Ledger
+    seed: int
+    seconds: float
+    kills: dict[str, int]
+    ended_by_themselves: list[str]
+    """The last words of scripts that ended unasked. None may, while Redis keeps its promise."""
+
+    def text(self) -> str:
+        return f"seed {self.seed}, {self.seconds:.0f} s; kills: {self.kills}; groups: {self.ledger.counts()}"
+
+
+class KillLoop:
+    """A stack of real processes on loopback, and the one who kills them."""
+
+    def __init__(self, *, rounds: int, seed: int, victims: Sequence[str] = EVERYONE, redis: Sequence[str] = ()):
+        """`victims`: names in EVERYONE; `redis`: options of redis-server."""
+        self._rounds = rounds
+        self._seed = seed
+        self._victims = list(victims)
+        self._directory = tempfile.TemporaryDirectory(prefix="gristmill-kills-")
+        self._folder = Path(self._directory.name)
+        self._redis = RedisServer(*redis)
+        self._api = ApiServer(self._redis.url)
+        self._checkpoint = self._folder / "checkpoint.json"
+        at = (self._api.url, RUN)
+        trainer = Script(self._folder / "trainer.log", "trainer", *at, str(self._checkpoint), str(STEPS))
+        self._scripts = {"trainer": trainer}
+        self._records = [self._folder / name for name in ENVS]
+        for record in self._records:
+            self._scripts[record.name] = Script(record.with_suffix(".log"), "env", *at, record.name, str(record))
+        self._parts: dict[str, RedisServer | ApiServer | Script] = {
+            "redis": self._redis,
+            "api": self._api,
+            **self._scripts,
+        }
+
+    def run(self) -> Outcome:
+        rng = random.Random(self._seed)
+        kills: Counter[str] = Counter()
+        ended: list[str] = []
+        self._redis.start()
+        self._api.start()
+        asyncio.run(self._create_run())
+        for script in self._scripts.values():
+            script.start()
+        started = time.monotonic()
+        for _ in range(self._rounds):
+            ended += self._wait_for_progress()
+            time.sleep(rng.expovariate(1 / 0.4))
+            # Now and then several at once, up to everyone: a machine that is switched off.
+            count = rng.choice([1, 1, 1, 1, 2, len(self._victims)])
+            victims = rng.sample(self._victims, min(count, len(self._victims)))
+            for name in victims:
+                self._parts[name].kill()
+            kills.update(victims)
+            time.sleep(rng.choice([0, 0, 0.3]))
+            for name in rng.sample(victims, len(victims)):
+                self._parts[name].start()
+        ended += self._wait_for_progress()
+        seconds = time.monotonic() - started
+        for script in self._scripts.values():
+            script.kill()
+        return Outcome(asyncio.run(self._settle()), self._seed, seconds, dict(kills), ended)
+
+    def _wait_for_progress(self) -> list[str]:
+        """Until a new group was acknowledged and a new checkpoint written: nobody but the killer's victims were
+        started again. Returns the last words of scripts that ended by themselves meanwhile, which are started too."""
+        ended: list[str] = []
+        checkpoint, acknowledged = self._progress()
+        deadline = time.monotonic() + STUCK_S
+        while True:
+            now = self._progress()
+            if now[0] > checkpoint and now[1] > acknowledged:
+                return ended
+            for name, script in self._scripts.items():
+                if script.has_ended:
+                    ended.append(f"{name}: {script.last_words()}")
+                    script.start()
+            if time.monotonic() > deadline:
+                words = [f"{name}: {script.last_words()}" for name, script in self._scripts.items()]
+                raise AssertionError("\n".join([f"no progress for {STUCK_S} s", *words, self._api.log()[-4000:]]))
+            time.sleep(0.02)
+
+    def _progress(self) -> tuple[int, int]:
+        """When the newest checkpoint was written, and how much was acknowledged; told by the files' looks alone."""
+        looks = {path: path.stat() for path in (self._checkpoint, *self._records) if path.exists()}
+        written = looks[self._checkpoint].st_mtime_ns if self._checkpoint in looks else 0
+        return written, sum(look.st_size for path, look in looks.items() if path != self._checkpoint)
+
+    def _acknowledged(self) -> list[str]:
+        return [line for path in self._records if path.exists() for line in path.read_text().splitlines()]
+
+    async def _create_run(self) -> None:
+        async with Client(self._api.url) as client:
+            await client.create_run(RUN, ENV, GROUP_SIZE)
+
+    async def _settle(self) -> Ledger:
+        """A last trainer takes the run, as after any kill; then all accounts are compared."""
+        checkpoint = Checkpoint.load(self._checkpoint)
+        async with Client(self._api.url) as client:
+            await client.take(RUN, plan(STEPS), checkpoint.covered)
+            return Ledger.of(self._acknowledged(), checkpoint.trained, await client.audit(RUN))
+
+    def __enter__(self) -> KillLoop:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for script in self._scripts.values():
+            script.kill()
+        self._api.kill()
+        self._redis.kill()
+        self._directory.cleanup()
+
+
+class Script:
+    """tests/support/scripted_<name>.py as a process."""
+
+    def __init__(self, log: Path, name: str, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", f"tests.support.scripted_{name}", *arguments]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def last_words(self) -> str:
+        return self._log.read_text()[-2000:]
+
+    def start(self) -> None:
+        # The scripts import this repository's packages as this process does.
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, env=environ, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+            self._process = None
