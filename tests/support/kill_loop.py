@@ -52,9 +52,19 @@ class Outcome:
 class KillLoop:
     """A stack of real processes on loopback, and the one who kills them."""
 
-    def __init__(self, *, rounds: int, seed: int, victims: Sequence[str] = EVERYONE, redis: Sequence[str] = ()):
-        """`victims`: names in EVERYONE; `redis`: options of redis-server."""
+    def __init__(
+        self,
+        *,
+        rounds: int,
+        seed: int,
+        pause_s: float = 0.4,
+        victims: Sequence[str] = EVERYONE,
+        redis: Sequence[str] = (),
+    ) -> None:
+        """`pause_s`: mean time from when all is well to the next kill; `victims`: names in EVERYONE; `redis`: options
+        of redis-server."""
         self._rounds = rounds
+        self._pause_s = pause_s
         self._seed = seed
         self._victims = list(victims)
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-kills-")
@@ -86,7 +96,7 @@ class KillLoop:
         started = time.monotonic()
         for _ in range(self._rounds):
             ended += self._wait_for_progress()
-            time.sleep(rng.expovariate(1 / 0.4))
+            time.sleep(rng.expovariate(1 / self._pause_s))
             # Now and then several at once, up to everyone: a machine that is switched off.
             count = rng.choice([1, 1, 1, 1, 2, len(self._victims)])
             victims = rng.sample(self._victims, min(count, len(self._victims)))

@@ -14,7 +14,7 @@ from tests.support.scripted_run import expected_group
 
 from gristmill import ApiError, Client, Permit, RunState
 
-PERMITS = 4
+PERMITS = 8
 _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
 """Answers to a submit that mean: this row is another's by now. The environment service passes over them too."""
 

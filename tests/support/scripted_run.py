@@ -13,7 +13,7 @@ GROUP_SIZE = 2
 ENV = {"dataset": "scripted"}
 
 
-def plan(steps: int, groups_per_step: int = 4, staleness: int = 2) -> dict[str, Any]:
+def plan(steps: int, groups_per_step: int = 4, staleness: int = 8) -> dict[str, Any]:
     """A trainer's half."""
     return {
         "batch_size": GROUP_SIZE * groups_per_step,
