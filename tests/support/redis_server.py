@@ -25,6 +25,8 @@ PASSWORD = "of-the-api"
 
 def _bounded() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    # A test that limits the size of its files wants write(2) to fail, as on a full disk, and no signal.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 class RedisServer:
@@ -44,16 +46,26 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def folder(self) -> Path:
+        """Its data, unless an option says otherwise."""
+        return Path(self._directory.name)
+
+    @property
+    def has_ended(self) -> bool:
+        """It ended by itself. `start` starts it again."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None, "redis-server is not running"
         return self._process.pid
 
     def start(self) -> None:
         """Run the server and wait until it has loaded its file and answers."""
-        log = Path(self._directory.name) / "redis.log"
+        log = self.folder / "redis.log"
         self._process = subprocess.Popen(
             [
-                *redis_command(self.port, Path(self._directory.name)),
+                *redis_command(self.port, self.folder),
                 *("--aclfile", str(self._users), "--logfile", str(log), *self._options),
             ],
             stdout=subprocess.DEVNULL,
