@@ -6,7 +6,8 @@ import functools
 import re
 from dataclasses import dataclass
 
-_LABEL = re.compile(r"(\d+)\.(\d+)")
+_LABEL = re.compile(r"([0-9]{1,15})\.([0-9]{1,15})")
+"""No longer than what every reader, be it JSON's or Lua's doubles, holds exactly."""
 
 
 @dataclass(frozen=True, order=True)

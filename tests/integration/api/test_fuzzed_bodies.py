@@ -85,14 +85,16 @@ def _is_ours(body: bytes) -> bool:
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Door]:
-    with RedisServer() as server, redis.Redis.from_url(server.url) as store:
-        limits = {"API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600", "API_MAX_BODY_BYTES": str(MAX_BODY)}
-        with ApiServer(server.url, **limits) as api:
-            door = Door(api, store)
-            before = _peak_memory(api.pid)
-            yield door
-            assert _peak_memory(api.pid) - before < GROWTH
-            assert "Traceback" not in api.log()
+    with (
+        RedisServer() as server,
+        redis.Redis.from_url(server.url) as store,
+        ApiServer(server.url, API_MAX_BODY_BYTES=str(MAX_BODY), **under_way.LIMITS) as api,
+    ):
+        door = Door(api, store)
+        before = _peak_memory(api.pid)
+        yield door
+        assert _peak_memory(api.pid) - before < GROWTH
+        assert "Traceback" not in api.log()
 
 
 def _peak_memory(pid: int) -> int:

@@ -98,7 +98,15 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
     assert len((await http.get(f"{AT}/metrics/trainer", params={"limit": 1})).json()) == 1
     (row,) = (await http.get(f"{AT}/metrics/env-1")).json()
     assert row["values"] == {"reward": 0.5, "loss": "nan", "max": "-inf"}
-    for wrong in ({"step": -1}, {"values": {"loss": "x" * 300}}, {"values": {str(n): n for n in range(300)}}):
+    many = {str(number): number for number in range(200)}
+    for wrong in (
+        {"step": -1},
+        {"values": {"loss": "x" * 300}},
+        {"values": {"loss": True}},
+        {"values": {"": 1}},
+        {"values": {"a": many, "b": many}},
+        {"values": {**many, "a": many}},
+    ):
         row = {"source": "trainer", "step": 1, "values": {}, **wrong}
         assert code(await http.post(f"{AT}/metrics", json=row)) == (422, "bad_request")
     nan = await http.post(f"{AT}/metrics", content='{"source": "t", "step": 1, "values": {"loss": NaN}}')

@@ -29,7 +29,7 @@ from gristmill_api.app import app
 Request = Case[Any]
 
 _GROUPS: Final = [
-    *(under_way.TRAINED, under_way.LEASED, under_way.READY, under_way.DROPPED),
+    *(under_way.TRAINED, under_way.DEAD, under_way.LEASED, under_way.READY, under_way.DROPPED),
     *(under_way.HELD, under_way.HELD, under_way.GIVEN_BACK, under_way.GIVEN_BACK, "g00000099"),
 ]
 _BATCHES: Final = [under_way.ACKED_BATCH, under_way.LEASED_BATCH, "b2"]
@@ -43,9 +43,11 @@ _WORDS: Final[dict[str, list[Any]]] = {
     "batch_ids[*]": _BATCHES,
     "holder": [under_way.HOLDER, under_way.HOLDER, under_way.OTHER],
     "incarnation": [under_way.INCARNATION, under_way.INCARNATION, under_way.FENCED],
-    "groups": [1, 2, 3],
     "group_size": [2],
     "reason": ["abandoned", "too_long"],
+    "env_id": [under_way.HOLDER],
+    "source": ["trainer"],
+    "stack": ["default"],
 }
 """What a field is most of the time, so that a request gets past its first guard."""
 
@@ -83,7 +85,8 @@ schemathesis.openapi.media_type(
     GROUP_MEDIA_TYPE,
     st.one_of(st.sampled_from(_GROUPS).map(lambda name: make_group(name, RUN).encode()), st.binary(max_size=64)),
 )
-schema = schemathesis.openapi.from_dict(app.openapi(), config=_config())
+# The event stream has no end to wait for: test_journal_http.py has it.
+schema = schemathesis.openapi.from_dict(app.openapi(), config=_config()).exclude(path_regex=r"/events$")
 
 
 @schema.hook
@@ -96,9 +99,8 @@ def map_body(context: HookContext, body: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    """Long-polls end at once, and no permit or lease runs out."""
-    limits = {"API_MAX_WAIT_S": "0.01", "API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600"}
-    with ApiServer(shared_redis.url, **limits) as server:
+    """Long-polls end at once."""
+    with ApiServer(shared_redis.url, API_MAX_WAIT_S="0.01", **under_way.LIMITS) as server:
         yield server
 
 
@@ -131,7 +133,7 @@ def check(case: Request, api: ApiServer, seeded: Snapshot, session: requests.Ses
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_documented(
     case: Request, api: ApiServer, seeded: Snapshot, session: requests.Session, statuses: set[int]
 ) -> None:

@@ -13,8 +13,10 @@ from gristmill import GROUP_MEDIA_TYPE
 FINISHED = "run-0"
 HOLDER, OTHER = "env-1", "env-2"
 FENCED, INCARNATION = 1, 2
-TRAINED, LEASED, READY, DROPPED, HELD, GIVEN_BACK = (f"g{row:08d}" for row in (0, 1, 3, 5, 6, 7))
+TRAINED, DEAD, LEASED, READY, DROPPED, HELD, GIVEN_BACK = (f"g{row:08d}" for row in (0, 1, 2, 4, 6, 7, 8))
 ACKED_BATCH, LEASED_BATCH = "b0", "b1"
+LIMITS = {"API_MAX_ATTEMPTS": "1", "API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600", "API_ENV_TTL_S": "3600"}
+"""For the API: one delivery makes a dead letter, and nothing runs out while a test looks."""
 
 
 def put_under_way(url: str) -> None:
@@ -28,17 +30,32 @@ def put_under_way(url: str) -> None:
             taken = _post(http, f"{at}/take", trainer=trainer(staleness=3))
             assert taken["incarnation"] == incarnation
         _post(http, f"{at}/version", incarnation=INCARNATION, step=0)
-        permits = _post(http, f"{at}/permits", holder=HOLDER, count=8)["permits"]
-        for permit in permits[:5]:
+        _post(http, f"{at}/envs", env_id=HOLDER, weight=1.0, min_batch_allocation=0.5)
+        http.post(f"{at}/metrics", json={"source": "trainer", "step": 0, "values": {"loss": 1.0}}).raise_for_status()
+        permits = _post(http, f"{at}/permits", holder=HOLDER, count=9)["permits"]
+        for permit in permits[:6]:
             submit(http, permit["group_id"]).raise_for_status()
         trainer_side = {"incarnation": INCARNATION}
-        for batch_id, groups in ((ACKED_BATCH, 1), (LEASED_BATCH, 2)):
-            body = {**trainer_side, "batch_id": batch_id, "groups": groups}
-            http.post(f"{at}/lease", json=body).raise_for_status()
+
+        def lease(batch_id: str, groups: int) -> None:
+            http.post(f"{at}/lease", json={**trainer_side, "batch_id": batch_id, "groups": groups}).raise_for_status()
+
+        lease(ACKED_BATCH, 1)
         _post(http, f"{at}/ack", **trainer_side, batch_ids=[ACKED_BATCH])
+        lease("b-nacked", 1)
+        _post(http, f"{at}/nack", **trainer_side, batch_ids=["b-nacked"])
+        lease(LEASED_BATCH, 2)
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=DROPPED, reason="too_long")
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=GIVEN_BACK, reason="abandoned")
-        assert permits[6]["group_id"] == HELD
+        audit = http.get(f"{at}/groups").raise_for_status().json()
+        assert audit == {
+            "trained": [TRAINED],
+            "dead": [DEAD],
+            "leased": [LEASED, "g00000003"],
+            "ready": [READY, "g00000005"],
+            "dropped": {DROPPED: "too_long"},
+            "outstanding": [HELD],
+        }
 
 
 def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, Path, Request
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
 from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
@@ -45,7 +45,21 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A permit holder or a batch id: chosen by the client."""
 
 
-class Body(BaseModel):
-    """A JSON request body. An unknown field is an error: it is a misspelt one."""
+MAX_NUMBER: Final = 2**53
+"""Largest step or incarnation: what JSON, Lua and Prometheus hold exactly."""
 
-    model_config = ConfigDict(extra="forbid")
+
+class Body(BaseModel):
+    """A JSON request body. An unknown field is an error: it is a misspelt one. So is a value of another type than told:
+    true is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, given: Any) -> Any:
+        """In JSON 3.0 is a whole number too."""
+        if not isinstance(given, dict):
+            return given
+        whole = {name for name, value in given.items() if isinstance(value, float) and value.is_integer()}
+        return {name: int(value) if name in whole else value for name, value in given.items()}

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from gristmill import MetricsRow, RunEvent, TrajectoryGroup, compression
-from gristmill_api.context import NAME_PATTERN, Body, Ctx, Name, RunId
+from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Body, Ctx, Name, RunId
 from gristmill_api.store import keys
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
 
 MAX_VALUES = 256
-"""Metrics in one row."""
+"""Metrics in one row, those of nested groups too."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
 Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=256)]
+T = TypeVar("T")
+# Told as what no other name may be in: a pattern of names alone leaves the others open.
+ByName = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")], T],
+    Field(max_length=MAX_VALUES, json_schema_extra={"additionalProperties": False}),
+]
 Source = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 class Row(Body):
     source: Name
     """Who measured: "trainer", an environment's id."""
-    step: Annotated[int, Field(ge=0, le=2**53)]
-    values: Annotated[dict[str, Value | dict[str, Value]], Field(max_length=MAX_VALUES)]
+    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    values: ByName[Value | ByName[Value]]
     """Numbers and words by metric name."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Row:
+        count = sum(len(value) if isinstance(value, dict) else 1 for value in self.values.values())
+        if count > MAX_VALUES:
+            raise ValueError(f"a row has {MAX_VALUES} values at most, with those of its groups; this one has {count}")
+        return self
 
 
 class Example(BaseModel):
@@ -82,7 +95,7 @@ async def rows(
     ctx: Ctx,
     run_id: ExistingRun,
     source: Source,
-    after_step: Annotated[int, Query(ge=-1, le=2**53)] = -1,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> list[MetricsRow]:
     """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept."""

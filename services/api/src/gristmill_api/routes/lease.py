@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE, compression
 from gristmill.logs import line
 from gristmill_api import errors, framing
-from gristmill_api.context import Body, Context, Ctx, Name, RunId
+from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
 from gristmill_api.store import Amount, Leased, keys
 
 _LOG = logging.getLogger(__name__)
@@ -24,10 +24,16 @@ _PART_BYTES = 2 * 1024 * 1024
 """A batch is read from Redis and sent in parts of so many bytes: what one lease takes of the API's memory."""
 
 
+def _only(unit: str) -> dict[str, Any]:
+    return {"required": [unit], "properties": {unit: {"type": "integer"}}}
+
+
 class Lease(Body):
     """Ask for exactly one of `groups`, `sequences` and `tokens`."""
 
-    incarnation: Annotated[int, Field(ge=1)]
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only(unit) for unit in ("groups", "sequences", "tokens")]})
+
+    incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     batch_id: Name
     """Chosen by the trainer: the same id again, after a lost answer, is the same batch."""
     groups: Annotated[int, Field(ge=1, le=65536)] | None = None
@@ -60,7 +66,7 @@ class Lease(Body):
 
 
 class Batches(Body):
-    incarnation: Annotated[int, Field(ge=1)]
+    incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     batch_ids: list[Name]
 
 

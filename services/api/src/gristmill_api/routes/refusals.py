@@ -29,7 +29,10 @@ class Refusal(BaseModel):
 
 
 def _told(description: str, **more: Any) -> dict[str, Any]:
-    return {"model": Refusal, "description": description, **more}
+    # `model` brings the schema into the document; under a route that answers in another media type it would be told
+    # in that one.
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Refusal.__name__}"}}}
+    return {"model": Refusal, "content": content, "description": description, **more}
 
 
 _RETRY_AFTER: Final = {

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gristmill import RunRecord, RunStatus
 from gristmill.logs import line
-from gristmill_api.context import Body, Ctx, Id, Name, RunId
+from gristmill_api.context import MAX_NUMBER, Body, Ctx, Id, Name, RunId
 from gristmill_api.store import DEFAULT_STACK, keys
 
 _LOG = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ class Taken(Body):
 
 
 class Version(Body):
-    incarnation: Annotated[int, Field(ge=1)]
-    step: Annotated[int, Field(ge=0)]
+    incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 class Incarnation(Body):
-    incarnation: Annotated[int, Field(ge=1)]
+    incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 @router.post("/runs", responses={201: {"model": RunRecord}})

@@ -6,15 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from gristmill import PolicyVersion, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
 
 
 def canonical(settings: dict[str, Any]) -> str:
-    """JSON with sorted keys: equal settings are equal strings. Raises Refused (422) for NaN and infinity."""
+    """JSON with sorted keys: equal settings are equal strings. Raises Refused (422) for what no answer could tell
+    again: NaN and infinity, half a surrogate pair, more than some 200 levels."""
     try:
+        to_json([[[[settings]]]])  # An answer wraps them: a list of records at most.
         return json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.bad_request(f"settings must be plain JSON: {error}.") from error
 
 
