@@ -19,7 +19,7 @@ IN_SCRIPTS = """
     TIME PUBLISH EXISTS DEL UNLINK RENAME
     GET SET INCRBY DECRBY
     HGET HSET HSETNX HMGET HGETALL HDEL HEXISTS HINCRBY HKEYS HVALS HLEN
-    LLEN LPOP LPOS LPUSH LRANGE RPOP RPUSH
+    LLEN LPOP LPOS LPUSH LRANGE LREM RPOP RPUSH
     SADD SREM SISMEMBER SMEMBERS
     ZADD ZREM ZSCORE ZCARD ZCOUNT ZRANGE ZRANGEBYSCORE ZREMRANGEBYRANK ZREMRANGEBYSCORE ZPOPMIN
     XADD
@@ -32,13 +32,16 @@ BY_THE_STORE = """
 """
 """Commands that the API sends itself."""
 
+BY_THE_ARCHIVER = "SET GET DEL PEXPIRE LLEN LRANGE"
+"""Its lock, which is redis-py's, and its queue."""
+
 BY_METRICS = "INFO"
 """Memory in use and delayed fsyncs, for /metrics."""
 
 
 def commands() -> list[str]:
     """All of them once, in alphabetical order."""
-    return sorted({*IN_SCRIPTS.split(), *BY_THE_STORE.split(), *BY_METRICS.split()})
+    return sorted({*IN_SCRIPTS.split(), *BY_THE_STORE.split(), *BY_THE_ARCHIVER.split(), *BY_METRICS.split()})
 
 
 def users_acl(password: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import PASSWORD, RedisServer
 
-from gristmill import ApiError, Client, PolicyVersion
+from gristmill import ApiError, Client, PolicyVersion, read_rollouts
 
 
 @pytest.fixture
@@ -22,9 +23,10 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-async def test_a_run_from_its_beginning_to_its_deletion(server: RedisServer) -> None:
-    """Expiry of permits and leases, long-polls woken over pub/sub, a redelivery, an ack, the end."""
-    with ApiServer(server.api_url, API_LEASE_TTL_S="0.5", API_PERMIT_TTL_S="0.5") as api:
+async def test_a_run_from_its_beginning_to_its_deletion(server: RedisServer, tmp_path: Path) -> None:
+    """Expiry of permits and leases, long-polls woken over pub/sub, a redelivery, an ack, the archive, the end."""
+    environ = {"API_LEASE_TTL_S": "0.5", "API_PERMIT_TTL_S": "0.5", "GRISTMILL_RUNS_DIR": str(tmp_path)}
+    with ApiServer(server.api_url, **environ) as api:
         async with Client(api.url, patience=10) as client, httpx.AsyncClient(base_url=api.url) as http:
             opened = asyncio.create_task(client.open_run(wait=20))
             await client.create_run(RUN, {"dataset": "d"}, 2)
@@ -48,7 +50,9 @@ async def test_a_run_from_its_beginning_to_its_deletion(server: RedisServer) -> 
             for path in ("/metrics", "/v1/runs", f"/v1/runs/{RUN}/status", f"/v1/runs/{RUN}/groups"):
                 assert (await http.get(path)).status_code == 200, path
             await client.close_run(RUN)
-            assert (await http.delete(f"/v1/runs/{RUN}")).is_success
+            while (await http.delete(f"/v1/runs/{RUN}")).status_code == 409:  # noqa: ASYNC110  until it is archived
+                await asyncio.sleep(0.1)
+            assert [group.group_id for group in read_rollouts(tmp_path / RUN)] == [group.group_id for group in batch]
             with pytest.raises(ApiError, match="there is no run"):
                 await client.status(RUN)
     assert server.refused() <= {"client|setinfo", "config|get"}
