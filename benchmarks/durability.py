@@ -61,7 +61,7 @@ def _run(mode: str, rounds: int, seed: int) -> Outcome:
 
 @contextlib.contextmanager
 def _busy_disk() -> Iterator[None]:
-    """Write new files and fsync them, as checkpoints are, on the disk that Redis' file is on, while the context lasts."""
+    """Write new files and fsync them, as checkpoints are, on the disk of Redis' file, while the context lasts."""
     stop = threading.Event()
 
     def write() -> None:
