@@ -14,7 +14,7 @@ from types import FrameType
 from fastapi import FastAPI
 
 from gristmill import logs
-from gristmill_api import access, answers
+from gristmill_api import access, answers, atropos
 from gristmill_api.archive.archiver import Archiver
 from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
@@ -65,12 +65,13 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan)
     app.state.context = context
+    app.state.atropos = atropos.Door(context, settings.atropos_run, archive=settings.archive_dir is not None)
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
     access.install(app, settings.access)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
     app.include_router(native)
-    # Atropos' protocol mounts here, at the root: see routes/__init__.py.
+    app.include_router(atropos.router)
     return app
 
 

@@ -81,6 +81,15 @@ def no_permits(run_id: str) -> Refused:
     )
 
 
+def not_atropos(run_id: str) -> Refused:
+    return Refused(
+        "not_atropos",
+        409,
+        f"run {run_id!r}, which the API's root is bound to, is fed at /v1.",
+        "Set ATROPOS_RUN to another run id.",
+    )
+
+
 def env_missing(run_id: str, env_id: str) -> Refused:
     return Refused(
         "env_missing",

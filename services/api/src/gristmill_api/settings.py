@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,8 @@ class Settings:
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_password: str | None = field(default=None, repr=False)
     """From REDIS_PASSWORD_FILE, for a URL that holds none."""
+    atropos_run: str = "default"
+    """Id of the run that the root is bound to, where Atropos' protocol speaks."""
     limits: Limits = field(default_factory=Limits)
     access: AccessSettings = field(default_factory=AccessSettings)
     runs_dir: Path | None = None
@@ -68,11 +71,11 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, GRISTMILL_RUNS_DIR, the API_* limits and access. An
-        empty variable counts as unset.
+        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, ATROPOS_RUN, GRISTMILL_RUNS_DIR, the API_* limits and
+        access. An empty variable counts as unset.
 
-        Raises ConfigError for a limit that is no positive number, a URL that is not Redis', a variable whose name is
-        nearly that of one of ours, and what AccessSettings.read refuses.
+        Raises ConfigError for a limit that is no positive number, a URL that is not Redis', a run id that is none, a
+        variable whose name is nearly that of one of ours, and what AccessSettings.read refuses.
         """
         url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
         try:
@@ -89,9 +92,13 @@ class Settings:
             if near and name not in known:
                 raise ConfigError(f"environment variable {name} is not known; did you mean {near[0]}?")
         given = {limit: environ[name] for name, limit in names.items() if environ.get(name)}
+        run = environ.get("ATROPOS_RUN") or cls.atropos_run
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", run):
+            raise ConfigError(f"ATROPOS_RUN={run!r} is no run id: 1 to 64 letters, digits, '.', '_' or '-'.")
         return cls(
             redis_url=url,
             redis_password=_password(environ.get("REDIS_PASSWORD_FILE")),
+            atropos_run=run,
             limits=parse(Limits, given, "environment variables API_*"),
             access=AccessSettings.read(environ),
             runs_dir=Path(environ["GRISTMILL_RUNS_DIR"]) if environ.get("GRISTMILL_RUNS_DIR") else None,

@@ -10,8 +10,7 @@
     journal  /v1/runs/{run}/metrics, events, examples: what there is to look at
 
 `native` holds them all, and tells what each may refuse (refusals.py). Atropos' protocol speaks at the root (/register,
-/scored_data, /batch, ...) over the same store: its router is a module `atropos` here, included in `app.create_app`
-after `native`; the paths do not meet.
+/scored_data, /batch, ...) over the same store: see the package gristmill_api.atropos.
 """
 
 from fastapi import APIRouter

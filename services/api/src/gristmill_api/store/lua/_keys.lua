@@ -13,6 +13,7 @@
 --                         known); reason (why it is dead)
 --   payload:<id>  STRING  the group's bytes as received
 --   ready         ZSET    id -> seq: a group that comes back takes the place it had
+--   kinds         HASH    "<sequences> <env_id>" -> how many such groups are ready
 --   leased        HASH    id -> batch id
 --   dead          ZSET    id -> seq: dead letters, the newest 1024; payload kept
 --   trained       HASH    id -> digest: all that is left of an acked group; for audits and late retries of its submit
@@ -50,6 +51,7 @@
 local P = KEYS[1]
 local RECORD, COUNTERS = P .. 'record', P .. 'counters'
 local READY, LEASED, DEAD, TRAINED, ARCHIVE = P .. 'ready', P .. 'leased', P .. 'dead', P .. 'trained', P .. 'archive'
+local KINDS = P .. 'kinds'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
 local DROPPED, DROPS, TOMBS = P .. 'dropped', P .. 'drops', P .. 'tombs'

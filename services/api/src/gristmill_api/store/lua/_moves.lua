@@ -13,19 +13,26 @@ local function count(where, sequences, bytes, sign)
   redis.call('HINCRBY', COUNTERS, where .. '_bytes', sign * bytes)
 end
 
--- Take the group out of the state it is in. Returns the state, sequences, bytes.
+-- One ready group of this environment and size more or less: what a batch can be made of is known without a walk.
+local function tally(env_id, sequences, sign)
+  local kind = sequences .. ' ' .. env_id
+  if redis.call('HINCRBY', KINDS, kind, sign) == 0 then redis.call('HDEL', KINDS, kind) end
+end
+
+-- Take the group out of the state it is in. Returns the state, sequences, bytes, environment.
 local function leave(id)
-  local facts = redis.call('HMGET', group(id), 'sequences', 'bytes')
+  local facts = redis.call('HMGET', group(id), 'sequences', 'bytes', 'env_id')
   local where = 'dead'
   if redis.call('ZREM', READY, id) == 1 then
     where = 'ready'
+    tally(facts[3], facts[1], -1)
   elseif redis.call('HDEL', LEASED, id) == 1 then
     where = 'leased'
   else
     redis.call('ZREM', DEAD, id)
   end
   count(where, facts[1], facts[2], -1)
-  return where, facts[1], facts[2]
+  return where, facts[1], facts[2], facts[3]
 end
 
 -- A tombstone more, and the oldest goes when there are too many. Its permit is used up, so the group cannot come again.
@@ -60,6 +67,7 @@ local function admit(id, facts, body)
     'seq', seq, 'at', now(), 'attempts', 0)
   redis.call('ZADD', READY, seq, id)
   count('ready', facts.sequences, #body, 1)
+  tally(facts.env_id, facts.sequences, 1)
   redis.call('HINCRBY', COUNTERS, 'accepted', 1)
   redis.call('HINCRBY', COUNTERS, 'bytes', #body)
   redis.call('INCRBY', BYTES, #body)
@@ -104,9 +112,10 @@ local function lend(id, batch_id)
 end
 
 local function put_back(id)
-  local _, sequences, bytes = leave(id)
+  local _, sequences, bytes, env_id = leave(id)
   redis.call('ZADD', READY, redis.call('HGET', group(id), 'seq'), id)
   count('ready', sequences, bytes, 1)
+  tally(env_id, sequences, 1)
 end
 
 -- Forget a batch. Its groups forget it too: the trainer may use the name again.

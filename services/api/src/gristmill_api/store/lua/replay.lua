@@ -10,12 +10,10 @@ if ARGV[1] == 'all' then ids = redis.call('ZRANGE', DEAD, 0, -1) end
 local replayed = 0
 for _, id in ipairs(ids) do
   if redis.call('ZSCORE', DEAD, id) then
-    local _, sequences, bytes = leave(id)
-    redis.call('ZADD', READY, redis.call('HGET', group(id), 'seq'), id)
+    put_back(id)
     redis.call('HSET', group(id), 'attempts', 0)
     redis.call('HDEL', group(id), 'reason')
     redis.call('HINCRBY', COUNTERS, 'accepted', 1)
-    count('ready', sequences, bytes, 1)
     emit('replay', 'group', id)
     replayed = replayed + 1
   end

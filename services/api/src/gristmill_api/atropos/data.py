@@ -1,0 +1,140 @@
+"""Groups come in here, and the latest can be looked at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from gristmill.logs import line
+from gristmill_api.atropos import scored
+from gristmill_api.atropos.door import AtDoor, Door
+from gristmill_api.atropos.lengths import Mismatch
+from gristmill_api.atropos.messages import ScoredData
+from gristmill_api.atropos.queue import new_id
+from gristmill_api.atropos.scored import Irregular, Scored
+from gristmill_api.atropos.speech import AtroposRoute, Handler
+from gristmill_api.atropos.translate import as_json
+
+_LOG = logging.getLogger(__name__)
+
+_NO_EXAMPLE: dict[str, list[Any]] = {
+    name: []
+    for name in (
+        "tokens",
+        "masks",
+        "scores",
+        "advantages",
+        "ref_logprobs",
+        "generation_params",
+        "inference_logprobs",
+        "messages",
+        "images",
+    )
+}
+
+
+async def _received(door: Door, request: Request, group: Scored) -> Response:
+    (buffered,) = await _store(door, request, [group])
+    return JSONResponse({"status": "received"} if buffered is None else {"status": "buffered", "buffer_size": buffered})
+
+
+async def _received_list(door: Door, request: Request, groups: Sequence[Scored]) -> Response:
+    sizes = [size for size in await _store(door, request, groups) if size is not None]
+    answer: dict[str, Any] = {"status": "received", "groups_processed": len(groups)}
+    if sizes:
+        answer |= {"buffered": len(sizes), "last_buffer_size": sizes[-1]}
+    return JSONResponse(answer)
+
+
+class _OneRoute(AtroposRoute):
+    """The fast way first. A body that it cannot make sense of takes the slow way, which is FastAPI's."""
+
+    def handler(self) -> Handler:
+        return _fast(scored.read_one, _received, super().handler())
+
+
+class _ListRoute(AtroposRoute):
+    def handler(self) -> Handler:
+        return _fast(scored.read_list, _received_list, super().handler())
+
+
+def _fast(read: Callable[[bytes], Any], received: Callable[..., Any], slow: Handler) -> Handler:
+    async def handle(request: Request) -> Response:
+        body = await request.body()
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return await slow(request)
+        try:
+            groups = read(body)
+        except Irregular:
+            return await slow(request)
+        except Mismatch as error:
+            raise _invalid(error) from error
+        response: Response = await received(request.app.state.atropos, request, groups)
+        return response
+
+    return handle
+
+
+router = APIRouter(tags=["atropos"], route_class=AtroposRoute)
+_ones = APIRouter(route_class=_OneRoute)
+_lists = APIRouter(route_class=_ListRoute)
+
+
+@_ones.post("/scored_data", response_model=dict[str, Any])
+async def scored_data(door: AtDoor, request: Request, scored_data: ScoredData) -> Response:
+    """Store a group. One whose size is not its environment's waits in a buffer until some sum to that size."""
+    try:
+        group = scored.from_message(scored_data)
+    except Mismatch as error:
+        raise _invalid(error) from error
+    return await _received(door, request, group)
+
+
+@_lists.post("/scored_data_list", response_model=dict[str, Any])
+async def scored_data_list(door: AtDoor, request: Request, scored_data_list: list[ScoredData]) -> Response:
+    """Store groups, all of them or, when one is wrong or there is no room, none."""
+    groups: list[Scored] = []
+    for index, message in enumerate(scored_data_list):
+        try:
+            groups.append(scored.from_message(message))
+        except Mismatch as error:
+            raise _invalid(error, index) from error
+    return await _received_list(door, request, groups)
+
+
+@router.get("/latest_example", response_model=dict[str, Any])
+async def latest_example(door: AtDoor, request: Request) -> Response:
+    """The group that was queued last; it outlives its training and a reset."""
+    found = await door.patience.insist(door.queue.latest, request.is_disconnected)
+    if found is None:
+        return JSONResponse(_NO_EXAMPLE)
+    return Response(await as_json(found), media_type="application/json")
+
+
+router.include_router(_ones)
+router.include_router(_lists)
+
+
+async def _store(door: Door, request: Request, groups: Sequence[Scored]) -> list[int | None]:
+    receipt = new_id("receipt")
+    size = sum(len(group.text) for group in groups)
+    sizes = await door.patience.insist(lambda: door.queue.submit(receipt, groups), request.is_disconnected, size)
+    for group, buffered in zip(groups, sizes, strict=True):
+        door.metrics.submits.labels("stored").inc()
+        state = "ready" if buffered is None else "buffered"
+        _LOG.info(
+            line("submit", run=door.queue.run_id, env=group.env_id, sequences=group.sequences, bytes=len(group.text),
+                 state=state)
+        )  # fmt: skip
+    return sizes
+
+
+def _invalid(mismatch: Mismatch, *at: int) -> RequestValidationError:
+    """As FastAPI would say it."""
+    told = {"type": "value_error", "loc": ("body", *at, *mismatch.where), "msg": f"Value error, {mismatch}"}
+    return RequestValidationError([told])

@@ -1,0 +1,72 @@
+"""What an environment hears of itself and of the others: how much to generate next to them, and how much is waiting."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+MIN_WEIGHT: Final = 0.01
+"""No environment is starved altogether."""
+
+
+@dataclass(frozen=True)
+class EnvFacts:
+    """What an environment registered with."""
+
+    max_context_len: int
+    weight: float
+
+    def to_json(self) -> str:
+        return json.dumps([self.max_context_len, self.weight], allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> EnvFacts:
+        return cls(*json.loads(text))
+
+
+@dataclass(frozen=True)
+class EnvView:
+    """One environment among those that are connected, and the queue."""
+
+    number: int
+    step: int
+    batch_size: int
+    """Sequences."""
+    group_size: int
+    """Its own: as registered, or the largest of its groups that is ready."""
+    own: EnvFacts
+    connected: Sequence[EnvFacts]
+    shares: Mapping[str, float]
+    """min_batch_allocation of the connected environments that have one, by number."""
+    ready: Sequence[tuple[str, int, int]]
+    """(environment, sequences a group, how many groups) of all that is ready."""
+
+
+def status(env: EnvView) -> dict[str, int | float]:
+    """The answer of /status-env, key by key as Atropos computes it."""
+    total = sum(facts.max_context_len * max(0.0, facts.weight) for facts in env.connected)
+    weight = env.own.max_context_len * env.own.weight / total if total else 0.0
+    largest = max([1, *(size for _, size, _ in env.ready)])
+    sequences: defaultdict[str, int] = defaultdict(int)
+    for name, size, count in env.ready:
+        sequences[name] += size * count
+    own = sequences.pop(str(env.number), 0)
+    group_size = env.group_size or 1
+    # Of the others' groups counts what their shares leave; while all groups have one sequence, nothing does.
+    others = 0
+    if largest > 1:
+        for name, found in sequences.items():
+            kept = int(env.batch_size * env.shares[name]) if name in env.shares else 0
+            others += max(0, math.ceil(found / largest) * largest - kept)
+    return {
+        "current_step": env.step,
+        "queue_size": (own + others) // group_size,
+        "unallocated_fraction": 1.0 - min(sum(env.shares.values()), 1.0),
+        "self_queue_size": own // group_size,
+        "max_group_size": largest,
+        "env_weight": max(MIN_WEIGHT, weight),
+    }

@@ -1,0 +1,45 @@
+"""Requests that come gzipped."""
+
+from __future__ import annotations
+
+import asyncio
+
+from isal import igzip_lib, isal_zlib
+
+from gristmill_api import errors
+
+_BAD: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # its stub says an instance
+_GZIP = 16 + isal_zlib.MAX_WBITS
+_IN_LOOP = 64 * 1024
+"""Bytes that are inflated at once; more, in a thread, so that other requests go on meanwhile."""
+
+
+class InvalidGzip(ValueError):
+    """Not gzip, or cut short."""
+
+
+async def inflated(body: bytes, limit: int) -> bytes:
+    """The body of a request with Content-Encoding gzip. Raises InvalidGzip, and Refused (413) beyond `limit` bytes."""
+    if len(body) <= _IN_LOOP:
+        return _inflate(body, limit)
+    return await asyncio.to_thread(_inflate, body, limit)
+
+
+def _inflate(body: bytes, limit: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit + 1
+    # A gzip file is one member or several; zero bytes after them are padding. An empty body is an empty body.
+    while body:
+        member = isal_zlib.decompressobj(wbits=_GZIP)
+        try:
+            part = member.decompress(body, room)
+        except _BAD as error:
+            raise InvalidGzip(str(error)) from error
+        parts.append(part)
+        room -= len(part)
+        if room <= 0:
+            raise errors.too_large(limit)
+        if not member.eof:
+            raise InvalidGzip("the body ends in the middle")
+        body = member.unused_data.lstrip(b"\0")
+    return b"".join(parts)

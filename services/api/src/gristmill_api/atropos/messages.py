@@ -1,0 +1,76 @@
+"""The bodies of Atropos' requests, as lax as its own server reads them: "1" is 1, unknown keys are ignored.
+
+FastAPI turns what does not fit into Atropos' 422 `{"detail": [...]}`, word for word. Groups take a faster way first
+(scored.py) and come here only when that one stumbles.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, field_validator
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Registration(BaseModel):
+    """A trainer's."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    """Sequences a batch, exactly."""
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
+
+
+class RegisterEnv(BaseModel):
+    max_token_length: int
+    desired_name: str
+    weight: Finite
+    group_size: int
+    min_batch_allocation: Finite | None = None
+    """Share of every batch that must come from this environment."""
+
+
+class EnvIdentifier(BaseModel):
+    env_id: int
+
+
+class ScoredData(BaseModel):
+    """One group: G sequences with their scores. Fields by sequence have G entries, fields by token one a token."""
+
+    tokens: list[list[int]]
+    masks: list[list[int]]
+    """By token: the token's id where it is trained on, -100 elsewhere."""
+    scores: list[float]
+    advantages: list[list[float]] | None = None
+    ref_logprobs: list[list[float]] | None = None
+    messages: list[list[dict[str, Any]]] | None = None
+    generation_params: dict[str, Any] | None = None
+    inference_logprobs: list[list[float]] | None = None
+    """By token: 1.0, which no log-probability is, where the token was not sampled."""
+    overrides: list[dict[Any, Any]] | None = None
+    group_overrides: dict[Any, Any] | None = None
+    images: Any | None = None
+    env_id: int | None = None
+    distill_token_ids: list[list[list[int]]] | None = None
+    distill_logprobs: list[list[list[float]]] | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _role_and_content(cls, messages: Any) -> Any:
+        for conversation in messages or ():
+            if not isinstance(conversation, list):
+                return messages  # the type check that follows says it better
+            for message in conversation:
+                if isinstance(message, dict | str) and not ("role" in message and "content" in message):
+                    raise ValueError("Message must have 'role' and 'content' fields")
+        return messages
+
+
+KEYS = tuple(ScoredData.model_fields)
+"""The 14 keys of a group in a batch, all of them always there."""

@@ -1,0 +1,80 @@
+"""The store is full, or away: Atropos' clients drop data on 4xx and give up after three 5xx, so they wait here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from redis.exceptions import RedisError
+
+from gristmill_api import errors
+from gristmill_api.context import Context
+from gristmill_api.errors import Refused
+from gristmill_api.store import keys
+
+T = TypeVar("T")
+
+MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
+"""Of bodies that wait at one time; who comes beyond hears 503 at once."""
+
+
+class Patience:
+    """Repeats what a full or absent store refused, for API_MAX_WAIT_S seconds at most. It must be safe to repeat."""
+
+    def __init__(self, ctx: Context, run_id: str) -> None:
+        self._ctx = ctx
+        self._topic = keys.ready_topic(run_id)
+        self._waiting_bytes = 0
+
+    async def insist(
+        self, attempt: Callable[[], Awaitable[T]], gone: Callable[[], Awaitable[bool]], size: int = 0
+    ) -> T:
+        """`attempt`'s result. Raises Refused (503) when the wait was in vain, or `gone()`: nobody wants it any more.
+        `size`: bytes held meanwhile."""
+        try:
+            return await attempt()
+        except (RedisError, Refused) as error:
+            refused = _passing(error)
+        if self._waiting_bytes + size > MAX_WAITING_BYTES:
+            raise _busy(refused)
+        self._waiting_bytes += size
+        try:
+            return await self._repeat(attempt, gone, refused)
+        finally:
+            self._waiting_bytes -= size
+
+    async def _repeat(
+        self, attempt: Callable[[], Awaitable[T]], gone: Callable[[], Awaitable[bool]], refused: Refused
+    ) -> T:
+        first = True
+
+        async def again() -> tuple[T] | None:
+            nonlocal first, refused
+            if first:
+                first = False
+                return None
+            try:
+                return (await attempt(),)
+            except (RedisError, Refused) as error:
+                refused = _passing(error)
+                return None
+
+        wait = self._ctx.wait(self._ctx.limits.max_wait_s)
+        result = await self._ctx.changes.poll(self._topic, again, wait, gone)
+        if result is None:
+            raise _busy(refused)
+        return result[0]
+
+
+def _passing(error: RedisError | Refused) -> Refused:
+    """What may pass by waiting. Anything else is raised again."""
+    refused = errors.from_redis(error) if isinstance(error, RedisError) else error
+    if refused is None or refused.code not in ("store_full", "store_unavailable"):
+        raise error
+    return refused
+
+
+def _busy(refused: Refused) -> Refused:
+    busy = Refused(refused.code, 503, refused.message, refused.remedy)
+    busy.retry_after = refused.retry_after
+    return busy

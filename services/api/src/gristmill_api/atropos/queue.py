@@ -1,0 +1,212 @@
+"""The store as Atropos' clients see it: a class with one method a verb, each a Lua script store/lua/atropos_*.lua."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gristmill import Protocol
+from gristmill_api import errors
+from gristmill_api.atropos.figures import EnvFacts, EnvView
+from gristmill_api.atropos.messages import RegisterEnv, Registration
+from gristmill_api.atropos.scored import Scored
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store, keys
+from gristmill_api.store.records import pairs, text
+
+DELIVERY_TTL_S: Final = 30.0
+"""A batch whose sending is not heard of for so long goes back to the queue: the API that sent it is dead."""
+_RECEIPT_TTL_MS: Final = 600_000
+_RESET_CHUNK: Final = 256
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What the trainer registered, and how far it is."""
+
+    registration: dict[str, str]
+    step: int
+    queued: int
+    """Ready groups."""
+
+
+@dataclass(frozen=True)
+class NewEnv:
+    number: int
+    namesakes: int
+    """Environments that registered under its name before."""
+    trainer: dict[str, str]
+    """The registration, and `step`."""
+
+
+@dataclass(frozen=True)
+class Lent:
+    group_id: str
+    size: int
+    """Bytes as stored."""
+
+
+class Queue:
+    """One run, which opens with its first use. Methods raise as those of Store do."""
+
+    def __init__(self, store: Store, limits: Limits, run_id: str, *, archive: bool = False) -> None:
+        self.run_id: Final = run_id
+        self._store = store
+        self._limits = limits
+        self._archive = "1" if archive else ""
+
+    async def register(self, registration: Registration) -> None:
+        """Say what the run is, unless a trainer is registered already."""
+        fields = [item for name, value in registration.model_dump().items() for item in (name, str(value))]
+        await self._write("atropos_register", registration.starting_step, *fields)
+
+    async def register_env(self, env: RegisterEnv) -> NewEnv | None:
+        """None: the trainer has not asked for a batch yet."""
+        facts = EnvFacts(env.max_token_length, env.weight).to_json()
+        share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
+        status, *rest = await self._write("atropos_register_env", env.desired_name, env.group_size, share, facts)
+        if status == "WAIT":
+            return None
+        number, namesakes, trainer = rest
+        return NewEnv(number, namesakes, _texts(trainer))
+
+    async def disconnect(self, number: int) -> bool:
+        """False: no such environment."""
+        status, *_ = await self._run("atropos_disconnect", number)
+        return bool(status == "OK")
+
+    async def trainer(self) -> Trainer | None:
+        """None: nobody registered since the last reset."""
+        _, queued, fields = await self._run("atropos_trainer")
+        if not fields:
+            return None
+        registration = _texts(fields)
+        return Trainer(registration, int(registration["step"]), queued)
+
+    async def env(self, number: int) -> EnvView | None:
+        """What the status of an environment is computed from. None: no such environment."""
+        status, *rest = await self._run("atropos_status_env", number, self._silence_ms)
+        if status != "OK":
+            return None
+        step, batch_size, group_size, own, connected, shares, kinds = rest
+        return EnvView(
+            number=number,
+            step=int(step),
+            batch_size=int(batch_size),
+            group_size=int(group_size),
+            own=EnvFacts.from_json(own),
+            connected=[EnvFacts.from_json(facts) for facts in connected],
+            shares={text(name): float(share) for name, share in zip(shares[::2], shares[1::2], strict=True)},
+            ready=[_kind(kind, count) for kind, count in zip(kinds[::2], kinds[1::2], strict=True)],
+        )
+
+    async def submit(self, receipt: str, groups: Sequence[Scored]) -> list[int | None]:
+        """Store groups, all or none. For each None when it is in the queue, or how many sequences its environment's
+        buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same."""
+        arguments: list[str | bytes | int] = []
+        for group in groups:
+            arguments += (
+                group.sequences,
+                group.tokens,
+                "" if group.env_id is None else group.env_id,
+                group.text,
+            )
+        status, *rest = await self._write(
+            "atropos_submit",
+            receipt,
+            _RECEIPT_TTL_MS,
+            self._limits.max_stored_bytes,
+            self._limits.max_run_bytes,
+            self._limits.max_run_groups,
+            *arguments,
+        )
+        if status == "FULL":
+            raise errors.store_full(f"{int(rest[0])} bytes are stored of {self._limits.max_stored_bytes}.")
+        if status == "RUN_FULL":
+            raise errors.run_full(self.run_id, int(rest[0]), int(rest[1]))
+        return [None if size < 0 else size for size in rest[0]]
+
+    async def lend(self, batch_id: str) -> tuple[list[Lent] | None, int] | None:
+        """The next batch, None inside while it is not full; and how many groups were set aside on the way.
+        None: no trainer is registered."""
+        ttl, attempts = _ms(DELIVERY_TTL_S), self._limits.max_attempts
+        status, *rest = await self._run("atropos_batch", batch_id, ttl, attempts, self._silence_ms)
+        if status in ("MISSING", "UNREGISTERED"):
+            return None
+        set_aside, *groups = rest
+        if status == "NONE":
+            return None, set_aside
+        lent = [Lent(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
+        return lent, set_aside
+
+    async def extend(self, batch_id: str) -> bool:
+        """Keep a batch that is being sent. False: it is lost."""
+        status, *_ = await self._run("atropos_extend", batch_id, _ms(DELIVERY_TTL_S))
+        return bool(status == "OK")
+
+    async def ack(self, batch_id: str) -> bool:
+        """The batch was sent whole. False: its lease had run out and its groups went on."""
+        status, *_ = await self._run("atropos_ack", batch_id, self._archive)
+        return bool(status != "LOST")
+
+    async def give_back(self, batch_id: str) -> None:
+        await self._run("atropos_give_back", batch_id)
+
+    async def payload(self, group_id: str) -> bytes | None:
+        return await self._store.payload(self.run_id, group_id)
+
+    async def latest(self) -> bytes | None:
+        """The group that was queued last, whatever became of it."""
+        found = await self._store.journal.examples(self.run_id, 1)
+        return found[0][1] if found else None
+
+    async def reset(self) -> None:
+        """Forget the registrations and drop what is queued."""
+        last: Any = ""
+        left = 1
+        while left:
+            status, *rest = await self._run("atropos_reset", last, _RESET_CHUNK)
+            if status == "MISSING":
+                return
+            last, left = rest
+
+    @property
+    def _silence_ms(self) -> int:
+        return _ms(self._limits.env_ttl_s)
+
+    async def _run(self, script: str, *args: str | bytes | int) -> list[Any]:
+        status, *rest = await self._store.scripts.run(script, keys.prefix(self.run_id), *args)
+        return [text(status), *rest]
+
+    async def _write(self, script: str, *args: str | bytes | int) -> list[Any]:
+        """A script that needs the run: it is opened when it is not there."""
+        reply = await self._run(script, *args)
+        if reply[0] == "MISSING":
+            await self._store.create_run(self.run_id, {}, 1, stack=None, protocol=Protocol.ATROPOS)
+            reply = await self._run(script, *args)
+        if reply[0] == "FINISHED":
+            raise errors.finished(self.run_id)
+        if reply[0] == "PROTOCOL":
+            raise errors.not_atropos(self.run_id)
+        return reply
+
+
+def new_id(kind: str) -> str:
+    """A batch id or a receipt that nobody else has."""
+    return f"{kind}:{uuid.uuid4().hex}"
+
+
+def _kind(kind: bytes, count: bytes) -> tuple[str, int, int]:
+    """From "<sequences> <env_id>"."""
+    sequences, _, env_id = text(kind).partition(" ")
+    return env_id, int(sequences), int(count)
+
+
+def _texts(flat: Sequence[bytes]) -> dict[str, str]:
+    return {name: text(value) for name, value in pairs(flat).items()}
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

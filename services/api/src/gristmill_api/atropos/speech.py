@@ -1,0 +1,88 @@
+"""How the root talks: gzip both ways, and errors in the shapes that Atropos' clients know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+
+from gristmill.logs import line
+from gristmill_api import errors
+from gristmill_api.atropos.deflate import deflate
+from gristmill_api.atropos.inflate import InvalidGzip, inflated
+from gristmill_api.errors import Refused
+
+_LOG = logging.getLogger(__name__)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Plain(Request):
+    """A request whose body was inflated."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+
+
+class AtroposRoute(APIRoute):
+    """A route of the root."""
+
+    def handler(self) -> Handler:
+        """What answers a request that came, or was made, plain."""
+        return super().get_route_handler()
+
+    def get_route_handler(self) -> Any:
+        handler = self.handler()
+
+        async def speak(request: Request) -> Response:
+            try:
+                return await deflate(request, await handler(await _plain(request)))
+            except InvalidGzip:
+                return PlainTextResponse("Invalid gzip payload", 400)
+            except RequestValidationError as error:
+                return await _invalid(request, error)
+            except HTTPException as error:
+                if not isinstance(error.__cause__, Refused):  # FastAPI wraps what reading a body raised
+                    return JSONResponse({"detail": error.detail}, error.status_code)
+                return _refused(request, error.__cause__)
+            except Refused as error:
+                return _refused(request, error)
+            except RedisError as error:
+                refused = errors.from_redis(error)
+                if refused is None:
+                    raise
+                return _refused(request, refused)
+
+        return speak
+
+
+async def _plain(request: Request) -> Request:
+    if "gzip" not in request.headers.get("content-encoding", "").lower():
+        return request
+    limit = request.app.state.context.limits.max_body_bytes
+    return Plain(request, await inflated(await request.body(), limit))
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    try:
+        return await request_validation_exception_handler(request, error)
+    except ValueError:  # it quotes a NaN, which JSON has not
+        detail = [{key: told[key] for key in ("type", "loc", "msg")} for told in error.errors()]
+        return JSONResponse({"detail": detail}, 422)
+
+
+def _refused(request: Request, refused: Refused) -> Response:
+    _LOG.warning(
+        line("refused", request=f"{request.method} {request.url.path}", code=refused.code, why=refused.message)
+    )
+    # Whatever it is: it is not the data's fault, and a 429 would make its sender drop it.
+    status = 503 if refused.status == 429 else refused.status
+    return JSONResponse({"detail": f"{refused.message} {refused.remedy}"}, status, refused.headers())

@@ -1,0 +1,216 @@
+"""Between Atropos' JSON and the binary group of /v1, so that either door hands out what came in by the other.
+
+Values that one side has and the other has not:
+
+    masks                 the token's id where trained, -100 elsewhere   <->  the mask
+    inference_logprobs    1.0 where not sampled                          <->  logprobs, 0 where not trained
+    overrides (one a sequence), group_overrides                          <->  overrides = {"sequences", "group"}
+    generation_params     temperature, top_p, max_tokens                 <->  sampling
+    images, and what else generation_params has                          <->  meta
+    distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0
+    policy version        JSON has none: stamped when the group was received
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill.group import F32, I32, Bool
+from gristmill_api.atropos.messages import KEYS
+
+NOT_TRAINED: Final = -100
+NOT_SAMPLED: Final = 1.0
+_PADDING: Final = -1
+
+
+class _Scored(msgspec.Struct):
+    """A stored text. It was checked when it came."""
+
+    tokens: list[list[int]]
+    masks: list[list[int]]
+    scores: list[float]
+    advantages: list[list[float]] | None
+    ref_logprobs: list[list[float]] | None
+    messages: list[Any] | None
+    generation_params: dict[str, Any] | None
+    inference_logprobs: list[list[float]] | None
+    overrides: list[dict[str, Any]] | None
+    group_overrides: dict[str, Any] | None
+    images: Any
+    env_id: int | None
+    distill_token_ids: list[list[list[int]]] | None
+    distill_logprobs: list[list[list[float]]] | None
+
+
+_DECODER = msgspec.json.Decoder(_Scored)
+
+
+def is_json(payload: bytes) -> bool:
+    """Whether a stored group is Atropos' JSON; else it is msgpack, of which no map begins so."""
+    return payload[:1] == b"{"
+
+
+async def as_json(payload: bytes) -> bytes:
+    """A stored group as Atropos' clients read it."""
+    return payload if is_json(payload) else await asyncio.to_thread(to_json, TrajectoryGroup.decode(payload))
+
+
+def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
+    """Atropos' JSON as a binary group. `version`: the weights that were served when it came.
+
+    Sequences of which no token is trained are left out: they carry no gradient, and /v1 knows no such sequence.
+    Raises GroupError for a group that /v1 cannot say: no inference_logprobs, or none for a trained token, token ids
+    below zero, empty sequences, nothing trained at all.
+    """
+    try:
+        scored = _DECODER.decode(text)
+        return _group(scored, group_id, run_id, row, version)
+    except (msgspec.DecodeError, OverflowError) as error:  # a token id beyond 32 bits, half a surrogate pair
+        raise GroupError(f"it has no binary form: {error}") from error
+
+
+def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
+    if not scored.inference_logprobs:
+        raise GroupError("it has no inference_logprobs, without which a trainer cannot weigh its tokens")
+    masks = [np.array(mask, np.int64) != NOT_TRAINED for mask in scored.masks]
+    kept = [index for index, mask in enumerate(masks) if mask.any()]
+    if not kept:
+        raise GroupError("no token of it is trained (every mask is -100)")
+    mask = np.concatenate([masks[index] for index in kept])
+    logprobs = _flat(scored.inference_logprobs, kept)
+    lengths = np.array([len(scored.tokens[index]) for index in kept], np.int32)
+    params = dict(scored.generation_params or {})
+    return TrajectoryGroup(
+        group_id=group_id,
+        run_id=run_id,
+        env_id="atropos" if scored.env_id is None else f"atropos-{scored.env_id}",
+        row=row,
+        lengths=lengths,
+        tokens=np.concatenate([np.array(scored.tokens[index], np.int32) for index in kept]),
+        logprobs=np.where(mask, logprobs, np.float32(0)),
+        mask=mask,
+        rewards=np.array([scored.scores[index] for index in kept], np.float32),
+        reward_parts={},
+        finish_reasons=["stop"] * len(kept),
+        sampling=_sampling(params, int(lengths.max())),
+        versions=[[VersionSpan(version, 0, _completion(masks[index]))] for index in kept],
+        advantages=_optional(scored.advantages, kept),
+        ref_logprobs=_optional(scored.ref_logprobs, kept),
+        distill_ids=_padded(scored.distill_token_ids, kept, _PADDING, np.int32),
+        distill_logprobs=_padded(scored.distill_logprobs, kept, 0.0, np.float32),
+        overrides=_overrides(scored, kept),
+        messages=_of(scored.messages, kept),
+        meta={
+            name: value
+            for name, value in (("generation_params", params or None), ("images", scored.images))
+            if value is not None
+        },
+    )
+
+
+def to_json(group: TrajectoryGroup) -> bytes:
+    """A binary group as Atropos' JSON, all 14 keys."""
+    ends = np.cumsum(group.lengths)[:-1]
+
+    def by_sequence(flat: npt.NDArray[Any] | None) -> list[Any] | None:
+        return None if flat is None else [part.tolist() for part in np.split(flat, ends)]
+
+    overrides = group.overrides or {}
+    sampling = {
+        "temperature": group.sampling.temperature,
+        "top_p": group.sampling.top_p,
+        "max_tokens": group.sampling.max_tokens,
+    }
+    values: dict[str, Any] = {
+        **dict.fromkeys(KEYS),
+        "tokens": by_sequence(group.tokens),
+        "masks": by_sequence(np.where(group.mask, group.tokens, NOT_TRAINED)),
+        "scores": group.rewards.tolist(),
+        "advantages": by_sequence(group.advantages),
+        "ref_logprobs": by_sequence(group.ref_logprobs),
+        "messages": group.messages,
+        "generation_params": group.meta.get("generation_params", sampling),
+        "inference_logprobs": by_sequence(np.where(group.mask, group.logprobs, np.float32(NOT_SAMPLED))),
+        "overrides": overrides.get("sequences"),
+        "group_overrides": overrides.get("group"),
+        "images": group.meta.get("images"),
+        "env_id": _number(group.env_id),
+        "distill_token_ids": _unpadded(group.distill_ids, group.distill_ids, group),
+        "distill_logprobs": _unpadded(group.distill_logprobs, group.distill_ids, group),
+    }
+    return msgspec.json.encode(values)
+
+
+def _flat(rows: Sequence[Sequence[float]], kept: Sequence[int]) -> F32:
+    return np.concatenate([np.array(rows[index], np.float32) for index in kept])
+
+
+def _optional(rows: Sequence[Sequence[float]] | None, kept: Sequence[int]) -> F32 | None:
+    return _flat(rows, kept) if rows else None
+
+
+def _of(values: Sequence[Any] | None, kept: Sequence[int]) -> list[Any] | None:
+    """Those of the sequences kept. A list that is shorter than the group cannot be told whose it is, and stays."""
+    return [values[index] for index in kept] if values and len(values) > kept[-1] else list(values or ()) or None
+
+
+def _overrides(scored: _Scored, kept: Sequence[int]) -> dict[str, Any] | None:
+    found = {"sequences": _of(scored.overrides, kept), "group": scored.group_overrides or None}
+    return {name: value for name, value in found.items() if value is not None} or None
+
+
+def _sampling(params: dict[str, Any], longest: int) -> SamplingParams:
+    """What generation_params tells, by the names that OpenAI's clients use."""
+
+    def number(name: str, default: float) -> float:
+        value = params.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    return SamplingParams(
+        temperature=number("temperature", 1.0) or 1.0,
+        top_p=number("top_p", 1.0),
+        max_tokens=int(number("max_tokens", longest)),
+    )
+
+
+def _completion(mask: Bool) -> int:
+    """Tokens from the first that is trained to the sequence's end."""
+    return len(mask) - int(mask.argmax())
+
+
+def _padded(
+    rows: Sequence[Sequence[Sequence[float]]] | None, kept: Sequence[int], padding: float, dtype: type[Any]
+) -> Any:
+    """i32|f32[N*K], K the widest position."""
+    if not rows:
+        return None
+    positions = [position for index in kept for position in rows[index]]
+    width = max(map(len, positions), default=0)
+    flat = np.full((len(positions), width), padding, dtype)
+    for row, position in zip(flat, positions, strict=True):
+        row[: len(position)] = position
+    return flat.reshape(-1)
+
+
+def _unpadded(values: F32 | I32 | None, ids: I32 | None, group: TrajectoryGroup) -> list[Any] | None:
+    if values is None or ids is None:
+        return None
+    shape = (len(group.tokens), -1)
+    there = ids.reshape(shape) != _PADDING
+    rows = [row[found].tolist() for row, found in zip(values.reshape(shape), there, strict=True)]
+    starts = np.concatenate(([0], np.cumsum(group.lengths)))
+    return [rows[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def _number(env_id: str) -> int | None:
+    """The environment's number among Atropos' own."""
+    name, _, number = env_id.partition("-")
+    return int(number) if name == "atropos" and number.isdecimal() else None

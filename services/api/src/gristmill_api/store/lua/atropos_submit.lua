@@ -1,0 +1,114 @@
+#!lua
+-- include: _keys.lua
+-- include: _moves.lua
+-- include: _atropos.lua
+-- Store groups, all of them or none. A group whose size is not its environment's waits in a buffer until some of them
+-- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
+-- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, then for each group:
+--       sequences, tokens, environment's number or '', text
+-- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
+--  | {OK, a number a group: -1 received, else buffered with so many sequences left in the buffer}
+local id, ttl = ARGV[1], ARGV[2]
+local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local FIRST, FACTS = 6, 4
+-- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
+local MAX_PIECES = 64
+
+local told = redis.call('GET', receipt(id))
+if told then return {'OK', cjson.decode(told)} end
+local no = barred()
+if no then return no end
+local recorded = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
+local step, version = recorded[2] or '', '0.0'
+if recorded[1] then version = recorded[1] .. '.' .. recorded[2] end
+
+local bytes, groups = 0, (#ARGV - FIRST + 1) / FACTS
+for i = FIRST, #ARGV, FACTS do bytes = bytes + #ARGV[i + 3] end
+local all = tonumber(redis.call('GET', BYTES) or 0)
+if all + bytes > max_bytes then return {'FULL', tostring(all)} end
+local of_run = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
+local there = redis.call('ZCARD', READY) + redis.call('HLEN', LEASED) + redis.call('ZCARD', DEAD)
+  + redis.call('LLEN', ARCHIVE)
+if of_run + bytes > max_run_bytes or there + groups > max_run_groups then
+  return {'RUN_FULL', tostring(of_run), there}
+end
+
+local function enqueue(name, sequences, tokens, number, of_step, of_version, text)
+  admit(name, {digest = '', schema = 'atropos', raw_bytes = #text, sequences = sequences, tokens = tokens,
+    env_id = number, step = of_step}, text)
+  redis.call('HSET', group(name), 'version', of_version)
+end
+
+local function release(name, number)
+  local facts = unhold(name)
+  enqueue(name, facts[1], facts[2], number, facts[3], facts[4], facts[5])
+end
+
+-- Indices of pieces that sum to `target`: the first ones that fit, else any that do, the later the rather.
+local function summing(sizes, target)
+  local sum, chosen = 0, {}
+  for i, size in ipairs(sizes) do
+    if sum + size <= target then
+      sum = sum + size
+      chosen[i] = true
+      if sum == target then return chosen end
+    end
+  end
+  -- reach[i][j]: some of the first i pieces sum to j
+  local reach = {[0] = {[0] = true}}
+  for i, size in ipairs(sizes) do
+    reach[i] = {}
+    for j = 0, target do
+      reach[i][j] = reach[i - 1][j] or (j >= size and reach[i - 1][j - size]) or nil
+    end
+  end
+  if not reach[#sizes][target] then return nil end
+  chosen = {}
+  local left = target
+  for i = #sizes, 1, -1 do
+    if left >= sizes[i] and reach[i - 1][left - sizes[i]] then
+      chosen[i] = true
+      left = left - sizes[i]
+    end
+  end
+  return chosen
+end
+
+-- Hold a piece; release those that sum to the environment's group size now. Returns sequences left in the buffer.
+local function hold(name, number, target, sequences, tokens, text)
+  redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'step', step, 'version', version, 'text', text)
+  redis.call('HINCRBY', COUNTERS, 'bytes', #text)
+  redis.call('INCRBY', BYTES, #text)
+  redis.call('RPUSH', buffer(number), sequences .. ' ' .. name)
+  local pieces, sizes = redis.call('LRANGE', buffer(number), 0, -1), {}
+  for i, piece in ipairs(pieces) do sizes[i] = tonumber(string.match(piece, '^%d+')) end
+  local chosen = summing(sizes, target)
+  if not chosen and #pieces > MAX_PIECES then chosen = {true} end
+  local left = 0
+  for i, piece in ipairs(pieces) do
+    if chosen and chosen[i] then
+      redis.call('LREM', buffer(number), 1, piece)
+      release(string.match(piece, ' (.+)$'), number)
+    else
+      left = left + sizes[i]
+    end
+  end
+  return left
+end
+
+local answer, at = {}, now()
+for i = FIRST, #ARGV, FACTS do
+  local sequences, tokens, number, text = unpack(ARGV, i, i + FACTS - 1)
+  local name = string.format('a%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
+  local target = number ~= '' and redis.call('HGET', GROUP_SIZES, number)
+  if target then hear(number, at) end
+  -- A piece larger than the group size can be part of no sum.
+  if target and tonumber(sequences) < tonumber(target) then
+    answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, text)
+  else
+    enqueue(name, sequences, tokens, number, step, version, text)
+    answer[#answer + 1] = -1
+  end
+end
+redis.call('SET', receipt(id), cjson.encode(answer), 'PX', ttl)
+return {'OK', answer}
