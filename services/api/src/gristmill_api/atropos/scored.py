@@ -134,8 +134,10 @@ def from_message(group: ScoredData) -> Scored:
     lengths.check_finite(group)
     try:
         text = json.dumps(group.model_dump(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError as error:  # NaN, infinity or half a surrogate pair in a field of free form
-        raise lengths.Mismatch((), f"is no JSON that a client could read back: {error}") from error
+    except ValueError as error:  # in a field of free form
+        raise lengths.Mismatch(
+            (), "is nothing that JSON can say: it holds NaN, infinity or half a character"
+        ) from error
     return Scored(text, len(group.tokens), _depth_2(group.tokens), group.env_id)
 
 

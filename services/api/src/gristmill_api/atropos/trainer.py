@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.atropos.deflate import accepted
+from gristmill_api.atropos.deflate import MINIMUM_SIZE, accepted
 from gristmill_api.atropos.delivery import Delivery
 from gristmill_api.atropos.door import AtDoor
 from gristmill_api.atropos.messages import Registration
@@ -80,7 +80,8 @@ async def batch(door: AtDoor, request: Request) -> Response:
     first = await door.queue.payload(lent[0].group_id)
     if first is None:
         raise errors.lease_lost(door.queue.run_id, [batch_id])
-    return Delivery(door.deliveries, batch_id, lent, first, accepted(request))
+    gzip = accepted(request) and sum(group.size for group in lent) >= MINIMUM_SIZE
+    return Delivery(door.deliveries, batch_id, lent, first, gzip)
 
 
 @router.get("/reset_data", response_class=PlainTextResponse)

@@ -29,10 +29,11 @@ local function barred()
   return nil
 end
 
--- The environment lives. It asks ten times a second and every write is an fsync, so not each time is written down.
-local function hear(number, at)
+-- The environment lives. It asks ten times a second and every write is an fsync, so what was written down in the last
+-- `fresh` ms is good enough.
+local function hear(number, at, fresh)
   local last = redis.call('ZSCORE', HEARD, number)
-  if not last or at - last > 5000 then redis.call('ZADD', HEARD, at, number) end
+  if not last or at - last > fresh then redis.call('ZADD', HEARD, at, number) end
 end
 
 -- Numbers of the environments that count: connected, and heard from in the last `silence` ms. In order.

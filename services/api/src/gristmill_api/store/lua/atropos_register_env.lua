@@ -13,6 +13,6 @@ local number = redis.call('HLEN', NUMBERED)
 redis.call('HSET', NUMBERED, number, facts)
 redis.call('HSET', GROUP_SIZES, number, size)
 if share ~= '' then redis.call('HSET', MINIMA, number, share) end
-hear(number, now())
+hear(number, now(), 0)
 emit('register_env', 'env', number, 'name', name)
 return {'OK', number, redis.call('HINCRBY', NAMES, name, 1) - 1, redis.call('HGETALL', ATROPOS)}

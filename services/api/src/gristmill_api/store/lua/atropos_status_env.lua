@@ -9,8 +9,8 @@ local number = ARGV[1]
 
 local own = redis.call('HGET', NUMBERED, number)
 if not own then return {'UNKNOWN'} end
-local at = now()
-hear(number, at)
+local at, silence = now(), tonumber(ARGV[2])
+hear(number, at, silence / 10)
 local kinds = redis.call('HGETALL', KINDS)
 local size = tonumber(redis.call('HGET', GROUP_SIZES, number))
 local largest = size
@@ -20,7 +20,7 @@ for i = 1, #kinds, 2 do
 end
 if largest > size then redis.call('HSET', GROUP_SIZES, number, largest) end
 
-local connected, facts, shares = living(at, tonumber(ARGV[2])), {}, {}
+local connected, facts, shares = living(at, silence), {}, {}
 if #connected > 0 then
   facts = redis.call('HMGET', NUMBERED, unpack(connected))
   for i, share in ipairs(redis.call('HMGET', MINIMA, unpack(connected))) do

@@ -101,7 +101,7 @@ for i = FIRST, #ARGV, FACTS do
   local sequences, tokens, number, text = unpack(ARGV, i, i + FACTS - 1)
   local name = string.format('a%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
   local target = number ~= '' and redis.call('HGET', GROUP_SIZES, number)
-  if target then hear(number, at) end
+  if target then hear(number, at, 0) end
   -- A piece larger than the group size can be part of no sum.
   if target and tonumber(sequences) < tonumber(target) then
     answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, text)
