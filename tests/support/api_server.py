@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,21 @@ class ApiServer:
     """`uvicorn gristmill_api.app:app` on a free port. `environ`: more variables, such as API_LEASE_TTL_S."""
 
     def __init__(
-        self, redis_url: str, file_size: int | None = None, /, *, host: str = "127.0.0.1", **environ: str
+        self,
+        redis_url: str,
+        file_size: int | None = None,
+        door: socket.socket | None = None,
+        /,
+        *,
+        host: str = "127.0.0.1",
+        **environ: str,
     ) -> None:
-        """`file_size`: no file may grow past so many bytes; its writes fail then, as on a full disk."""
+        """`file_size`: no file may grow past so many bytes; its writes fail then, as on a full disk. `door`: a socket
+        that listens, which the server inherits: who comes while it is down waits there, as under systemd."""
         self._host = host
         self._file_size = file_size
-        self.port = free_port()
+        self._door = door
+        self.port: int = free_port() if door is None else door.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-api-")
@@ -44,8 +54,9 @@ class ApiServer:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
-                    *("--host", self._host, "--port", str(self.port)),
+                    *self._at(),
                 ],
+                pass_fds=() if self._door is None else (self._door.fileno(),),
                 env=self._environ,
                 stdout=log,
                 stderr=log,
@@ -60,6 +71,11 @@ class ApiServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the API did not start:\n{self.log()[-4000:]}") from error
                 time.sleep(0.05)
+
+    def _at(self) -> list[str]:
+        if self._door is not None:
+            return ["--fd", str(self._door.fileno())]
+        return ["--host", self._host, "--port", str(self.port)]
 
     def _bound(self) -> None:
         if self._file_size is not None:

@@ -123,7 +123,14 @@ router.include_router(_lists)
 async def _store(door: Door, request: Request, groups: Sequence[Scored]) -> list[int | None]:
     receipt = new_id("receipt")
     size = sum(len(group.text) for group in groups)
-    sizes = await door.patience.insist(lambda: door.queue.submit(receipt, groups), request.is_disconnected, size)
+    again = False
+
+    async def submit() -> list[int | None]:
+        nonlocal again
+        this_time, again = again, True
+        return await door.queue.submit(receipt, groups, again=this_time)
+
+    sizes = await door.patience.insist(submit, request.is_disconnected, size)
     for group, buffered in zip(groups, sizes, strict=True):
         door.metrics.submits.labels("stored").inc()
         state = "ready" if buffered is None else "buffered"

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gristmill.logs import line
-from gristmill_api import errors
 from gristmill_api.atropos.deflate import Deflater
 from gristmill_api.atropos.patience import Patience
 from gristmill_api.atropos.queue import DELIVERY_TTL_S, Lent, Queue
@@ -26,6 +25,8 @@ from gristmill_api.errors import Refused
 
 _LOG = logging.getLogger(__name__)
 _SETTLE_S = 5.0
+_PART_BYTES = 2 * 1024 * 1024
+"""Small groups are read and sent together."""
 
 
 class Deliveries:
@@ -68,10 +69,12 @@ async def _never() -> bool:
 
 
 class Delivery(Response):
-    """The answer {"batch": [...]}, one group in memory at a time."""
+    """The answer {"batch": [...]}, two parts in memory at a time."""
 
-    def __init__(self, deliveries: Deliveries, batch_id: str, lent: Sequence[Lent], first: bytes, gzip: bool) -> None:
-        """`first`: the first group's bytes, read before the answer starts: a Redis gone by then is a clean 503."""
+    def __init__(
+        self, deliveries: Deliveries, batch_id: str, lent: Sequence[Lent], first: Sequence[bytes], gzip: bool
+    ) -> None:
+        """`first`: the bodies of the first part, read before the answer starts: a Redis gone by then is a clean 503."""
         self._deliveries = deliveries
         self._queue = deliveries.queue
         self._batch_id = batch_id
@@ -116,27 +119,36 @@ class Delivery(Response):
             yield deflater.end()
 
     async def _texts(self) -> AsyncGenerator[bytes, None]:
-        """The answer's JSON. The next group is read from Redis while one is sent."""
-        reading: asyncio.Task[bytes | None] | None = None
-        try:
-            for index in range(len(self._lent)):
-                body = self._first if reading is None else await reading
-                if body is None:
-                    raise errors.lease_lost(self._queue.run_id, [self._batch_id])
-                if index + 1 < len(self._lent):
-                    reading = asyncio.create_task(self._queue.payload(self._lent[index + 1].group_id))
-                yield b"," if index else b'{"batch":['
-                yield await as_json(body)
-            yield b"]}"
-        finally:
-            if reading is not None:
+        """The answer's JSON. The next part is read from Redis while one is sent."""
+        _, *others = parts(self._lent)
+        bodies, before = self._first, b'{"batch":['
+        while bodies:
+            reading = asyncio.create_task(self._queue.payloads(self._batch_id, others.pop(0) if others else ()))
+            try:
+                yield before + b",".join([await as_json(body) for body in bodies])
+                before, bodies = b",", await reading
+            finally:
                 reading.cancel()
+        yield b"]}"
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(DELIVERY_TTL_S / 3)
             with contextlib.suppress(RedisError):  # the next turn tries again
                 await self._queue.extend(self._batch_id)
+
+
+def parts(lent: Sequence[Lent]) -> list[list[Lent]]:
+    """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
+    cut: list[list[Lent]] = []
+    room = 0
+    for group in lent:
+        if not cut or group.size > room:
+            cut.append([])
+            room = _PART_BYTES
+        cut[-1].append(group)
+        room -= group.size
+    return cut
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -1,35 +1,17 @@
-"""What must agree inside a group. Atropos checks none of it; a batch that holds NaN fails there when it is drawn."""
+"""What must agree inside a group. Atropos checks none of it, and a batch that holds NaN fails when it is drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from gristmill_api.atropos.messages import ScoredData
 
-class Values(Protocol):
-    """A group's decoded values: scored.py's own, or a `ScoredData`."""
-
-    @property
-    def tokens(self) -> list[list[int]]: ...
-    @property
-    def masks(self) -> list[list[int]]: ...
-    @property
-    def scores(self) -> list[float]: ...
-    @property
-    def advantages(self) -> list[list[float]] | None: ...
-    @property
-    def ref_logprobs(self) -> list[list[float]] | None: ...
-    @property
-    def inference_logprobs(self) -> list[list[float]] | None: ...
-    @property
-    def messages(self) -> Sequence[Any] | None: ...
-    @property
-    def overrides(self) -> Sequence[Any] | None: ...
-    @property
-    def distill_token_ids(self) -> list[list[list[int]]] | None: ...
-    @property
-    def distill_logprobs(self) -> list[list[list[float]]] | None: ...
+BY_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
+"""Fields with a number a token."""
+_DISTILLED = ("distill_token_ids", "distill_logprobs")
 
 
 class Mismatch(ValueError):
@@ -40,30 +22,41 @@ class Mismatch(ValueError):
         self.where = where
 
 
-def check(group: Values) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """How much a group holds of everything."""
+
+    rows: Mapping[str, Sequence[int]]
+    """Of the fields BY_TOKEN: entries a sequence. An optional field that is not there has none."""
+    scores: int
+    messages: int = 0
+    overrides: int = 0
+    distilled: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """Of distill_token_ids and distill_logprobs: entries a position a sequence."""
+
+
+def check(shape: Shape) -> None:
     """Raises Mismatch for the first thing wrong. An optional list may be empty, as BaseEnv sends what it has not;
     `messages` and `overrides` may be shorter than the group, as BaseEnv sends what only some sequences have."""
-    lengths = [len(sequence) for sequence in group.tokens]
+    lengths = shape.rows["tokens"]
     if not lengths:
         raise Mismatch(("tokens",), "a group needs at least one sequence")
-    _same(("masks",), len(group.masks), len(lengths), "sequences")
-    _same(("scores",), len(group.scores), len(lengths), "sequences")
-    _each(("masks",), group.masks, lengths)
-    for name in ("messages", "overrides"):
-        found = len(getattr(group, name) or ())
+    _same(("masks",), len(shape.rows["masks"]), len(lengths), "sequences")
+    _same(("scores",), shape.scores, len(lengths), "sequences")
+    for name, found in (("messages", shape.messages), ("overrides", shape.overrides)):
         if found > len(lengths):
             raise Mismatch((name,), f"has {found} entries for {len(lengths)} sequences")
-    for name in ("advantages", "ref_logprobs", "inference_logprobs", "distill_token_ids", "distill_logprobs"):
-        values = getattr(group, name)
-        if values:
-            _same((name,), len(values), len(lengths), "sequences")
-            _each((name,), values, lengths)
-    if group.distill_token_ids and group.distill_logprobs:
-        for index, (rows, wanted) in enumerate(zip(group.distill_logprobs, group.distill_token_ids, strict=True)):
-            _each(("distill_logprobs", index), rows, [len(ids) for ids in wanted], "distill_token_ids")
+    for name, rows in shape.rows.items():
+        if rows:
+            _each((name,), rows, lengths, "sequences", "tokens")
+    for name in _DISTILLED:
+        positions = [len(rows) for rows in shape.distilled.get(name, ())]
+        if positions:
+            _each((name,), positions, lengths, "sequences", "tokens")
+    _side_by_side(shape.distilled)
 
 
-def check_finite(group: Values) -> None:
+def check_finite(group: ScoredData) -> None:
     """Raises Mismatch for NaN and infinity. JSON has neither, but Python reads them from it and writes them into it."""
     _finite(("scores",), group.scores)
     for name in ("advantages", "ref_logprobs", "inference_logprobs"):
@@ -74,11 +67,22 @@ def check_finite(group: Values) -> None:
             _finite(("distill_logprobs", index, position), row)
 
 
-def _each(
-    where: tuple[str | int, ...], rows: Sequence[Sequence[Any]], lengths: Sequence[int], unit: str = "tokens"
-) -> None:
-    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        _same((*where, index), len(row), length, unit)
+def sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:
+    return [len(row) for row in matrix or ()]
+
+
+def _side_by_side(distilled: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    """The teacher's ids and log-probabilities: as many of these as of those, at each position."""
+    ids, logprobs = (distilled.get(name, ()) for name in _DISTILLED)
+    if ids and logprobs:
+        for index, (found, wanted) in enumerate(zip(logprobs, ids, strict=True)):
+            _each(("distill_logprobs", index), found, wanted, "positions", "distill_token_ids")
+
+
+def _each(where: tuple[str | int, ...], found: Sequence[int], wanted: Sequence[int], outer: str, inner: str) -> None:
+    _same(where, len(found), len(wanted), outer)
+    for index, (row, length) in enumerate(zip(found, wanted, strict=True)):
+        _same((*where, index), row, length, inner)
 
 
 def _same(where: tuple[str | int, ...], found: int, wanted: int, unit: str) -> None:

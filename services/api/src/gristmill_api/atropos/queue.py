@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from gristmill_api.store.records import pairs, text
 DELIVERY_TTL_S: Final = 30.0
 """A batch whose sending is not heard of for so long goes back to the queue: the API that sent it is dead."""
 _RECEIPT_TTL_MS: Final = 600_000
+_SENT_TTL_MS: Final = 60_000
 _RESET_CHUNK: Final = 256
 
 
@@ -102,26 +103,30 @@ class Queue:
             ready=[_kind(kind, count) for kind, count in zip(kinds[::2], kinds[1::2], strict=True)],
         )
 
-    async def submit(self, receipt: str, groups: Sequence[Scored]) -> list[int | None]:
+    async def submit(self, receipt: str, groups: Sequence[Scored], *, again: bool = False) -> list[int | None]:
         """Store groups, all or none. For each None when it is in the queue, or how many sequences its environment's
-        buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same."""
+        buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same. `again`:
+        it was refused for want of room, so ask for room first."""
+        sent: dict[str, bytes] = {}
         arguments: list[str | bytes | int] = []
-        for group in groups:
-            arguments += (
-                group.sequences,
-                group.tokens,
-                "" if group.env_id is None else group.env_id,
-                group.text,
-            )
-        status, *rest = await self._write(
-            "atropos_submit",
-            receipt,
-            _RECEIPT_TTL_MS,
-            self._limits.max_stored_bytes,
-            self._limits.max_run_bytes,
-            self._limits.max_run_groups,
-            *arguments,
-        )
+        for index, group in enumerate(groups):
+            key = f"{keys.prefix(self.run_id)}atropos:sent:{receipt}:{index}"
+            sent[key] = group.text
+            arguments += (group.sequences, group.tokens, "" if group.env_id is None else group.env_id, key)
+
+        limits = self._limits
+        bounds = limits.max_stored_bytes, limits.max_run_bytes, limits.max_run_groups, sum(map(len, sent.values()))
+        arguments = [receipt, _RECEIPT_TTL_MS, *bounds, *arguments]
+
+        async def send() -> list[Any]:
+            prefix = keys.prefix(self.run_id)
+            status, *rest = await self._store.scripts.run_on(sent, _SENT_TTL_MS, "atropos_submit", prefix, *arguments)
+            return [text(status), *rest]
+
+        reply: list[Any] = await self._run("atropos_submit", *arguments) if again else ["GONE"]
+        if reply[0] == "GONE":
+            reply = await self._opened(send)
+        status, *rest = reply
         if status == "FULL":
             raise errors.store_full(f"{int(rest[0])} bytes are stored of {self._limits.max_stored_bytes}.")
         if status == "RUN_FULL":
@@ -154,8 +159,15 @@ class Queue:
     async def give_back(self, batch_id: str) -> None:
         await self._run("atropos_give_back", batch_id)
 
-    async def payload(self, group_id: str) -> bytes | None:
-        return await self._store.payload(self.run_id, group_id)
+    async def payloads(self, batch_id: str, lent: Sequence[Lent]) -> list[bytes]:
+        """The groups' bytes. Raises Refused (410) when one went to another lease and is trained."""
+        if not lent:
+            return []
+        found = await self._store.payloads(self.run_id, [group.group_id for group in lent])
+        bodies = [body for body in found if body is not None]
+        if len(bodies) < len(found):
+            raise errors.lease_lost(self.run_id, [batch_id])
+        return bodies
 
     async def latest(self) -> bytes | None:
         """The group that was queued last, whatever became of it."""
@@ -181,11 +193,14 @@ class Queue:
         return [text(status), *rest]
 
     async def _write(self, script: str, *args: str | bytes | int) -> list[Any]:
-        """A script that needs the run: it is opened when it is not there."""
-        reply = await self._run(script, *args)
+        return await self._opened(lambda: self._run(script, *args))
+
+    async def _opened(self, write: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+        """A script's reply. It needs the run, which is opened when it is not there."""
+        reply = await write()
         if reply[0] == "MISSING":
             await self._store.create_run(self.run_id, {}, 1, stack=None, protocol=Protocol.ATROPOS)
-            reply = await self._run(script, *args)
+            reply = await write()
         if reply[0] == "FINISHED":
             raise errors.finished(self.run_id)
         if reply[0] == "PROTOCOL":

@@ -1,8 +1,7 @@
 """A group's JSON text, checked at the speed of a scan and cut into the text that is stored.
 
 What is stored is what GET /batch will send: the JSON of the group with all 14 keys, so that a batch is made by putting
-texts one after the other. The big arrays travel from the request's bytes into that text untouched; they are decoded
-once, to be checked, and forgotten.
+texts one after the other. The big arrays travel from the request's bytes into that text untouched, and mostly unread.
 
 Atropos reads laxly and always writes numbers of a field's own type. A request that needs it ("1" for 1, true, 1.0 for
 an int, NaN, a wrong field) is `Irregular`: it takes the slow way through messages.py, which converts or refuses it as
@@ -12,7 +11,7 @@ Atropos would.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,8 @@ import msgspec
 from msgspec import Raw
 
 from gristmill_api.atropos import lengths
+from gristmill_api.atropos.lengths import BY_TOKEN, Shape, sizes
+from gristmill_api.atropos.matrix import scan
 from gristmill_api.atropos.messages import KEYS, ScoredData
 
 
@@ -68,51 +69,23 @@ class _Slices(msgspec.Struct):
     distill_logprobs: Raw = _NULL
 
 
-class _Decoded(msgspec.Struct):
-    """The same, strictly typed. msgspec takes an integer where a float is wanted, and nothing else that it is not."""
-
-    tokens: list[list[int]]
-    masks: list[list[int]]
-    scores: list[float]
-    advantages: list[list[float]] | None
-    ref_logprobs: list[list[float]] | None
-    messages: list[list[_Message]] | None
-    generation_params: dict[str, Any] | None
-    inference_logprobs: list[list[float]] | None
-    overrides: list[dict[str, Any]] | None
-    group_overrides: dict[str, Any] | None
-    images: Any
-    env_id: int | None
-    distill_token_ids: list[list[list[int]]] | None
-    distill_logprobs: list[list[list[float]]] | None
-
-
 _ONE = msgspec.json.Decoder(_Slices)
 _LIST = msgspec.json.Decoder(list[_Slices])
-_FIELDS = {field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(_Decoded)}
-_HEADS = {key: (b"{" if index == 0 else b",") + f'"{key}":'.encode() for index, key in enumerate(KEYS)}
-
-
-def _depth_1(values: Sequence[Any]) -> int:
-    return len(values)
-
-
-def _depth_2(values: Sequence[Any]) -> int:
-    return sum(map(len, values))
-
-
-def _depth_3(values: Sequence[Any]) -> int:
-    return sum(map(_depth_2, values))
-
-
-_FLOATS: dict[str, Callable[[Sequence[Any]], int]] = {
-    "scores": _depth_1,
-    "advantages": _depth_2,
-    "ref_logprobs": _depth_2,
-    "inference_logprobs": _depth_2,
-    "distill_logprobs": _depth_3,
+# Of the small fields. Strict: msgspec takes an int where a float is wanted, and nothing else that it is not.
+_TYPED: dict[str, msgspec.json.Decoder[Any]] = {
+    "scores": msgspec.json.Decoder(list[float]),
+    "messages": msgspec.json.Decoder(list[list[_Message]] | None),
+    "generation_params": msgspec.json.Decoder(dict[str, Any] | None),
+    "overrides": msgspec.json.Decoder(list[dict[str, Any]] | None),
+    "group_overrides": msgspec.json.Decoder(dict[str, Any] | None),
+    "images": msgspec.json.Decoder(Any),
+    "env_id": msgspec.json.Decoder(int | None),
+    "distill_token_ids": msgspec.json.Decoder(list[list[list[int]]] | None),
+    "distill_logprobs": msgspec.json.Decoder(list[list[list[float]]] | None),
 }
-"""Fields of floats, with how many a field's value holds."""
+_FLOAT_ROWS = msgspec.json.Decoder(list[list[float]])
+_WHOLE = ("tokens", "masks")
+_HEADS = {key: (b"{" if index == 0 else b",") + f'"{key}":'.encode() for index, key in enumerate(KEYS)}
 
 
 def read_one(body: bytes) -> Scored:
@@ -130,7 +103,17 @@ def read_list(body: bytes) -> list[Scored]:
 
 def from_message(group: ScoredData) -> Scored:
     """The slow way. Raises lengths.Mismatch."""
-    lengths.check(group)
+    shape = Shape(
+        rows={name: sizes(getattr(group, name)) for name in BY_TOKEN},
+        scores=len(group.scores),
+        messages=len(group.messages or ()),
+        overrides=len(group.overrides or ()),
+        distilled={
+            "distill_token_ids": [sizes(rows) for rows in group.distill_token_ids or ()],
+            "distill_logprobs": [sizes(rows) for rows in group.distill_logprobs or ()],
+        },
+    )
+    lengths.check(shape)
     lengths.check_finite(group)
     try:
         text = json.dumps(group.model_dump(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -138,7 +121,7 @@ def from_message(group: ScoredData) -> Scored:
         raise lengths.Mismatch(
             (), "is nothing that JSON can say: it holds NaN, infinity or half a character"
         ) from error
-    return Scored(text, len(group.tokens), _depth_2(group.tokens), group.env_id)
+    return _scored(text, shape, group.env_id)
 
 
 def _slices(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -151,21 +134,50 @@ def _slices(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 def _read(slices: _Slices) -> Scored:
-    pieces: list[bytes | Raw] = []
-    values: dict[str, Any] = {}
-    for key in KEYS:
-        raw: Raw = getattr(slices, key)
-        try:
-            value = values[key] = _FIELDS[key].decode(raw)
-        except (ValueError, RecursionError) as error:
-            raise Irregular(f"{key}: {error}") from error
-        pieces += (_HEADS[key], raw if value is None or key not in _FLOATS else _floats(raw, value, _FLOATS[key]))
-    decoded = _Decoded(**values)
-    lengths.check(decoded)
-    pieces.append(b"}")
-    return Scored(b"".join(pieces), len(decoded.tokens), _depth_2(decoded.tokens), decoded.env_id)
+    texts = {key: bytes(getattr(slices, key)) for key in KEYS}
+    rows: dict[str, list[int]] = {}
+    for key in BY_TOKEN:
+        rows[key], texts[key] = _rows(key, texts[key])
+    values = {key: _decoded(decoder, key, texts[key]) for key, decoder in _TYPED.items()}
+    texts["scores"] = msgspec.json.encode(values["scores"])
+    if values["distill_logprobs"] is not None:
+        texts["distill_logprobs"] = msgspec.json.encode(values["distill_logprobs"])
+    shape = Shape(
+        rows=rows,
+        scores=len(values["scores"]),
+        messages=len(values["messages"] or ()),
+        overrides=len(values["overrides"] or ()),
+        distilled={
+            name: [sizes(positions) for positions in values[name] or ()]
+            for name in ("distill_token_ids", "distill_logprobs")
+        },
+    )
+    lengths.check(shape)
+    return _scored(
+        b"".join([part for key in KEYS for part in (_HEADS[key], texts[key])] + [b"}"]), shape, values["env_id"]
+    )
 
 
-def _floats(raw: Raw, values: Sequence[Any], count: Callable[[Sequence[Any]], int]) -> bytes | Raw:
-    """The text, unless a number in it is written without a point: a client would read that one as an int."""
-    return raw if bytes(raw).count(b".") == count(values) else msgspec.json.encode(values)
+def _rows(key: str, text: bytes) -> tuple[list[int], bytes]:
+    """Entries a row of a matrix, and the text that says it with numbers of the field's type."""
+    if text == b"null" and key not in _WHOLE:
+        return [], text
+    found = scan(text)
+    if found is None or (key in _WHOLE and not found.whole):
+        raise Irregular(f"{key} is no matrix of its type")
+    if key in _WHOLE or found.pointed:
+        return found.rows, text
+    # A number without a point would be an int to a client in Python.
+    return found.rows, msgspec.json.encode(_decoded(_FLOAT_ROWS, key, text))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], key: str, text: bytes) -> Any:
+    try:
+        return decoder.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise Irregular(f"{key}: {error}") from error
+
+
+def _scored(text: bytes, shape: Shape, env_id: int | None) -> Scored:
+    lengths_of: Sequence[int] = shape.rows["tokens"]
+    return Scored(text, len(lengths_of), sum(lengths_of), env_id)

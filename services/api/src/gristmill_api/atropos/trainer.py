@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gristmill.logs import line
-from gristmill_api import errors
 from gristmill_api.atropos.deflate import MINIMUM_SIZE, accepted
-from gristmill_api.atropos.delivery import Delivery
+from gristmill_api.atropos.delivery import Delivery, parts
 from gristmill_api.atropos.door import AtDoor
 from gristmill_api.atropos.messages import Registration
 from gristmill_api.atropos.queue import new_id
@@ -77,9 +76,7 @@ async def batch(door: AtDoor, request: Request) -> Response:
         _LOG.warning(line("dead", run=door.queue.run_id, groups=set_aside, why=why))
     if lent is None:
         return JSONResponse({"batch": None})
-    first = await door.queue.payload(lent[0].group_id)
-    if first is None:
-        raise errors.lease_lost(door.queue.run_id, [batch_id])
+    first = await door.queue.payloads(batch_id, parts(lent)[0])
     gzip = accepted(request) and sum(group.size for group in lent) >= MINIMUM_SIZE
     return Delivery(door.deliveries, batch_id, lent, first, gzip)
 

@@ -9,7 +9,8 @@
 --   atropos:disconnected  SET     numbers
 --   atropos:heard         ZSET    number -> ms when it last spoke
 --   atropos:buffer:<n>    LIST    "<sequences> <id>" of its groups of another size, until some sum to its group size
---   atropos:held:<id>     HASH    such a group: sequences, tokens, step, version, text
+--   atropos:held:<id>     HASH    such a group: sequences, tokens, bytes, step, version; its payload is at its key
+--   atropos:sent:<r>:<i>  STRING  payload i of the submit with receipt r, until the script takes it; minutes at most
 --   atropos:receipt:<id>  STRING  JSON of the answer to a submit, for the API to find when Redis' answer got lost
 
 local ATROPOS, NUMBERED, NAMES = P .. 'atropos', P .. 'atropos:envs', P .. 'atropos:names'
@@ -49,12 +50,12 @@ local function living(at, silence)
   return connected
 end
 
--- A buffered group leaves its buffer. Returns its facts and text.
+-- A buffered group leaves its buffer. Returns its facts; the payload stays.
 local function unhold(id)
-  local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'step', 'version', 'text')
+  local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'version')
   redis.call('DEL', held(id))
-  redis.call('HINCRBY', COUNTERS, 'bytes', -#facts[5])
-  redis.call('DECRBY', BYTES, #facts[5])
+  redis.call('HINCRBY', COUNTERS, 'bytes', -facts[3])
+  redis.call('DECRBY', BYTES, facts[3])
   return facts
 end
 
@@ -62,7 +63,9 @@ end
 local function forget_protocol()
   for _, number in ipairs(redis.call('HKEYS', NUMBERED)) do
     for _, piece in ipairs(redis.call('LRANGE', buffer(number), 0, -1)) do
-      unhold(string.match(piece, ' (.+)$'))
+      local id = string.match(piece, ' (.+)$')
+      unhold(id)
+      redis.call('DEL', payload(id))
     end
     redis.call('DEL', buffer(number))
   end

@@ -58,19 +58,19 @@ local function forget(id)
   redis.call('DEL', group(id))
 end
 
--- A new group is ready, the last in the queue. facts: digest, schema, raw_bytes, sequences, tokens, env_id, step.
-local function admit(id, facts, body)
+-- A new group, whose payload is there, is ready, the last in the queue.
+-- facts: digest, schema, bytes, raw_bytes, sequences, tokens, env_id, step.
+local function admit(id, facts)
   local seq = redis.call('HINCRBY', COUNTERS, 'seq', 1)
-  redis.call('SET', payload(id), body)
-  redis.call('HSET', group(id), 'digest', facts.digest, 'schema', facts.schema, 'bytes', #body, 'raw_bytes',
+  redis.call('HSET', group(id), 'digest', facts.digest, 'schema', facts.schema, 'bytes', facts.bytes, 'raw_bytes',
     facts.raw_bytes, 'sequences', facts.sequences, 'tokens', facts.tokens, 'env_id', facts.env_id, 'step', facts.step,
     'seq', seq, 'at', now(), 'attempts', 0)
   redis.call('ZADD', READY, seq, id)
-  count('ready', facts.sequences, #body, 1)
+  count('ready', facts.sequences, facts.bytes, 1)
   tally(facts.env_id, facts.sequences, 1)
   redis.call('HINCRBY', COUNTERS, 'accepted', 1)
-  redis.call('HINCRBY', COUNTERS, 'bytes', #body)
-  redis.call('INCRBY', BYTES, #body)
+  redis.call('HINCRBY', COUNTERS, 'bytes', facts.bytes)
+  redis.call('INCRBY', BYTES, facts.bytes)
   redis.call('LPUSH', LATEST, id)
   if redis.call('LLEN', LATEST) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
   emit('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)

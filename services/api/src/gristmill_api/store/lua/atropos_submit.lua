@@ -4,13 +4,16 @@
 -- include: _atropos.lua
 -- Store groups, all of them or none. A group whose size is not its environment's waits in a buffer until some of them
 -- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
--- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, then for each group:
---       sequences, tokens, environment's number or '', text
+-- The payloads were set before, under keys of their own: a long argument costs Lua ten times what SET costs. When they are
+-- not there, the answer is GONE if there is room for them.
+-- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, then for each
+--       group: sequences, tokens, environment's number or '', payload's key
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
---  | {OK, a number a group: -1 received, else buffered with so many sequences left in the buffer}
+--  | {GONE} | {OK, a number a group: -1 received, else buffered with so many sequences left in the buffer}
 local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local FIRST, FACTS = 6, 4
+local bytes = tonumber(ARGV[6])
+local FIRST, FACTS = 7, 4
 -- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
 local MAX_PIECES = 64
 
@@ -22,20 +25,26 @@ local recorded = redis.call('HMGET', RECORD, 'version_incarnation', 'version_ste
 local step, version = recorded[2] or '', '0.0'
 if recorded[1] then version = recorded[1] .. '.' .. recorded[2] end
 
-local bytes, groups = 0, (#ARGV - FIRST + 1) / FACTS
-for i = FIRST, #ARGV, FACTS do bytes = bytes + #ARGV[i + 3] end
+local function full(...)
+  for i = FIRST, #ARGV, FACTS do redis.call('DEL', ARGV[i + 3]) end
+  return {...}
+end
+local groups = (#ARGV - FIRST + 1) / FACTS
 local all = tonumber(redis.call('GET', BYTES) or 0)
-if all + bytes > max_bytes then return {'FULL', tostring(all)} end
+if all + bytes > max_bytes then return full('FULL', tostring(all)) end
 local of_run = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
 local there = redis.call('ZCARD', READY) + redis.call('HLEN', LEASED) + redis.call('ZCARD', DEAD)
   + redis.call('LLEN', ARCHIVE)
 if of_run + bytes > max_run_bytes or there + groups > max_run_groups then
-  return {'RUN_FULL', tostring(of_run), there}
+  return full('RUN_FULL', tostring(of_run), there)
+end
+for i = FIRST, #ARGV, FACTS do
+  if redis.call('EXISTS', ARGV[i + 3]) == 0 then return {'GONE'} end
 end
 
-local function enqueue(name, sequences, tokens, number, of_step, of_version, text)
-  admit(name, {digest = '', schema = 'atropos', raw_bytes = #text, sequences = sequences, tokens = tokens,
-    env_id = number, step = of_step}, text)
+local function enqueue(name, sequences, tokens, number, length, of_step, of_version)
+  admit(name, {digest = '', schema = 'atropos', bytes = length, raw_bytes = length, sequences = sequences,
+    tokens = tokens, env_id = number, step = of_step})
   redis.call('HSET', group(name), 'version', of_version)
 end
 
@@ -75,10 +84,11 @@ local function summing(sizes, target)
 end
 
 -- Hold a piece; release those that sum to the environment's group size now. Returns sequences left in the buffer.
-local function hold(name, number, target, sequences, tokens, text)
-  redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'step', step, 'version', version, 'text', text)
-  redis.call('HINCRBY', COUNTERS, 'bytes', #text)
-  redis.call('INCRBY', BYTES, #text)
+local function hold(name, number, target, sequences, tokens, length)
+  redis.call('HSET', held(name), 'sequences', sequences, 'tokens', tokens, 'bytes', length, 'step', step, 'version',
+    version)
+  redis.call('HINCRBY', COUNTERS, 'bytes', length)
+  redis.call('INCRBY', BYTES, length)
   redis.call('RPUSH', buffer(number), sequences .. ' ' .. name)
   local pieces, sizes = redis.call('LRANGE', buffer(number), 0, -1), {}
   for i, piece in ipairs(pieces) do sizes[i] = tonumber(string.match(piece, '^%d+')) end
@@ -98,15 +108,18 @@ end
 
 local answer, at = {}, now()
 for i = FIRST, #ARGV, FACTS do
-  local sequences, tokens, number, text = unpack(ARGV, i, i + FACTS - 1)
+  local sequences, tokens, number, sent = unpack(ARGV, i, i + FACTS - 1)
   local name = string.format('a%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
+  redis.call('RENAME', sent, payload(name))
+  redis.call('PERSIST', payload(name))
+  local length = redis.call('STRLEN', payload(name))
   local target = number ~= '' and redis.call('HGET', GROUP_SIZES, number)
   if target then hear(number, at, 0) end
   -- A piece larger than the group size can be part of no sum.
   if target and tonumber(sequences) < tonumber(target) then
-    answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, text)
+    answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, length)
   else
-    enqueue(name, sequences, tokens, number, step, version, text)
+    enqueue(name, sequences, tokens, number, length, step, version)
     answer[#answer + 1] = -1
   end
 end

@@ -36,6 +36,7 @@ if run_held + #body > max_run_bytes or groups >= max_run_groups then return {'RU
 redis.call('ZREM', PERMITS, id)
 redis.call('HDEL', HOLDERS, id)
 redis.call('ZREM', REISSUE, id)
-admit(id, {digest = digest, schema = 'group', raw_bytes = raw_bytes, sequences = sequences, tokens = tokens,
-  env_id = env_id, step = step}, body)
+redis.call('SET', payload(id), body)
+admit(id, {digest = digest, schema = 'group', bytes = #body, raw_bytes = raw_bytes, sequences = sequences,
+  tokens = tokens, env_id = env_id, step = step})
 return {'STORED'}
