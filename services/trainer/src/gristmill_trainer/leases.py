@@ -34,9 +34,21 @@ class Leases:
         batch_id = f"{self._incarnation}.{step}"
         batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait=wait)
         if batch is not None:
-            with self._lock:
-                self._held[batch_id] = [group.group_id for group in batch]
+            self._hold(batch_id, [group.group_id for group in batch])
         return batch
+
+    def _hold(self, batch_id: str, group_ids: list[str]) -> None:
+        """Raises LeaseLostError when one of the groups was trained on already: its lease ran out unnoticed (the
+        machine slept, or Redis' clock stepped), and training on would have it in the weights twice."""
+        with self._lock:
+            again = {*group_ids} & {group_id for held in self._held.values() for group_id in held}
+            if again:
+                raise LeaseLostError(
+                    f"batch {batch_id} holds groups that this trainer trained on since its last checkpoint "
+                    f"({', '.join(sorted(again))}): their leases expired meanwhile; "
+                    "start the trainer again: it resumes from its last checkpoint"
+                )
+            self._held[batch_id] = group_ids
 
     @property
     def group_ids(self) -> list[str]:
