@@ -52,8 +52,10 @@ def main() -> None:
 
 
 def _run(mode: str, rounds: int, seed: int) -> Outcome:
-    options = ("--appendfsync", mode)
-    with KillLoop(rounds=rounds, seed=seed, pause_s=1, victims=("redis",), redis=options) as loop:
+    loop = KillLoop(
+        rounds=rounds, seed=seed, pause_s=1, groups_per_step=32, victims=("redis",), redis=("--appendfsync", mode)
+    )
+    with loop:
         outcome = loop.run()
     print(f"{mode}: {outcome.text()}", file=sys.stderr)
     return outcome

@@ -22,7 +22,7 @@ from types import TracebackType
 from tests.support.api_server import ApiServer
 from tests.support.ledger import Ledger
 from tests.support.redis_server import RedisServer
-from tests.support.scripted_run import ENV, GROUP_SIZE, plan
+from tests.support.scripted_run import ENV, GROUP_SIZE, GROUPS_PER_STEP, plan
 from tests.support.scripted_trainer import Checkpoint
 
 from gristmill import Client
@@ -58,6 +58,7 @@ class KillLoop:
         rounds: int,
         seed: int,
         pause_s: float = 0.4,
+        groups_per_step: int = GROUPS_PER_STEP,
         victims: Sequence[str] = EVERYONE,
         redis: Sequence[str] = (),
     ) -> None:
@@ -65,6 +66,7 @@ class KillLoop:
         of redis-server."""
         self._rounds = rounds
         self._pause_s = pause_s
+        self._groups_per_step = groups_per_step
         self._seed = seed
         self._victims = list(victims)
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-kills-")
@@ -73,7 +75,8 @@ class KillLoop:
         self._api = ApiServer(self._redis.url)
         self._checkpoint = self._folder / "checkpoint.json"
         at = (self._api.url, RUN)
-        trainer = Script(self._folder / "trainer.log", "trainer", *at, str(self._checkpoint), str(STEPS))
+        steps = (str(STEPS), str(groups_per_step))
+        trainer = Script(self._folder / "trainer.log", "trainer", *at, str(self._checkpoint), *steps)
         self._scripts = {"trainer": trainer}
         self._records = [self._folder / name for name in ENVS]
         for record in self._records:
@@ -148,7 +151,7 @@ class KillLoop:
         """A last trainer takes the run, as after any kill; then all accounts are compared."""
         checkpoint = Checkpoint.load(self._checkpoint)
         async with Client(self._api.url) as client:
-            await client.take(RUN, plan(STEPS), checkpoint.covered)
+            await client.take(RUN, plan(STEPS, self._groups_per_step), checkpoint.covered)
             return Ledger.of(self._acknowledged(), checkpoint.trained, await client.audit(RUN))
 
     def __enter__(self) -> KillLoop:

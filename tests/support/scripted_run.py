@@ -10,10 +10,11 @@ from tests.support.groups import make_group
 from gristmill import TrajectoryGroup
 
 GROUP_SIZE = 2
+GROUPS_PER_STEP = 4
 ENV = {"dataset": "scripted"}
 
 
-def plan(steps: int, groups_per_step: int = 4, staleness: int = 8) -> dict[str, Any]:
+def plan(steps: int, groups_per_step: int = GROUPS_PER_STEP, staleness: int = 8) -> dict[str, Any]:
     """A trainer's half."""
     return {
         "batch_size": GROUP_SIZE * groups_per_step,

@@ -1,7 +1,7 @@
 """A trainer without weights: the trainer service's order of lease, step, checkpoint, ack and publish.
 
 Its weights are the list of the groups they were trained on. As a process:
-`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS`.
+`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS GROUPS_PER_STEP`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.support.scripted_run import expected_group, plan
+from tests.support.scripted_run import GROUPS_PER_STEP, expected_group, plan
 
 from gristmill import Client, PolicyVersion, RunState
 
@@ -47,12 +47,10 @@ class Checkpoint:
             os.close(folder)
 
 
-async def train(client: Client, run_id: str, path: Path, steps: int) -> None:
+async def train(client: Client, run_id: str, path: Path, steps: int, groups: int = GROUPS_PER_STEP) -> None:
     """Resume from the checkpoint at `path`; train to the end of the run."""
     resumed = Checkpoint.load(path)
-    incarnation, record = await client.take(run_id, plan(steps), resumed.covered)
-    groups = record.groups_per_step
-    assert groups is not None
+    incarnation, _ = await client.take(run_id, plan(steps, groups), resumed.covered)
     weights, step = list(resumed.trained), resumed.step
     batches: list[str] = []
     covered: list[str] = []
@@ -64,10 +62,12 @@ async def train(client: Client, run_id: str, path: Path, steps: int) -> None:
             continue
         for group in batch:
             assert group.encode() == expected_group(run_id, group.group_id).encode(), "not what was submitted"
-        assert len(batch) == groups
+        ids = [group.group_id for group in batch]
+        assert len(ids) == groups
+        assert not {*ids} & {*covered}, "its own groups again: their lease ran out"
         step += 1
         batches.append(batch_id)
-        covered += [group.group_id for group in batch]
+        covered += ids
         if step % CHECKPOINT_INTERVAL == 0 or step == steps:
             weights += covered
             Checkpoint(step, weights, covered).save(path)
@@ -77,9 +77,9 @@ async def train(client: Client, run_id: str, path: Path, steps: int) -> None:
     assert (await client.finish(run_id, incarnation)).state is RunState.FINISHED
 
 
-async def _main(api: str, run_id: str, checkpoint: str, steps: str) -> None:
+async def _main(api: str, run_id: str, checkpoint: str, steps: str, groups: str) -> None:
     async with Client(api, patience=60, timeout=10) as client:
-        await train(client, run_id, Path(checkpoint), int(steps))
+        await train(client, run_id, Path(checkpoint), int(steps), int(groups))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""The clock steps: leases and permits run out early, or late; no group is lost or trained twice for it.
+
+Redis' clock is the only one (see now() in _keys.lua), and it cannot be set here without setting the machine's. But all
+that the store compares with it are the deadlines it keeps, so a step of the clock is a step of those the other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, Bench
+from tests.support.api_server import ApiServer
+from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
+
+from gristmill import PolicyVersion, SyncClient
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import keys
+from gristmill_api.store.scripts import Scripts
+from gristmill_trainer.errors import LeaseLostError
+from gristmill_trainer.leases import Leases
+
+HOUR_MS = 3_600_000
+
+
+async def step_clock(redis: Redis, ms: int) -> None:
+    """Redis' clock goes forward by so much, or back."""
+    for kind in ("leases", "permits", "envs"):
+        key = keys.prefix(RUN) + kind
+        deadlines: list[tuple[bytes, float]] = await redis.zrange(key, 0, -1, withscores=True)  # type: ignore[assignment]
+        for member, deadline in deadlines:
+            await redis.zadd(key, {member: deadline - ms})
+
+
+async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_be_acked(
+    bench: Bench, redis: Redis
+) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(2)
+    assert await bench.lease(incarnation, "b1", 2) == ids
+    await step_clock(redis, HOUR_MS)
+    assert await bench.lease(incarnation, "b2", 2) == ids, "the ids tell that it is the same groups again"
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.ack(RUN, incarnation, ["b2"])).groups == 2
+    assert await bench.whereabouts() == {"trained": ids}
+
+
+@pytest.mark.parametrize("verb", ["ack", "extend", "lease"])
+async def test_forward_a_batch_that_nobody_leased_since_is_still_its_trainers(
+    bench: Bench, redis: Redis, verb: str
+) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(2)
+    await bench.lease(incarnation, "b1", 2)
+    await step_clock(redis, HOUR_MS)
+    assert await bench.lease(incarnation, "b2", 3) is None, "this finds that the lease ran out"
+    if verb == "extend":
+        assert await bench.store.extend(RUN, incarnation, ["b1"]) == []
+    if verb == "lease":
+        assert await bench.lease(incarnation, "b1", 2) == ids
+    if verb != "ack":
+        assert await bench.whereabouts() == {"leased": ids}
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == []
+    assert await bench.whereabouts() == {"trained": ids}
+
+
+async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(bench: Bench, redis: Redis) -> None:
+    await bench.start()
+    first, second = await bench.ask("env-1", 2)
+    await step_clock(redis, HOUR_MS)
+    assert await bench.ask("env-2", 3) == [first, second, "g00000002"]
+    with pytest.raises(Refused) as refused:
+        await bench.submit("env-1", first)
+    assert refused.value.code == "permit_lost"
+    assert await bench.submit("env-2", first)
+    await step_clock(redis, HOUR_MS)
+    assert await bench.submit("env-2", second), "overdue, and nobody asked for it"
+    assert (await bench.whereabouts())["ready"] == [first, second]
+
+
+async def test_back_a_dead_trainers_leases_last_longer_but_the_next_trainer_does_not_wait(
+    bench: Bench, redis: Redis
+) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(2)
+    await bench.lease(incarnation, "b1", 2)
+    await step_clock(redis, -HOUR_MS)
+    assert await bench.lease(incarnation, "b2", 2) is None
+    incarnation = await bench.start()
+    assert await bench.lease(incarnation, "b1", 2) == ids
+
+
+async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gives_them_back(
+    bench: Bench, redis: Redis
+) -> None:
+    await bench.start()
+    ids = await bench.ask("env-1", 4)
+    await step_clock(redis, -HOUR_MS)
+    assert await bench.ask("env-2", 4) == []
+    assert await bench.store.abandon(RUN, "env-1") == 4
+    assert await bench.ask("env-2", 4) == ids
+
+
+def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_them(
+    redis_url: str, shared_api: ApiServer
+) -> None:
+    """Its lease ran out while it slept: a lease of the next step would be the groups that it has just trained on."""
+
+    async def sleep_for_an_hour() -> None:
+        async with Redis.from_url(redis_url) as redis:
+            await step_clock(redis, HOUR_MS)
+
+    with SyncClient(shared_api.url, patience=10) as client:
+        client.create_run(RUN, ENV, GROUP_SIZE)
+        incarnation, _ = client.take(RUN, plan(10), [])
+        client.record_version(RUN, PolicyVersion(incarnation, 0))
+        for permit in client.permits(RUN, "env-1", 4, wait=0).permits:
+            client.submit(expected_group(RUN, permit.group_id), "env-1")
+        leases = Leases(client, RUN, incarnation)
+        try:
+            first = leases.take(1, 4, wait=0)
+            assert first is not None
+            asyncio.run(sleep_for_an_hour())
+            with pytest.raises(LeaseLostError, match="start the trainer again"):
+                leases.take(2, 4, wait=0)
+        finally:
+            leases.close()
+        incarnation, _ = client.take(RUN, plan(10), [])
+        again = client.lease(RUN, incarnation, "b1", 4, wait=0)
+        assert again is not None
+        assert [group.group_id for group in again] == [group.group_id for group in first]
+
+
+async def test_no_script_hears_what_the_apis_clock_says(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So two API processes, or one whose clock is wrong, do no harm. A time of day is over 10^9 in any unit."""
+    heard: list[str | bytes | int] = []
+    run = Scripts.run
+
+    async def listening(self: Scripts, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
+        heard.extend(args)
+        return await run(self, name, prefix, *args)
+
+    monkeypatch.setattr(Scripts, "run", listening)
+    incarnation = await bench.start()
+    await bench.store.envs.register(RUN, "env-1", None, None)
+    await bench.store.envs.heartbeat(RUN, "env-1")
+    await bench.fill(3)
+    await bench.store.renew(RUN, "env-1", None)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.store.extend(RUN, incarnation, ["b1"])
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.finish(RUN, incarnation)
+    numbers = {float(arg) for arg in heard if isinstance(arg, int) or (isinstance(arg, str) and arg.isdecimal())}
+    caps = {float(Limits().max_stored_bytes), float(Limits().max_run_bytes)}
+    assert {number for number in numbers if number > 1e9} == caps
