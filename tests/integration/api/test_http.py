@@ -249,23 +249,31 @@ async def test_long_polls_wake_at_once(client: Client) -> None:
     assert woken - before < 0.5
 
 
-async def test_a_batch_that_cannot_be_sent_whole_breaks_the_connection(
-    client: Client, http: httpx.AsyncClient, redis: Redis
+async def test_a_batch_that_cannot_be_sent_whole_is_refused_or_breaks_the_connection(
+    redis_url: str, redis: Redis
 ) -> None:
     """A short answer must not pass for a batch; the retry gets the whole one."""
-    incarnation = await start(client)
-    names = [permit.group_id for permit in (await client.permits(RUN, "env-1", 2, wait=0)).permits]
-    for name in names:
-        await client.submit(make_group(name, RUN), "env-1")
-    key = keys.payload(RUN, names[1])
-    await redis.rename(key, "gm:hidden")
-    asked = {"incarnation": incarnation, "batch_id": "b1", "groups": 2}
-    with pytest.raises(httpx.RemoteProtocolError):
-        await http.post(f"{AT}/lease", json=asked)
-    await redis.rename("gm:hidden", key)
-    batch = await client.lease(RUN, incarnation, "b1", 2, wait=0)
-    assert batch is not None
-    assert [group.group_id for group in batch] == names
+    with ApiServer(redis_url) as server:
+        async with Client(server.url, patience=10) as client, httpx.AsyncClient(base_url=server.url) as http:
+            incarnation = await start(client)
+            names = [permit.group_id for permit in (await client.permits(RUN, "env-1", 2, wait=0)).permits]
+            for name in names:  # over 2 MiB each: read and sent in a part of its own
+                await client.submit(make_group(name, RUN, lengths=((3, 150_000),) * 2), "env-1")
+            asked = {"incarnation": incarnation, "batch_id": "b1", "groups": 2}
+            first, second = (keys.payload(RUN, name) for name in names)
+
+            await redis.rename(first, "gm:hidden")
+            assert code(await http.post(f"{AT}/lease", json=asked)) == (410, "lease_lost")
+            await redis.rename("gm:hidden", first)
+
+            await redis.rename(second, "gm:hidden")
+            with pytest.raises(httpx.RemoteProtocolError):
+                await http.post(f"{AT}/lease", json=asked)
+            await redis.rename("gm:hidden", second)
+
+            batch = await client.lease(RUN, incarnation, "b1", 2, wait=0)
+            assert batch is not None
+            assert [group.group_id for group in batch] == names
 
 
 async def test_a_change_through_one_api_wakes_a_wait_at_another(client: Client, redis_url: str) -> None:

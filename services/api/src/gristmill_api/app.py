@@ -20,7 +20,7 @@ from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
 from gristmill_api.metrics import CountRequests, Metrics
-from gristmill_api.routes import native
+from gristmill_api.routes import hot, native
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import connect
@@ -70,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     access.install(app, settings.access)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
+    app.router.routes[:0] = hot
     app.include_router(native)
     app.include_router(atropos.router)
     return app

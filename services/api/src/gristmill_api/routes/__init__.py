@@ -22,4 +22,7 @@ native = APIRouter(responses=REFUSALS)
 for _module in (health, runs, permits, groups, lease, envs, dead, journal):
     native.include_router(_module.router)
 
-__all__ = ["native"]
+hot = [*groups.direct.routes]
+"""Routes to be put into the application before `native`, as they are: see direct.py."""
+
+__all__ = ["hot", "native"]

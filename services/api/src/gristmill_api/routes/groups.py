@@ -14,11 +14,14 @@ from gristmill.logs import line
 from gristmill_api import encoding, errors
 from gristmill_api.context import Body, Ctx, GroupId, RunId
 from gristmill_api.errors import Refused
+from gristmill_api.routes.direct import Direct
+from gristmill_api.routes.refusals import REFUSALS
 from gristmill_api.store import Submission
 from gristmill_api.store.store import row_of
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"])
+direct = APIRouter(prefix=router.prefix, tags=["groups"], responses=REFUSALS, route_class=Direct)
 
 
 class Submitted(Body):
@@ -27,7 +30,7 @@ class Submitted(Body):
     """False: this very group was here already."""
 
 
-@router.put(
+@direct.put(
     "/{group_id}",
     response_model=Submitted,
     responses={201: {"model": Submitted}},
@@ -61,7 +64,6 @@ async def submit(
     if stored:
         size = len(group.body)
         _LOG.info(line("submit", run=run_id, group=group_id, env=group.env_id, sequences=group.sequences, bytes=size))
-    # A Response goes out as it is; a model would be validated and converted again on its way.
     answer = Submitted(group_id=group_id, stored=stored).model_dump_json()
     return Response(answer, 201 if stored else 200, media_type="application/json")
 
