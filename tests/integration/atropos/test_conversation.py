@@ -10,7 +10,7 @@ import pytest
 import redis
 from tests.integration.atropos.conversation import conversations, expand, fixes, say
 from tests.support.api_server import ApiServer
-from tests.support.atropos_reference import FRESH, AtroposReference
+from tests.support.atropos_reference import FRESH, ROOT, AtroposReference
 from tests.support.redis_server import RedisServer
 
 CONVERSATIONS = conversations()
@@ -70,3 +70,12 @@ def test_every_fix_says_what_they_do_what_ours_does_and_why_it_hurts_nobody() ->
     for fix in fixes().values():
         assert set(fix) == {"id", "theirs", "ours", "safe"}, fix["id"]
         assert all(fix.values()), fix["id"]
+
+
+def test_the_guide_holds_the_table() -> None:
+    rows = [
+        f"| {fix['id'].replace('-', ' ')} | {fix['theirs']} | {fix['ours']} | {fix['safe']} |"
+        for fix in fixes().values()
+    ]
+    guide = (ROOT / "docs" / "from-atropos-api.md").read_text()
+    assert [row for row in guide.splitlines() if row.startswith("|")][2:] == rows
