@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 import pytest
 import redis
 from tests.integration.api.bench import RUN, trainer
+from tests.support.atropos_reference import PYTHON as ATROPOS_PYTHON
 from tests.support.groups import make_group
 from tests.support.stack import Output
 
@@ -25,7 +27,7 @@ class Secured:
     redis_url: str
     secrets: Secrets
     output: Output
-    pids: list[int]
+    stack: LocalStack
 
     def word(self, name: str) -> str:
         return self.secrets.path(name).read_text().strip()
@@ -46,8 +48,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
     with LocalStack(output.add) as stack:
         redis_url = launcher.start_redis(stack, tmp_path / "state", secrets)
         launcher.start_api(stack, {"GRISTMILL_API_URL": url}, redis_url, port, secrets)
-        pids = [service.process.pid for service in stack._services]
-        yield Secured(url, redis_url, secrets, output, pids)
+        yield Secured(url, redis_url, secrets, output, stack)
 
 
 def test_a_step_in_three_roles(secured: Secured) -> None:
@@ -81,6 +82,47 @@ def test_a_url_with_the_token_opens_every_door_of_its_role(secured: Secured) -> 
         assert http.get(f"{secured.url}/readyz").status_code == 200
 
 
+# As BaseEnv and the stock trainer send: no header of their own, all of it in the URL.
+ATROPOS = """
+import asyncio, sys
+import aiohttp, requests
+
+env, trainer, host = sys.argv[1:]
+
+async def environment():
+    async with aiohttp.ClientSession() as session:
+        settings = dict(max_token_length=8, desired_name="e", weight=1.0, group_size=2, min_batch_allocation=None)
+        async with session.post(f"http://env:{env}@{host}/register-env", json=settings) as answer:
+            yield answer.status
+        group = dict(tokens=[[1, 2], [1, 3]], masks=[[-100, 2], [-100, 3]], scores=[0.0, 1.0])
+        async with session.post(f"http://env:{env}@{host}/scored_data", json=group) as answer:
+            yield answer.status
+        async with session.get(f"http://env:{env}@{host}/batch") as answer:
+            yield answer.status
+        async with session.get(f"http://{host}/status") as answer:
+            yield answer.status
+
+async def main():
+    names = dict(wandb_group="g", wandb_project="p", checkpoint_dir="c")
+    numbers = dict(batch_size=2, max_token_len=8, save_checkpoint_interval=1, starting_step=0, num_steps=1)
+    url = f"http://trainer:{trainer}@{host}"
+    print(requests.post(f"{url}/register", json=names | numbers).status_code)
+    print([status async for status in environment()])
+    answer = requests.get(f"{url}/batch")
+    print(answer.status_code, len(answer.json()["batch"]))
+
+asyncio.run(main())
+"""
+
+
+def test_clients_of_atropos_have_the_token_in_their_url(secured: Secured) -> None:
+    command = [str(ATROPOS_PYTHON), "-c", ATROPOS, secured.word("env"), secured.word("trainer")]
+    done = subprocess.run(
+        [*command, secured.url.removeprefix("http://")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == ["200", "[200, 200, 403, 401]", "200 1"], done.stderr
+
+
 def test_redis_speaks_to_the_api_only(secured: Secured) -> None:
     with redis.Redis.from_url(secured.redis_url) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
         nobody.ping()
@@ -94,10 +136,14 @@ def test_no_secret_is_in_logs_command_lines_or_environments(secured: Secured) ->
     httpx.post(f"{secured.url}/v1/runs", headers={"Authorization": f"Bearer {secured.word('trainer')}"})
     words = {name: secured.word(name) for name in (*ROLES, PASSWORD)}
     assert set(words) < set(FILES)
-    shown = "\n".join(secured.output.lines)
+    shown = ""
+    for service in secured.stack._services:
+        process = Path(f"/proc/{service.process.pid}")
+        shown += (process / "cmdline").read_text() + (process / "environ").read_text()
+    assert "API_TOKENS_DIR" in shown
+    secured.stack.stop()  # so that all lines are here
+    shown += "\n".join(secured.output.lines)
     assert "code=forbidden" in shown
-    for pid in secured.pids:
-        shown += Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
     assert not [name for name, word in words.items() if word in shown]
 
 

@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def api(**environ: str) -> httpx.AsyncClient:
-    app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, **environ}))
+    # Atropos' endpoints wait for a store that is away.
+    app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, "API_MAX_WAIT_S": "0.01", **environ}))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api:8000")
 
 

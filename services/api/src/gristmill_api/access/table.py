@@ -54,6 +54,11 @@ _TABLE: Final = {
         "GET /docs/oauth2-redirect",
         "GET /redoc",
         "GET /openapi.json",
+        "GET /",
+        "GET /info",
+        "GET /status",
+        "GET /wandb_info",
+        "GET /latest_example",
         "GET /v1/open",
         "GET /v1/runs",
         "GET /v1/runs/{}",
@@ -79,6 +84,9 @@ _TABLE: Final = {
         "PUT /v1/runs/{}/groups/{}",
     ],
     Need.TRAINER: [
+        "POST /register",
+        "GET /batch",
+        "GET /reset_data",
         "POST /v1/runs/{}/take",
         "POST /v1/runs/{}/version",
         "POST /v1/runs/{}/lease",
@@ -88,6 +96,12 @@ _TABLE: Final = {
         "POST /v1/runs/{}/finish",
     ],
     Need.WORK: [
+        # Atropos' tools that only generate data are environment and trainer in one: the trainer's token is enough.
+        "POST /register-env",
+        "POST /disconnect-env",
+        "GET /status-env",
+        "POST /scored_data",
+        "POST /scored_data_list",
         "POST /v1/runs/{}/metrics",
     ],
     Need.ADMIN: [
