@@ -50,8 +50,10 @@ class Model:
     def take(self, covered: set[str]) -> None:
         self.incarnation += 1
         for group_id, group in self.groups.items():
-            if group.state in ("ready", "leased"):
-                group.state = "trained" if group_id in covered else "ready"
+            if group_id in covered and group.state in ("ready", "leased", "dead"):
+                group.state = "trained"
+            elif group.state == "leased":
+                group.state = "ready"
         self.batches.clear()
         self.overdue_leases.clear()
         self.acked.clear()

@@ -36,6 +36,19 @@ async def test_replayed_letters_take_their_place_with_new_attempts(bench: Bench)
     assert (status.accepted, status.dead, status.bytes) == (3, 1, 400)
 
 
+async def test_a_letter_that_a_checkpoint_covers_is_settled(bench: Bench) -> None:
+    """Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice."""
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    await kill(bench, incarnation, groups=1)
+    await bench.store.take(RUN, trainer(), [a])
+    assert await bench.whereabouts() == {"ready": [b, c, d], "trained": [a]}
+    assert await bench.store.dead.replay(RUN, None) == 0
+    status = await bench.store.status(RUN)
+    assert (status.accepted, status.trained, status.dead, status.bytes) == (4, 1, 0, 300)
+    assert (status.sequences["dead"], status.bytes_by_state["dead"]) == (0, 0)
+
+
 async def test_purged_letters_are_dropped_and_their_bytes_go(bench: Bench) -> None:
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)

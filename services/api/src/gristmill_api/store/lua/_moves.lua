@@ -5,6 +5,7 @@
 --             ready -> dead -> ready | dropped  leased max_attempts times; then replayed or purged
 --             ready -> dropped                  too old to be trained on
 --             ready -> trained                  late ack of an expired batch that nobody leased since
+--              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 
 local MAX_TOMBS, MAX_DEAD, MAX_LATEST = 65536, 1024, 8
 

@@ -17,7 +17,10 @@ redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_ste
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
 for i = 6, #ARGV do
   local id = ARGV[i]
-  if redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id, archive) end
+  local dead = redis.call('ZSCORE', DEAD, id)
+  -- Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice.
+  if dead then redis.call('HINCRBY', COUNTERS, 'accepted', 1) end
+  if dead or redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id, archive) end
 end
 for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
 -- Batch ids belong to an incarnation; the new one may use the same names again.
