@@ -237,6 +237,7 @@ async def test_one_of_two_processes_archives_and_the_other_takes_over(
         await until(lambda: empty(redis))
         assert await redis.get(keys.ARCHIVER) == holder
         first.stop()
+        assert await redis.get(keys.ARCHIVER) != holder, "it need not run out first"
         await two.step(4)
         await until(lambda: empty(redis))
         assert await redis.get(keys.ARCHIVER) != holder
