@@ -6,10 +6,15 @@ from typing import Any
 
 import redis
 
+from gristmill_api.store import keys
+
 
 def contents(client: redis.Redis) -> dict[str, Any]:
-    """Every key with its value, and its time to live if it has one. Equal contents are equal dicts."""
-    names = sorted(client.scan_iter(count=1000))
+    """Every key with its value, and its time to live if it has one. Equal contents are equal dicts.
+
+    Less the archiver's lock, which every API takes and gives back by itself.
+    """
+    names = sorted(name for name in client.scan_iter(count=1000) if name != keys.ARCHIVER.encode())
     pipe = client.pipeline(transaction=True)
     for name in names:
         pipe.type(name)

@@ -44,7 +44,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(shared_redis.url, **under_way.LIMITS) as server:
+    with ApiServer(shared_redis.api_url, **under_way.LIMITS) as server:
         yield server
 
 

@@ -100,7 +100,7 @@ def map_body(context: HookContext, body: Any) -> Any:
 @pytest.fixture(scope="module")
 def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
     """Long-polls end at once."""
-    with ApiServer(shared_redis.url, API_MAX_WAIT_S="0.01", **under_way.LIMITS) as server:
+    with ApiServer(shared_redis.api_url, API_MAX_WAIT_S="0.01", **under_way.LIMITS) as server:
         yield server
 
 

@@ -55,7 +55,7 @@ class Repeating(httpx.AsyncHTTPTransport):
 
 @pytest.fixture(scope="module")
 def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(shared_redis.url, API_PERMIT_TTL_S="1", API_MAX_ATTEMPTS="2") as server:
+    with ApiServer(shared_redis.api_url, API_PERMIT_TTL_S="1", API_MAX_ATTEMPTS="2") as server:
         yield server
 
 

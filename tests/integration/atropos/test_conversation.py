@@ -25,7 +25,7 @@ def reference() -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def ours(shared_redis: RedisServer) -> Iterator[httpx.Client]:
     with (
-        ApiServer(shared_redis.url, API_ENV_TTL_S="4", API_MAX_BODY_BYTES="200000") as server,
+        ApiServer(shared_redis.api_url, API_ENV_TTL_S="4", API_MAX_BODY_BYTES="200000") as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         yield client
