@@ -165,6 +165,17 @@ async def test_groups_that_waited_are_let_go_when_archiving_is_turned_off(
         assert "let_go=3" in server.log()
 
 
+async def test_an_api_that_does_not_archive_leaves_it_to_one_that_does(
+    redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
+) -> None:
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=""), ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
+        loop = await loop_at(server)
+        for _ in range(3):
+            await loop.step(2)
+        await until(lambda: empty(redis))
+        assert len(ids(tmp_path)) == 6
+
+
 async def test_kills_of_the_api_lose_nothing_and_double_nothing(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:

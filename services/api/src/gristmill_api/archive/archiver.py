@@ -26,7 +26,7 @@ from gristmill_api.changes import Changes
 from gristmill_api.errors import Refused
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
-from gristmill_api.store.archive import ArchiveQueue, WaitingRun
+from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingRun
 
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
@@ -44,7 +44,8 @@ class Archiver:
     def __init__(
         self, queue: ArchiveQueue, changes: Changes, metrics: Metrics, runs_dir: Path | None, max_bytes: int
     ) -> None:
-        """`runs_dir` None: archiving is off, and groups that still wait for it are let go."""
+        """`runs_dir` None: archiving is off, and groups that still wait for it are let go, unless another process
+        archives."""
         self._queue = queue
         self._changes = changes
         self._metrics = metrics
@@ -52,6 +53,7 @@ class Archiver:
         self._max_bytes = max_bytes
         self._writers: OrderedDict[WaitingRun, RunWriter] = OrderedDict()
         self._failing: set[str] = set()
+        self._nobody_since = math.inf
         self._stopping = asyncio.Event()
         self._deadline = math.inf
 
@@ -70,6 +72,8 @@ class Archiver:
                 try:
                     if await self._is_mine():
                         await self._drain()
+                        if self._runs_dir is None:
+                            await self._step_back()
                 except Refused as error:
                     _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
                 except RedisError as error:
@@ -87,7 +91,21 @@ class Archiver:
             return True
         # Another process may have written since.
         await self._close()
+        if self._runs_dir is None and not await self._nobody_archives():
+            return False
         return await self._queue.take()
+
+    async def _nobody_archives(self) -> bool:
+        """Whether no process has worked on the archive for a while. One that archives goes before one that lets go."""
+        if await self._queue.is_taken():
+            self._nobody_since = math.inf
+            return False
+        self._nobody_since = min(self._nobody_since, time.monotonic())
+        return time.monotonic() - self._nobody_since >= HOLD_S
+
+    async def _step_back(self) -> None:
+        await self._queue.let_go()
+        self._nobody_since = math.inf
 
     async def _drain(self) -> None:
         for run in await self._queue.waiting():

@@ -52,6 +52,10 @@ class ArchiveQueue:
         except LockError:
             return False
 
+    async def is_taken(self) -> bool:
+        """Whether a process works on it."""
+        return bool(await self._lock.locked())
+
     async def let_go(self) -> None:
         """Another process may go on at once."""
         with contextlib.suppress(LockError):  # This process was not the one.
