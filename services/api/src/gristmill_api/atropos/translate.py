@@ -22,13 +22,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan, compression
 from gristmill.group import F32, I32, Bool
 from gristmill_api.atropos.messages import KEYS
 
 NOT_TRAINED: Final = -100
 NOT_SAMPLED: Final = 1.0
 _PADDING: Final = -1
+_CHECKED_WHEN_IT_CAME: Final = 1 << 31
+"""Bytes: the bound on what a stored frame inflates to was API_MAX_BODY_BYTES."""
 
 
 class _Scored(msgspec.Struct):
@@ -54,13 +56,17 @@ _DECODER = msgspec.json.Decoder(_Scored)
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether a stored group is Atropos' JSON; else it is msgpack, of which no map begins so."""
+    """Whether a stored group is Atropos' JSON; else it is msgpack or a zstd frame, which begin otherwise."""
     return payload[:1] == b"{"
 
 
 async def as_json(payload: bytes) -> bytes:
     """A stored group as Atropos' clients read it."""
-    return payload if is_json(payload) else await asyncio.to_thread(to_json, TrajectoryGroup.decode(payload))
+    return payload if is_json(payload) else await asyncio.to_thread(_as_json, payload)
+
+
+def _as_json(payload: bytes) -> bytes:
+    return to_json(TrajectoryGroup.decode(compression.inflated(payload, _CHECKED_WHEN_IT_CAME)))
 
 
 def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
@@ -68,7 +74,7 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
 
     Sequences of which no token is trained are left out: they carry no gradient, and /v1 knows no such sequence.
     Raises GroupError for a group that /v1 cannot say: no inference_logprobs, or none for a trained token, token ids
-    below zero, empty sequences, nothing trained at all.
+    below zero, nothing trained at all.
     """
     try:
         scored = _DECODER.decode(text)

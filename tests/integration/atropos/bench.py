@@ -1,0 +1,126 @@
+"""What store tests do over and over: register, submit groups of a size, draw."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gristmill_api.atropos.messages import RegisterEnv, Registration
+from gristmill_api.atropos.queue import Queue, new_id
+from gristmill_api.atropos.scored import Scored
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store
+
+RUN = "default"
+
+
+class Bench:
+    def __init__(self, redis: Redis, limits: Limits) -> None:
+        self.redis = redis
+        self.store = Store(redis, limits)
+        self.queue = Queue(self.store, limits, RUN)
+        self._numbers = itertools.count()
+        self.sizes: dict[int, int] = {}
+        """Sequences of the groups submitted, by number."""
+
+    async def register(self, batch_size: int) -> None:
+        """As a trainer does, which then asks for its first batch."""
+        await self.queue.register(
+            Registration(
+                wandb_group="",
+                wandb_project="",
+                batch_size=batch_size,
+                max_token_len=512,
+                checkpoint_dir="",
+                save_checkpoint_interval=0,
+                starting_step=0,
+                num_steps=100,
+            )
+        )
+        assert await self.draw() is None
+
+    async def env(self, group_size: int, share: float | None = None) -> int:
+        """The number of a new environment."""
+        body = RegisterEnv(
+            max_token_length=512, desired_name="e", weight=1, group_size=group_size, min_batch_allocation=share
+        )
+        env = await self.queue.register_env(body)
+        assert env is not None
+        return env.number
+
+    async def submit(self, size: int, env: int | None = None, receipt: str | None = None) -> int | None:
+        """Store a group of so many sequences. What the store says: None or the buffer's size."""
+        number = next(self._numbers)
+        self.sizes[number] = size
+        (said,) = await self.queue.submit(receipt or new_id("receipt"), [scored(number, size, env)])
+        return said
+
+    async def fill(self, count: int, size: int, env: int | None = None) -> None:
+        """So many groups of a size, a hundred in one call."""
+        for start in range(0, count, 100):
+            numbers = list(itertools.islice(self._numbers, min(100, count - start)))
+            self.sizes |= dict.fromkeys(numbers, size)
+            await self.queue.submit(new_id("receipt"), [scored(number, size, env) for number in numbers])
+
+    async def lend(self, batch_id: str | None = None) -> tuple[str, list[int]] | None:
+        """Batch id and numbers of the next batch, which is on its way then."""
+        batch_id = batch_id or new_id("atropos")
+        found = await self.queue.lend(batch_id)
+        if found is None or found[0] is None:
+            return None
+        bodies = await self.queue.payloads(batch_id, found[0])
+        return batch_id, [json.loads(body)["number"] for body in bodies]
+
+    async def draw(self) -> list[int] | None:
+        """Numbers of the groups of the next batch, delivered."""
+        lent = await self.lend()
+        if lent is None:
+            return None
+        assert await self.queue.ack(lent[0])
+        return lent[1]
+
+    async def draw_all(self) -> list[list[int]]:
+        batches = []
+        while (batch := await self.draw()) is not None:
+            batches.append(batch)
+        return batches
+
+    async def step(self) -> int:
+        trainer = await self.queue.trainer()
+        assert trainer is not None
+        return trainer.step
+
+    async def kinds(self) -> dict[str, int]:
+        found: Any = await self.redis.hgetall(f"gm:{{{RUN}}}:kinds")
+        return {kind.decode(): int(count) for kind, count in found.items()}
+
+    async def ready_by_kind(self) -> dict[str, int]:
+        """The same, counted in the queue itself."""
+        counts: dict[str, int] = {}
+        ids: list[Any] = await self.redis.zrange(f"gm:{{{RUN}}}:ready", 0, -1)
+        for name in ids:
+            facts: Any = await self.redis.hmget(f"gm:{{{RUN}}}:group:{name.decode()}", "sequences", "env_id")
+            kind = " ".join(fact.decode() for fact in facts)
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
+
+    async def buffered(self, env: int) -> int:
+        """Pieces in the environment's buffer."""
+        return int(await self.redis.llen(f"gm:{{{RUN}}}:atropos:buffer:{env}"))
+
+    async def reasons(self) -> list[str]:
+        """Why groups are dead."""
+        return [letter.reason for letter in await self.store.dead.letters(RUN, 0, 100)]
+
+    async def commands(self) -> int:
+        """How many commands Redis has run, those inside scripts among them."""
+        stats: dict[str, dict[str, int]] = await self.redis.info("commandstats")
+        return sum(stat["calls"] for name, stat in stats.items() if name != "cmdstat_info")
+
+
+def scored(number: int, size: int, env: int | None) -> Scored:
+    text = json.dumps({"number": number, "tokens": [[number]] * size}).encode()
+    return Scored(text, size, size, env)

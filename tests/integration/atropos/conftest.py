@@ -1,0 +1,23 @@
+"""The store as the root uses it, over a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.atropos.bench import Bench
+
+from gristmill_api.settings import Limits
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def bench(redis: Redis) -> Bench:
+    """A run that nobody registered with yet. An environment is dead after a second of silence."""
+    return Bench(redis, Limits(max_attempts=3, env_ttl_s=1.0))

@@ -1,0 +1,229 @@
+"""Over HTTP: batches that are sent, and those that are not; a store that is full, away or killed; nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.atropos.stock_trainer import StockTrainer
+from tests.support.api_server import ApiServer
+from tests.support.redis_server import RedisServer
+
+
+def group(number: int, size: int, length: int = 4, env: int | None = None) -> dict[str, Any]:
+    rows = [[number, *range(1, length)] for _ in range(size)]
+    return {"tokens": rows, "masks": rows, "scores": [1.0] * size, "env_id": env}
+
+
+def numbers(batch: list[dict[str, Any]] | None) -> list[int] | None:
+    return None if batch is None else [each["tokens"][0][0] for each in batch]
+
+
+def post(url: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{url}/scored_data", json=body, timeout=60)
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis that a test may kill."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def running(shared_redis: RedisServer) -> Iterator[ApiServer]:
+    with ApiServer(shared_redis.url) as server:
+        yield server
+
+
+@pytest.fixture
+def api(redis_url: str, running: ApiServer) -> ApiServer:
+    """An API over an empty Redis."""
+    return running
+
+
+def seen(url: str) -> list[Any]:
+    """What clients may ask."""
+    own = httpx.request("GET", f"{url}/status-env", json={"env_id": 0})
+    paths = ("/status", "/info", "/wandb_info", "/latest_example")
+    return [own.json(), *(httpx.get(url + path).json() for path in paths)]
+
+
+def trainer(url: str, batch_size: int) -> StockTrainer:
+    found = StockTrainer(url, batch_size, 100)
+    found.register()
+    assert found.ask() is None
+    return found
+
+
+def hang_up_in_the_middle(port: int) -> None:
+    """Ask for a batch, read a little of it and break the connection."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"GET /batch HTTP/1.1\r\nHost: api\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_a_batch_whose_client_vanished_comes_again_and_counts_once(api: ApiServer) -> None:
+    draws = trainer(api.url, 8)
+    for number in range(8):  # 3 MB each: more than the sockets' buffers hold
+        post(api.url, group(number, 2, length=300_000)).raise_for_status()
+    for _ in range(2):
+        hang_up_in_the_middle(api.port)
+        deadline = time.monotonic() + 20
+        while draws.status() != {"current_step": 0, "queue_size": 8}:
+            assert time.monotonic() < deadline, draws.status()
+            time.sleep(0.02)
+    assert numbers(draws.draw()) == [0, 1, 2, 3]
+    assert numbers(draws.draw()) == [4, 5, 6, 7]
+    assert draws.status() == {"current_step": 2, "queue_size": 0}
+
+
+def test_the_step_is_right_the_moment_a_batch_is_there(api: ApiServer) -> None:
+    draws = trainer(api.url, 1)
+    httpx.post(f"{api.url}/scored_data_list", json=[group(number, 1) for number in range(100)]).raise_for_status()
+    for step in range(100):
+        assert numbers(draws.ask()) == [step]
+        assert draws.status()["current_step"] == step + 1
+
+
+def test_a_full_store_makes_a_submit_wait_and_says_503_at_last(redis_url: str) -> None:
+    with ApiServer(redis_url, API_MAX_RUN_GROUPS="2", API_MAX_WAIT_S="1.5") as api:
+        draws = trainer(api.url, 2)
+        for number in range(2):
+            post(api.url, group(number, 2)).raise_for_status()
+        started = time.monotonic()
+        refused = post(api.url, group(2, 2))
+        assert time.monotonic() - started > 1.4
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "holds 2 groups" in refused.json()["detail"]
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: answers.append(post(api.url, group(3, 2))))
+        waiting.start()
+        assert numbers(draws.draw()) == [0]
+        waiting.join()
+        assert [answer.status_code for answer in answers] == [200]
+        assert [numbers(draws.draw()), numbers(draws.draw()), draws.ask()] == [[1], [3], None]
+
+
+def test_redis_at_its_maxmemory_can_be_drained_and_filled_again() -> None:
+    with (
+        RedisServer("--maxmemory", "16mb", "--maxmemory-policy", "noeviction") as redis,
+        ApiServer(redis.url, API_MAX_WAIT_S="0.5") as api,
+    ):
+        draws = trainer(api.url, 1)
+        stored = 0
+        while (answer := post(api.url, group(stored, 1, length=100_000))).status_code == 200:
+            stored += 1
+        assert answer.status_code == 503
+        assert "maxmemory" in answer.json()["detail"]
+        assert stored > 3
+        assert [numbers(draws.draw()) for _ in range(stored)] == [[number] for number in range(stored)]
+        assert post(api.url, group(stored, 1)).status_code == 200
+
+
+def test_a_redis_that_is_away_for_a_while_is_not_noticed(own_redis: RedisServer) -> None:
+    with ApiServer(own_redis.url) as api:
+        draws = trainer(api.url, 2)
+        post(api.url, group(0, 2)).raise_for_status()
+        own_redis.kill()
+        answers: dict[str, Any] = {}
+
+        def ask(name: str, call: Any) -> threading.Thread:
+            thread = threading.Thread(target=lambda: answers.update({name: call()}))
+            thread.start()
+            return thread
+
+        threads = [
+            ask("post", lambda: post(api.url, group(1, 2)).json()),
+            ask("status", lambda: httpx.get(f"{api.url}/status", timeout=60).json()),
+            ask("info", lambda: httpx.get(f"{api.url}/info", timeout=60).json()),
+        ]
+        time.sleep(1)
+        own_redis.start()
+        for thread in threads:
+            thread.join()
+        assert answers["post"] == {"status": "received"}
+        assert answers["info"] == {"batch_size": 2, "max_token_len": 4096}
+        assert answers["status"]["current_step"] == 0
+        assert [numbers(draws.draw()), numbers(draws.draw()), draws.ask()] == [[0], [1], None]
+
+
+def test_a_redis_that_stays_away_is_503(own_redis: RedisServer) -> None:
+    with ApiServer(own_redis.url, API_MAX_WAIT_S="0.5") as api:
+        own_redis.kill()
+        for answer in (post(api.url, group(0, 1)), httpx.get(f"{api.url}/batch"), httpx.get(f"{api.url}/status")):
+            assert answer.status_code == 503
+            assert set(answer.json()) == {"detail"}
+
+
+def test_clients_notice_nothing_of_kills_of_redis_and_the_api(own_redis: RedisServer) -> None:
+    """Every group that was answered is delivered exactly once; numbers, steps and buffers go on."""
+    with ApiServer(own_redis.url) as api:
+        trainer(api.url, 8)
+        env = {"max_token_length": 512, "desired_name": "e", "weight": 1.0, "group_size": 4}
+        assert httpx.post(f"{api.url}/register-env", json=env).json()["env_id"] == 0
+        delivered: list[int] = []
+        for turn, victims in enumerate(((api,), (own_redis, api), (own_redis,))):
+            first = turn * 3
+            assert post(api.url, group(first, 4, env=0)).json() == {"status": "received"}
+            assert post(api.url, group(first + 1, 3, env=0)).json()["status"] == "buffered"
+            before = seen(api.url)
+            for victim in victims:
+                victim.kill()
+                victim.start()
+            assert seen(api.url) == before
+            assert post(api.url, group(first + 2, 1, env=0)).json() == {"status": "buffered", "buffer_size": 0}
+            draws = StockTrainer(api.url, 8, 100)
+            delivered += numbers(draws.draw()) or []
+            assert draws.status() == {"current_step": turn + 1, "queue_size": 0}
+        assert delivered == list(range(9))
+
+
+def test_a_native_trainer_and_operators_see_the_run(api: ApiServer) -> None:
+    trainer(api.url, 2)
+    post(api.url, group(5, 2)).raise_for_status()
+    run = httpx.get(f"{api.url}/v1/runs/default").json()
+    assert (run["protocol"], run["stack"], run["state"]) == ("atropos", None, "open")
+    assert httpx.get(f"{api.url}/v1/runs/default/status").json()["sequences"]["ready"] == 2
+
+
+def test_the_run_has_another_name_when_told_so(redis_url: str) -> None:
+    with ApiServer(redis_url, ATROPOS_RUN="mine") as api:
+        trainer(api.url, 2)
+        assert [run["run_id"] for run in httpx.get(f"{api.url}/v1/runs").json()] == ["mine"]
+
+
+def test_a_closed_run_takes_nothing_more(api: ApiServer) -> None:
+    draws = trainer(api.url, 2)
+    httpx.post(f"{api.url}/v1/runs/default/close").raise_for_status()
+    answer = post(api.url, group(0, 2))
+    assert answer.status_code == 409
+    assert "finished" in answer.json()["detail"]
+    with pytest.raises(httpx.HTTPStatusError):
+        draws.register()
+
+
+def test_a_run_of_v1_is_not_fed_at_the_root(api: ApiServer) -> None:
+    body = {"run_id": "default", "env": {}, "group_size": 2}
+    httpx.post(f"{api.url}/v1/runs", json=body).raise_for_status()
+    answer = post(api.url, group(0, 2))
+    assert answer.status_code == 409
+    assert "ATROPOS_RUN" in answer.json()["detail"]
+
+
+def test_bodies_are_bounded(redis_url: str) -> None:
+    with ApiServer(redis_url, API_MAX_BODY_BYTES="1000") as api:
+        answer = post(api.url, group(0, 1, length=5000))
+        assert answer.status_code == 413
+        assert json.loads(answer.text)["detail"].startswith("the request body is over 1000 bytes")

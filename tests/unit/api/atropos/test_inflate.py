@@ -1,0 +1,52 @@
+"""Gzipped requests, whole and not."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+import pytest
+
+from gristmill import ApiError
+from gristmill_api.atropos.inflate import InvalidGzip, inflated
+
+LIMIT = 1_000_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+async def test_what_was_deflated_comes_back(size: int) -> None:
+    body = os.urandom(size)
+    assert await inflated(gzip.compress(body), LIMIT) == body
+
+
+async def test_several_members_padding_and_nothing() -> None:
+    assert await inflated(gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", LIMIT) == b"one two"
+    assert await inflated(b"", LIMIT) == b""
+
+
+@pytest.mark.parametrize("cut", [1, 8, 9, 20, 150_000])
+async def test_a_body_that_ends_in_the_middle(cut: int) -> None:
+    with pytest.raises(InvalidGzip):
+        await inflated(gzip.compress(os.urandom(200_000))[:-cut], LIMIT)
+
+
+@pytest.mark.parametrize("body", [b"plain text", b"\x1f\x8b", gzip.compress(b"one") + b"more", b"\0"])
+async def test_what_is_no_gzip(body: bytes) -> None:
+    with pytest.raises(InvalidGzip):
+        await inflated(body, LIMIT)
+
+
+async def test_a_body_whose_checksum_is_wrong() -> None:
+    body = bytearray(gzip.compress(b"some text"))
+    body[-6] ^= 1
+    with pytest.raises(InvalidGzip):
+        await inflated(bytes(body), LIMIT)
+
+
+async def test_the_bound_holds_to_the_byte() -> None:
+    assert len(await inflated(gzip.compress(b" " * LIMIT), LIMIT)) == LIMIT
+    halves = gzip.compress(b" " * (LIMIT // 2)) + gzip.compress(b" " * (LIMIT // 2 + 1))
+    for body in (gzip.compress(b" " * (LIMIT + 1)), halves):
+        with pytest.raises(ApiError) as refused:
+            await inflated(body, LIMIT)
+        assert refused.value.status == 413

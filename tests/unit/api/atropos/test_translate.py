@@ -1,0 +1,107 @@
+"""A group that came in by one door and goes out by the other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.groups import make_group
+from tests.unit.api.atropos.groups import KEYS, full, small
+
+from gristmill import GroupError, TrajectoryGroup
+from gristmill_api.atropos.scored import read_one
+from gristmill_api.atropos.translate import as_json, to_group, to_json
+
+
+def binary(group: dict[str, Any]) -> TrajectoryGroup:
+    return to_group(read_one(json.dumps(group).encode()).text, "a00000007", "default", 7, "1.20")
+
+
+def test_every_field_has_its_place() -> None:
+    group = binary(full())
+    assert (group.group_id, group.run_id, group.env_id, group.row) == ("a00000007", "default", "atropos-3", 7)
+    assert group.lengths.tolist() == [3, 4]
+    assert group.tokens.tolist() == [1, 2, 3, 1, 2, 4, 5]
+    assert group.mask.tolist() == [False, True, True, False, False, True, True]
+    assert group.logprobs.tolist() == [0, -0.25, -0.5, 0, 0, -0.125, -2.0]
+    assert group.rewards.tolist() == [1.0, -0.5]
+    assert group.advantages is not None
+    assert group.advantages.tolist() == [0.0, 1.0, 2.5, 0.0, -0.5, 1.0, 2.0]
+    assert group.ref_logprobs is not None
+    assert group.ref_logprobs.tolist() == [-0.5, -0.25, -0.5, -1.0, -2.0, -3.0, -4.0]
+    assert (group.sampling.temperature, group.sampling.top_p, group.sampling.max_tokens) == (0.5, 0.75, 8)
+    assert [[(span.version, span.start, span.end) for span in spans] for spans in group.versions] == [
+        [("1.20", 0, 2)],
+        [("1.20", 0, 2)],
+    ]
+    assert group.overrides == {"sequences": full()["overrides"], "group": full()["group_overrides"]}
+    assert group.messages == full()["messages"]
+    assert group.meta == {"generation_params": full()["generation_params"], "images": full()["images"]}
+    assert group.distill_ids is not None
+    assert group.distill_ids.reshape(7, 2).tolist() == [[7, 8], [9, -1], [-1, -1], [1, -1], [2, -1], [3, -1], [4, -1]]
+
+
+def test_there_and_back_is_the_same() -> None:
+    group = TrajectoryGroup.decode(binary(full()).encode())
+    assert json.loads(to_json(group)) == full()
+
+
+def test_a_group_of_v1_becomes_json() -> None:
+    group = make_group(lengths=((2, 2), (1, 3)), rewards=(1.0, 0.0))
+    text = json.loads(to_json(group))
+    assert tuple(text) == KEYS
+    flat = [token for row in text["tokens"] for token in row]
+    assert flat == group.tokens.tolist()
+    assert [len(row) for row in text["tokens"]] == [4, 4]
+    masks = np.array([token for row in text["masks"] for token in row])
+    assert masks.tolist() == np.where(group.mask, group.tokens, -100).tolist()
+    logprobs = [value for row in text["inference_logprobs"] for value in row]
+    assert np.array(logprobs, np.float32).tolist() == np.where(group.mask, group.logprobs, np.float32(1.0)).tolist()
+    assert text["scores"] == [1.0, 0.0]
+    assert text["overrides"] is None
+    assert text["env_id"] is None
+    assert text["generation_params"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}
+
+
+async def test_json_goes_out_as_it_came() -> None:
+    text = read_one(json.dumps(full()).encode()).text
+    assert await as_json(text) is text
+    assert json.loads(await as_json(binary(full()).encode())) == full()
+
+
+def test_sequences_that_are_not_trained_are_left_out() -> None:
+    group = full()
+    group["masks"][0] = [-100, -100, -100]
+    found = binary(group)
+    assert found.tokens.tolist() == [1, 2, 4, 5]
+    assert found.rewards.tolist() == [-0.5]
+    assert found.overrides == {"sequences": [{}], "group": {"group_size": 2}}
+    assert found.messages == group["messages"][1:]
+    found.encode()
+
+
+def _with(**changes: Any) -> dict[str, Any]:
+    return {**small(), "inference_logprobs": [[1.0, -0.5]], **changes}
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (small(), "inference_logprobs"),
+        (_with(masks=[[-100, -100]]), "trained"),
+        (_with(inference_logprobs=[[1.0, 1.0]]), "positive"),
+        (_with(tokens=[[1, -5]]), "negative"),
+        (_with(tokens=[[1, 2**40]]), "binary form"),
+    ],
+)
+def test_what_v1_cannot_say(group: dict[str, Any], reason: str) -> None:
+    with pytest.raises(GroupError, match=reason):
+        binary(group)
+
+
+@pytest.mark.parametrize("params", [None, {}, {"temperature": 0}, {"temperature": "hot", "top_p": True}])
+def test_sampling_that_is_not_told_is_plain(params: dict[str, Any] | None) -> None:
+    sampling = binary(_with(generation_params=params)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 2)
