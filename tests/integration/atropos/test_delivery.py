@@ -39,7 +39,7 @@ def own_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def running(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(shared_redis.url) as server:
+    with ApiServer(shared_redis.api_url) as server:
         yield server
 
 

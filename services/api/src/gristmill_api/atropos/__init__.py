@@ -4,6 +4,7 @@
     scored       a group's JSON text: checked at the speed of a scan, cut into the text that is stored
     lengths      what must agree inside a group
     translate    between that text and the binary group of /v1
+    adopt        the text becomes that group, when a trainer leases it over /v1
 
     queue        the run that the root is bound to: one method a verb, one Lua script a method (store/lua/atropos_*)
     figures      what an environment hears of the queue and of the others

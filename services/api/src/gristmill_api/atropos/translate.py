@@ -114,11 +114,7 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
         distill_logprobs=_padded(scored.distill_logprobs, kept, 0.0, np.float32),
         overrides=_overrides(scored, kept),
         messages=_of(scored.messages, kept),
-        meta={
-            name: value
-            for name, value in (("generation_params", params or None), ("images", scored.images))
-            if value is not None
-        },
+        meta={"generation_params": scored.generation_params, "images": scored.images},
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gristmill import BATCH_MEDIA_TYPE, compression
 from gristmill.logs import line
 from gristmill_api import errors, framing
+from gristmill_api.atropos.adopt import adopt, foreign
 from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
 from gristmill_api.store import Amount, Leased, keys
 
@@ -111,6 +112,10 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
         nonlocal stale, dead
         batch = await ask(partial=partial)
         stale, dead = stale + batch.stale, dead + batch.dead
+        while foreign(batch.groups):
+            dead += await adopt(ctx.store, run_id, body.batch_id, batch.groups)
+            batch = await ask(partial=partial)
+            stale, dead = stale + batch.stale, dead + batch.dead
         return batch.groups or None
 
     batch = await ctx.changes.poll(keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)

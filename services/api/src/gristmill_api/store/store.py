@@ -325,6 +325,14 @@ class Store:
         bodies = await self._redis.mget([keys.payload(run_id, group_id) for group_id in group_ids])
         return [None if body is None else bytes(body) for body in bodies]  # type: ignore[arg-type]
 
+    async def adoptable(self, run_id: str, group_id: str) -> tuple[bytes | None, str]:
+        """A stored group's bytes, None when it was trained meanwhile, and the policy version at its receipt."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.get(keys.payload(run_id, group_id))
+            pipe.hget(keys.group(run_id, group_id), "version")
+            body, label = await pipe.execute()
+        return body, text(label)
+
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         """Keep leases alive. Returns the ids of those that are lost."""
         _, *lost = await self._calls.trainer("extend", run_id, incarnation, _ms(self._limits.lease_ttl_s), *batch_ids)

@@ -10,7 +10,8 @@
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
 --   group:<id>    HASH    digest (32 raw bytes), schema, bytes, raw_bytes (inflated), sequences, tokens, env_id, step (of
 --                         the oldest weights that sampled it), seq, at (ms), attempts; batch (that leased it last, while
---                         known); reason (why it is dead)
+--                         known); reason (why it is dead); version (of the weights at its receipt, if it does not
+--                         say it itself)
 --   payload:<id>  STRING  the group's bytes as received
 --   ready         ZSET    id -> seq: a group that comes back takes the place it had
 --   kinds         HASH    "<sequences> <env_id>" -> how many such groups are ready

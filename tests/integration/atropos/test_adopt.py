@@ -1,0 +1,105 @@
+"""A trainer of Gristmill on the run that Atropos' environments feed: it leases binary groups."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from tests.integration.api.bench import trainer as settings
+from tests.integration.atropos.conversation import expand
+from tests.support.api_server import ApiServer
+from tests.support.redis_server import RedisServer
+
+from gristmill import Client, PolicyVersion
+
+RUN = "default"
+
+
+@pytest.fixture(scope="module")
+def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
+    with ApiServer(shared_redis.api_url) as server:
+        yield server
+
+
+@pytest.fixture
+async def http(redis_url: str, api: ApiServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=api.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(redis_url: str, api: ApiServer) -> AsyncIterator[Client]:
+    async with Client(api.url, patience=10) as client:
+        yield client
+
+
+async def post(http: httpx.AsyncClient, *groups: dict[str, object]) -> None:
+    for group in groups:
+        (await http.post("/scored_data", json=expand(group))).raise_for_status()
+
+
+async def test_it_leases_what_was_posted_as_json(http: httpx.AsyncClient, client: Client) -> None:
+    await post(http, {"group": 2, "is": 1})
+    incarnation, _ = await client.take(RUN, settings(), [])
+    await client.record_version(RUN, PolicyVersion(incarnation, 3))
+    await post(http, {"group": 3, "is": 2, "env": 0})
+    batch = await client.lease(RUN, incarnation, "b1", 2, wait=0)
+    assert batch is not None
+    assert [group.group_id for group in batch] == ["a00000000", "a00000001"]
+    assert [group.lengths.tolist() for group in batch] == [[2, 2], [2, 2, 2]]
+    assert [group.tokens.tolist()[:2] for group in batch] == [[1, 0], [2, 0]]
+    assert [group.mask.tolist()[:2] for group in batch] == [[False, True]] * 2
+    assert [str(group.oldest_version) for group in batch] == ["0.0", f"{incarnation}.3"]
+    again = await client.lease(RUN, incarnation, "b1", 2, wait=0)
+    assert again is not None
+    assert [group.encode() for group in again] == [group.encode() for group in batch]
+    before = await client.status(RUN)
+    assert (before.sequences["leased"], before.bytes) == (5, before.bytes_by_state["leased"])
+    await client.ack(RUN, incarnation, ["b1"])
+    after = await client.status(RUN)
+    assert (after.trained, after.sequences["leased"], after.bytes) == (2, 0, 0)
+
+
+async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of_others(
+    http: httpx.AsyncClient, client: Client
+) -> None:
+    bad = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
+    for body in (expand({"group": 1, "is": 1}), bad, expand({"group": 1, "is": 2}), bad, expand({"group": 1, "is": 3})):
+        (await http.post("/scored_data", json=body)).raise_for_status()
+    incarnation, _ = await client.take(RUN, settings(), [])
+    batch = await client.lease(RUN, incarnation, "b1", 3, wait=0)
+    assert batch is not None
+    assert [int(group.tokens[0]) for group in batch] == [1, 2, 3]
+    letters = (await http.get(f"/v1/runs/{RUN}/dead")).json()
+    assert "inference_logprobs" in str(letters)
+    status = await client.status(RUN)
+    assert (status.ready, status.leased, status.dead) == (0, 3, 2)
+
+
+async def test_what_it_gives_back_goes_out_as_json_again(http: httpx.AsyncClient, client: Client) -> None:
+    registration = {
+        **dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), ""),
+        **dict.fromkeys(("max_token_len", "save_checkpoint_interval", "starting_step", "num_steps"), 9),
+        "batch_size": 4,
+    }
+    (await http.post("/register", json=registration)).raise_for_status()
+    await post(http, {"group": 2, "is": 1}, {"group": 2, "is": 2})
+    incarnation, _ = await client.take(RUN, settings(), [])
+    assert await client.lease(RUN, incarnation, "b1", 2, wait=0) is not None
+    await client.nack(RUN, incarnation, ["b1"])
+    drawn = (await http.get("/batch")).json()["batch"]
+    assert drawn == [expand({"group": 2, "is": 1}), expand({"group": 2, "is": 2})]
+
+
+async def test_sequences_of_which_nothing_is_trained_are_left_out(http: httpx.AsyncClient, client: Client) -> None:
+    group = expand({"group": 3, "is": 1})
+    group["masks"][1] = [-100, -100]
+    (await http.post("/scored_data", json=group)).raise_for_status()
+    incarnation, _ = await client.take(RUN, settings(), [])
+    batch = await client.lease(RUN, incarnation, "b1", 1, wait=0)
+    assert batch is not None
+    assert batch[0].rewards.tolist() == [0.0, 2.0]
+    assert (await client.status(RUN)).sequences["leased"] == 2
+    await client.nack(RUN, incarnation, ["b1"])
+    assert (await client.status(RUN)).sequences == {"ready": 2, "leased": 0, "dead": 0}
