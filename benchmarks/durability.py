@@ -52,9 +52,7 @@ def main() -> None:
 
 
 def _run(mode: str, rounds: int, seed: int) -> Outcome:
-    loop = KillLoop(
-        rounds=rounds, seed=seed, pause_s=1, groups_per_step=32, victims=("redis",), redis=("--appendfsync", mode)
-    )
+    loop = KillLoop(rounds=rounds, seed=seed, groups_per_step=32, victims=("redis",), redis=("--appendfsync", mode))
     with loop:
         outcome = loop.run()
     print(f"{mode}: {outcome.text()}", file=sys.stderr)

@@ -33,6 +33,7 @@ STEPS = 1_000_000
 """More than any loop does: the run is still open when it ends."""
 ENVS = ("env-1", "env-2")
 STUCK_S = 60
+LINGER_S = 0.15
 EVERYONE = ("redis", "api", "trainer", *ENVS)
 
 
@@ -57,15 +58,12 @@ class KillLoop:
         *,
         rounds: int,
         seed: int,
-        pause_s: float = 0.4,
         groups_per_step: int = GROUPS_PER_STEP,
         victims: Sequence[str] = EVERYONE,
         redis: Sequence[str] = (),
     ) -> None:
-        """`pause_s`: mean time from when all is well to the next kill; `victims`: names in EVERYONE; `redis`: options
-        of redis-server."""
+        """`victims`: names in EVERYONE; `redis`: options of redis-server."""
         self._rounds = rounds
-        self._pause_s = pause_s
         self._groups_per_step = groups_per_step
         self._seed = seed
         self._victims = list(victims)
@@ -75,7 +73,7 @@ class KillLoop:
         self._api = ApiServer(self._redis.url)
         self._checkpoint = self._folder / "checkpoint.json"
         at = (self._api.url, RUN)
-        steps = (str(STEPS), str(groups_per_step))
+        steps = (str(STEPS), str(groups_per_step), str(LINGER_S))
         trainer = Script(self._folder / "trainer.log", "trainer", *at, str(self._checkpoint), *steps)
         self._scripts = {"trainer": trainer}
         self._records = [self._folder / name for name in ENVS]
@@ -99,7 +97,10 @@ class KillLoop:
         started = time.monotonic()
         for _ in range(self._rounds):
             ended += self._wait_for_progress()
-            time.sleep(rng.expovariate(1 / self._pause_s))
+            # Anywhere in the time from one checkpoint to the next, however fast this machine is just now.
+            since = time.monotonic()
+            ended += self._wait_for_progress()
+            time.sleep(rng.uniform(0, 1.5) * (time.monotonic() - since))
             # Now and then several at once, up to everyone: a machine that is switched off.
             count = rng.choice([1, 1, 1, 1, 2, len(self._victims)])
             victims = rng.sample(self._victims, min(count, len(self._victims)))

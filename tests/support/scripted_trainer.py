@@ -1,7 +1,7 @@
 """A trainer without weights: the trainer service's order of lease, step, checkpoint, ack and publish.
 
 Its weights are the list of the groups they were trained on. As a process:
-`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS GROUPS_PER_STEP`.
+`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS GROUPS_PER_STEP LINGER_S`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class Checkpoint:
             os.close(folder)
 
 
-async def train(client: Client, run_id: str, path: Path, steps: int, groups: int = GROUPS_PER_STEP) -> None:
-    """Resume from the checkpoint at `path`; train to the end of the run."""
+async def train(
+    client: Client, run_id: str, path: Path, steps: int, groups: int = GROUPS_PER_STEP, linger_s: float = 0.0
+) -> None:
+    """Resume from the checkpoint at `path`; train to the end of the run. It lingers before and after each checkpoint,
+    so that who kills it meets it there."""
     resumed = Checkpoint.load(path)
     incarnation, _ = await client.take(run_id, plan(steps, groups), resumed.covered)
     weights, step = list(resumed.trained), resumed.step
@@ -70,16 +73,19 @@ async def train(client: Client, run_id: str, path: Path, steps: int, groups: int
         covered += ids
         if step % CHECKPOINT_INTERVAL == 0 or step == steps:
             weights += covered
+            await asyncio.sleep(linger_s)
             Checkpoint(step, weights, covered).save(path)
+            await asyncio.sleep(linger_s)
             await client.ack(run_id, incarnation, batches)
+            await asyncio.sleep(linger_s)
             batches, covered = [], []
         await client.record_version(run_id, PolicyVersion(incarnation, step))
     assert (await client.finish(run_id, incarnation)).state is RunState.FINISHED
 
 
-async def _main(api: str, run_id: str, checkpoint: str, steps: str, groups: str) -> None:
+async def _main(api: str, run_id: str, checkpoint: str, steps: str, groups: str, linger_s: str) -> None:
     async with Client(api, patience=60, timeout=10) as client:
-        await train(client, run_id, Path(checkpoint), int(steps), int(groups))
+        await train(client, run_id, Path(checkpoint), int(steps), int(groups), float(linger_s))
 
 
 if __name__ == "__main__":
