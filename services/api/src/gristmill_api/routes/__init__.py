@@ -22,7 +22,7 @@ native = APIRouter(responses=REFUSALS)
 for _module in (health, runs, permits, groups, lease, envs, dead, journal):
     native.include_router(_module.router)
 
-hot = [*groups.direct.routes]
+hot = [*groups.direct.routes, *lease.direct.routes]
 """Routes to be put into the application before `native`, as they are: see direct.py."""
 
 __all__ = ["hot", "native"]

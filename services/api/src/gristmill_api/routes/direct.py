@@ -19,30 +19,48 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 
 class Direct(APIRoute):
-    """For endpoints that return a Response and take nothing but `ctx`, `request` and strings of the path or query.
+    """For endpoints that return a Response and take nothing but `ctx`, `request`, strings of the path or the query,
+    and a model of a JSON body.
 
-    Include the routes in the application as they are: a router that is included wraps its routes in new ones.
+    Put the routes into the application as they are: a router that is included wraps its routes in new ones.
     """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        hints: Final = get_type_hints(endpoint, include_extras=True)
-        in_path: Final = [(field.name, TypeAdapter(hints[field.name])) for field in self.dependant.path_params]
-        in_query: Final = [(field.name, TypeAdapter(hints[field.name])) for field in self.dependant.query_params]
+        hints = get_type_hints(endpoint, include_extras=True)
+
+        def adapters(fields: Any) -> Any:
+            return [(field.name, TypeAdapter(hints[field.name])) for field in fields]
+
+        in_path: Final = adapters(self.dependant.path_params)
+        in_query: Final = adapters(self.dependant.query_params)
+        in_body: Final = adapters(self.dependant.body_params)
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
-            given = {name: _checked("path", name, adapter, scope["path_params"].get(name)) for name, adapter in in_path}
+            given: dict[str, Any] = {"ctx": request.app.state.context, "request": request}
+            for name, adapter in in_path:
+                given[name] = _checked(adapter.validate_python, scope["path_params"].get(name), "path", name)
             for name, adapter in in_query:
-                given[name] = _checked("query", name, adapter, request.query_params.get(name))
-            response = await endpoint(ctx=request.app.state.context, request=request, **given)
+                given[name] = _checked(adapter.validate_python, request.query_params.get(name), "query", name)
+            for name, adapter in in_body:
+                given[name] = _checked(adapter.validate_json, await _json(request), "body")
+            response = await endpoint(**given)
             await response(scope, receive, send)
 
         self.app = run
 
 
-def _checked(where: str, name: str, adapter: TypeAdapter[str], value: str | None) -> str:
+async def _json(request: Request) -> bytes:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        problem = {"loc": ("header", "content-type"), "msg": f"it is {media_type or 'unset'}, not application/json"}
+        raise RequestValidationError([problem])
+    return await request.body()
+
+
+def _checked(validate: Callable[[Any], Any], value: str | bytes | None, *where: str) -> Any:
     try:
-        return adapter.validate_python(value)
+        return validate(value)
     except ValidationError as error:
-        raise RequestValidationError([{**problem, "loc": (where, name)} for problem in error.errors()]) from error
+        raise RequestValidationError([{**told, "loc": (*where, *told["loc"])} for told in error.errors()]) from error

@@ -16,10 +16,13 @@ from gristmill.logs import line
 from gristmill_api import errors, framing
 from gristmill_api.atropos.adopt import adopt, foreign
 from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
+from gristmill_api.routes.direct import Direct
+from gristmill_api.routes.refusals import REFUSALS
 from gristmill_api.store import Amount, Leased, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"])
+direct = APIRouter(prefix=router.prefix, tags=["lease"], responses=REFUSALS, route_class=Direct)
 
 _PART_BYTES = 2 * 1024 * 1024
 """A batch is read from Redis and sent in parts of so many bytes: what one lease takes of the API's memory."""
@@ -90,7 +93,7 @@ class Ack(Body):
     """Groups that became trained by this call."""
 
 
-@router.post(
+@direct.post(
     "/lease",
     response_class=Response,
     responses={
