@@ -6,7 +6,7 @@ Doors take turns round by round, so ratios hold where absolute figures drift. Th
 
     speed    submit and draw: the reference, our native door, our Atropos-compatible door, Redis alone
     queue    Redis commands and latency of status and lease beside queues of 10 to 10,000 groups
-    memory   the API's while 10 GB go through it, Redis' beside the bytes it stores
+    memory   the API's while 10 GB go through each door, Redis' beside the bytes it stores
 
 Permits are taken before the clock runs, payloads are encoded before, answers are read and not decoded. A native draw is
 the lease; its ack has a column of its own. `make bench-api` runs it all; results lie in benchmarks/results/.
@@ -81,8 +81,10 @@ def _memory(results: Results, pushed: float, stored: float) -> None:
         for shape in speed.SHAPES:
             _say(f"memory of Redis with {stored / 1e6:.0f} MB of groups of {shape.name}")
             results.stored.append(memory.store(api, redis.url, shape, int(stored)))
-    with RedisServer() as redis, servers.gristmill(redis.url) as api:
-        results.pushes.append(memory.push(api, redis.url, int(pushed), _say))
+    payloads = [make(memory.SHAPE, seed) for seed in range(4)]
+    for feed in (memory.NativeFeed, memory.CompatibleFeed):
+        with RedisServer() as redis, servers.gristmill(redis.url) as api:
+            results.pushes.append(memory.push(api, redis.url, feed(api.port, payloads), int(pushed), _say))
 
 
 def _say(text: str) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import redis
-from benchmarks.trajectory.clients import CLIENTS, Http, Request, begin, load
-from benchmarks.trajectory.doors import NativeDoor
-from benchmarks.trajectory.payloads import Shape, make
+from benchmarks.trajectory.clients import CLIENTS, Http, Request, UnexpectedAnswer, begin, load
+from benchmarks.trajectory.doors import BATCH_GROUPS, AtroposDoor, NativeDoor
+from benchmarks.trajectory.payloads import Payload, Shape, make
 from benchmarks.trajectory.processes import peak_rss, rss
 from benchmarks.trajectory.servers import Uvicorn
 
 SHAPE = Shape(16, 4096)
-LEASED_GROUPS = 16
-"""Groups a batch while pushing."""
+TENTHS = 10
+"""How often a push looks at the API's memory."""
 PERMITS = 64
 """Permits a client asks for at once."""
 
@@ -38,14 +38,59 @@ class Push:
     """The most that was ever resident, as the kernel counts it."""
     redis_peak: int
     refused: int
-    """Submits that heard 429 and came again."""
+    """Submits that were told to come again: 429, at the compatible door 503."""
 
 
-def push(api: Uvicorn, redis_url: str, total: int, say: Callable[[str], None]) -> Push:
-    """Submit `total` bytes of groups with all clients while a trainer leases and acks them."""
-    payloads = [make(SHAPE, seed) for seed in range(4)]
-    door = NativeDoor(api.port, SHAPE, "push")
-    door.open()
+class Feed(Protocol):
+    """A door that groups are pushed through without end."""
+
+    name: str
+
+    def groups(self, http: Http, index: int) -> Iterator[Request]:
+        """Submits of client `index`."""
+
+    def drain(self, http: Http) -> bool:
+        """Take a batch off the queue and be done with it. False: less than a batch was there."""
+
+
+class NativeFeed:
+    def __init__(self, port: int, payloads: Sequence[Payload]) -> None:
+        self._door = NativeDoor(port, SHAPE, "push")
+        self._door.open()
+        self._payloads = payloads
+        self.name = self._door.name
+
+    def groups(self, http: Http, index: int) -> Iterator[Request]:
+        holder, contents = f"env-{index}", itertools.cycle(self._payloads)
+        while True:
+            for row in self._door.permits(http, holder, PERMITS):
+                yield self._door.submission(holder, row, next(contents))
+
+    def drain(self, http: Http) -> bool:
+        if self._door.lease(http, BATCH_GROUPS, wait=1.0).status != 200:
+            return False
+        self._door.settle(http)
+        return True
+
+
+class CompatibleFeed:
+    def __init__(self, port: int, payloads: Sequence[Payload]) -> None:
+        self._door = AtroposDoor("compatible", port, SHAPE, gzipped=False)
+        self._requests = self._door.prepare(payloads, len(payloads))
+        self.name = self._door.name
+
+    def groups(self, http: Http, index: int) -> Iterator[Request]:
+        return itertools.cycle(self._requests)
+
+    def drain(self, http: Http) -> bool:
+        if self._door.draw(http).body != b'{"batch":null}':
+            return True
+        time.sleep(0.1)  # this protocol has no way to wait for a batch
+        return False
+
+
+def push(api: Uvicorn, redis_url: str, feed: Feed, total: int, say: Callable[[str], None]) -> Push:
+    """Submit `total` bytes of groups with all clients while one client takes batches off the queue."""
     sent = multiprocessing.Value("q", 0)
     refused = multiprocessing.Value("q", 0)
     ended = multiprocessing.Event()
@@ -53,47 +98,44 @@ def push(api: Uvicorn, redis_url: str, total: int, say: Callable[[str], None]) -
     resident: list[int] = []
 
     def submitter(index: int) -> None:
-        http, holder = Http(api.port), f"env-{index}"
-        contents = itertools.cycle(payloads)
-        while sent.value < total:
-            for row in door.permits(http, holder, PERMITS):
-                size = _submit(http, door.submission(holder, row, next(contents)), refused)
-                with sent.get_lock():
-                    sent.value += size
+        http = Http(api.port)
+        for request in feed.groups(http, index):
+            size = _submit(http, request, refused)
+            with sent.get_lock():
+                sent.value += size
+                if sent.value >= total:
+                    return
 
     def trainer(_: int) -> None:
         http = Http(api.port)
-        while door.lease(http, LEASED_GROUPS, wait=1.0).status == 200 or not ended.is_set():
-            door.settle(http)
+        while feed.drain(http) or not ended.is_set():
+            pass
 
     training = begin(trainer, 0)
     submitting = [begin(submitter, index) for index in range(CLIENTS)]
     while any(task.process.is_alive() for task in submitting):
-        time.sleep(0.2)
-        if sent.value >= total * (len(resident) + 1) / 10:
+        time.sleep(0.1)
+        if len(resident) < TENTHS and sent.value >= total * (len(resident) + 1) / TENTHS:
             resident.append(rss(api.pid))
-            speed = sent.value / (time.monotonic() - started)
-            say(f"{sent.value / 1e9:.2f} GB pushed, {speed / 1e6:.0f} MB/s, API {resident[-1] / 1e6:.0f} MB resident")
-            if len(resident) == 10:
-                break
+            speed = sent.value / (time.monotonic() - started) / 1e6
+            say(f"{feed.name}: {sent.value / 1e9:.2f} GB, {speed:.0f} MB/s, API {resident[-1] / 1e6:.0f} MB resident")
     for task in submitting:
         task.result()
     seconds = time.monotonic() - started
     ended.set()
     training.result()
-    door.close()
     peak = int(_memory(redis_url)["used_memory_peak"])
-    return Push(door.name, sent.value, seconds, idle, resident, peak_rss(api.pid), peak, refused.value)
+    return Push(feed.name, sent.value, seconds, idle, resident, peak_rss(api.pid), peak, refused.value)
 
 
 def _submit(http: Http, request: Request, refused: Any) -> int:
     """Send until stored. Returns the bytes sent last."""
-    while (answer := http.send(request)).status == 429:
+    while (answer := http.send(request)).status in (429, 503):
         with refused.get_lock():
             refused.value += 1
         time.sleep(0.2)
-    if answer.status != 201:
-        raise RuntimeError(f"{request.path}: {answer.status} {answer.body[:300]!r}")
+    if answer.status not in (200, 201):
+        raise UnexpectedAnswer(f"{request.path}: {answer.status} {answer.body[:300]!r}")
     return sum(map(len, request.body))
 
 

@@ -72,7 +72,7 @@ def _lines(results: Results) -> Iterator[str]:
             f"- {push.pushed / 1e9:.2f} GB through the API's {push.door} door in {push.seconds:.0f} s "
             f"({push.pushed / push.seconds / MB:.0f} MB/s): idle {push.idle / MB:.0f} MB, then each tenth {steps} MB; "
             f"peak {push.peak / MB:.0f} MB. Redis' peak: {push.redis_peak / MB:.0f} MB. "
-            f"{push.refused} submits were told to come again (429)."
+            f"{push.refused} submits were told to come again."
         )
     for stored in results.stored:
         yield (
