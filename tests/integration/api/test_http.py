@@ -18,6 +18,7 @@ from gristmill import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, ApiError, Client, Poli
 from gristmill_api.store import keys
 
 AT = f"/v1/runs/{RUN}"
+JSON = {"headers": {"Content-Type": "application/json"}}
 
 
 async def start(client: Client, **plan: Any) -> int:
@@ -247,6 +248,29 @@ async def test_long_polls_wake_at_once(client: Client) -> None:
     grant, woken = await waiting
     assert len(grant.permits) == 1
     assert woken - before < 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "told"),
+    [
+        ("PUT", f"{AT}/groups/g00000000", {}, "query.holder"),
+        ("PUT", f"{AT}/groups/g00000000?holder=a%20b", {}, "query.holder"),
+        ("PUT", f"{AT}/groups/a%20b?holder=env-1", {}, "path.group_id"),
+        ("POST", "/v1/runs/a%20b/lease", {"json": {"incarnation": 1, "batch_id": "b", "groups": 1}}, "path.run_id"),
+        ("POST", f"{AT}/lease", {"json": {"incarnation": 0, "batch_id": "b", "groups": 1}}, "body.incarnation"),
+        ("POST", f"{AT}/lease", {"json": {"incarnation": 1, "batch_id": "b", "group": 1}}, "body.group"),
+        ("POST", f"{AT}/lease", {"content": b'{"incarnation": 1', **JSON}, "body"),
+        ("POST", f"{AT}/lease", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, "header.content-type"),
+        ("POST", f"{AT}/lease", {}, "header.content-type"),
+    ],
+)
+async def test_what_every_group_passes_is_checked_too(
+    http: httpx.AsyncClient, method: str, path: str, sent: dict[str, Any], told: str
+) -> None:
+    """These routes read their parameters themselves: routes/direct.py."""
+    answer = await http.request(method, path, **sent)
+    assert code(answer) == (422, "bad_request")
+    assert answer.json()["error"]["message"].startswith(f"{told}: ")
 
 
 async def test_a_batch_that_cannot_be_sent_whole_is_refused_or_breaks_the_connection(
