@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from tests.integration.api.bench import trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
+from tests.support.redis_server import RedisServer
 
 from gristmill import Client, PolicyVersion, TrajectoryGroup, read_rollouts
 from gristmill.archive import ArchiveError, segments
@@ -152,17 +153,19 @@ async def test_archiving_may_be_off(
 
 
 async def test_groups_that_waited_are_let_go_when_archiving_is_turned_off(
-    redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
+    tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    await redis.set(keys.ARCHIVER, "another process", px=60_000)
-    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
-        await (await loop_at(server)).step(3)
-        assert not await empty(redis)
-    await redis.delete(keys.ARCHIVER)
-    with ApiServer(redis_url, GRISTMILL_RUNS_DIR="") as server:
-        await until(lambda: empty(redis))
-        assert await held(redis) == 0
-        assert "let_go=3" in server.log()
+    with RedisServer() as own:  # no other API is there that could let them go
+        async with Redis.from_url(own.url) as redis:
+            await redis.set(keys.ARCHIVER, "another process", px=60_000)
+            with ApiServer(own.url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
+                await (await loop_at(server)).step(3)
+                assert not await empty(redis)
+            await redis.delete(keys.ARCHIVER)
+            with ApiServer(own.url, GRISTMILL_RUNS_DIR="") as server:
+                await until(lambda: empty(redis))
+                assert await held(redis) == 0
+                assert "let_go=3" in server.log()
 
 
 async def test_an_api_that_does_not_archive_leaves_it_to_one_that_does(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from tests.integration.api.bench import RUN, trainer
@@ -17,6 +17,19 @@ TRAINED, DEAD, LEASED, READY, DROPPED, HELD, GIVEN_BACK = (f"g{row:08d}" for row
 ACKED_BATCH, LEASED_BATCH = "b0", "b1"
 LIMITS = {"API_MAX_ATTEMPTS": "1", "API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600", "API_ENV_TTL_S": "3600"}
 """For the API: one delivery makes a dead letter, and nothing runs out while a test looks."""
+
+
+ATROPOS: Final[dict[str, dict[str, Any]]] = {
+    "/register": {
+        **{"wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 64, "checkpoint_dir": "c"},
+        **{"save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 10},
+    },
+    "/register-env": {"max_token_length": 64, "desired_name": "e", "weight": 1.0, "group_size": 2},
+    "/disconnect-env": {"env_id": 0},
+    "/status-env": {"env_id": 0},
+    "/scored_data": {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [0.0, 1.0], "env_id": 0},
+}
+"""Bodies that fit, by endpoint."""
 
 
 def put_under_way(url: str) -> None:
@@ -48,6 +61,7 @@ def put_under_way(url: str) -> None:
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=DROPPED, reason="too_long")
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=GIVEN_BACK, reason="abandoned")
         audit = http.get(f"{at}/groups").raise_for_status().json()
+        _atropos_too(http)
         assert audit == {
             "trained": [TRAINED],
             "dead": [DEAD],
@@ -56,6 +70,14 @@ def put_under_way(url: str) -> None:
             "dropped": {DROPPED: "too_long"},
             "outstanding": [HELD],
         }
+
+
+def _atropos_too(http: httpx.Client) -> None:
+    """A trainer and an environment at the root, and a group of theirs."""
+    _post(http, "/register", **ATROPOS["/register"])
+    http.get("/batch").raise_for_status()
+    assert _post(http, "/register-env", **ATROPOS["/register-env"])["env_id"] == 0
+    assert _post(http, "/scored_data", **ATROPOS["/scored_data"]) == {"status": "received"}
 
 
 def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:

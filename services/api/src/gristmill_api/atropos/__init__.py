@@ -25,8 +25,9 @@ from fastapi import APIRouter
 
 from gristmill_api.atropos import data, envs, trainer
 from gristmill_api.atropos.door import Door
+from gristmill_api.atropos.speech import REFUSALS
 
-router = APIRouter()
+router = APIRouter(responses=REFUSALS)
 for _module in (trainer, envs, data):
     router.include_router(_module.router)
 

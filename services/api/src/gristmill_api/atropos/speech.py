@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
@@ -22,6 +23,28 @@ from gristmill_api.errors import Refused
 
 _LOG = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Detail(BaseModel):
+    """An error as Atropos' clients know it."""
+
+    detail: str
+
+
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    400: {
+        "description": "The body is not the gzip or the JSON that it says it is.",
+        "content": {
+            "text/plain": {"schema": {"type": "string"}},
+            "application/json": {"schema": Detail.model_json_schema()},
+        },
+    },
+    404: {"model": Detail, "description": "There is no such environment."},
+    409: {"model": Detail, "description": "The run that the root is bound to is finished, or is none of Atropos'."},
+    413: {"model": Detail, "description": "The body is larger than the API takes."},
+    503: {"model": Detail, "description": "The store is full or away. Try again: nothing was taken."},
+}
+"""What any route of the root may answer, for the OpenAPI document. 422 is FastAPI's."""
 
 
 class Plain(Request):
