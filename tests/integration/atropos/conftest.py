@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 from tests.integration.atropos.bench import Bench
+from tests.support.redis_server import RedisServer
 
 from gristmill_api.settings import Limits
 
@@ -21,3 +22,11 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 def bench(redis: Redis) -> Bench:
     """A run that nobody registered with yet. An environment is dead after a second of silence."""
     return Bench(redis, Limits(max_attempts=3, env_ttl_s=1.0))
+
+
+@pytest.fixture
+async def lone_bench() -> AsyncIterator[Bench]:
+    """The same over a Redis that no other API talks to: its count of commands is the test's."""
+    with RedisServer() as server:
+        async with Redis.from_url(server.url) as client:
+            yield Bench(client, Limits(max_attempts=3, env_ttl_s=1.0))

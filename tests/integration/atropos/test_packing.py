@@ -108,30 +108,30 @@ async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(be
     assert await bench.kinds() == await bench.ready_by_kind()
 
 
-async def test_a_queue_costs_the_same_whatever_its_length(bench: Bench) -> None:
+async def test_a_queue_costs_the_same_whatever_its_length(lone_bench: Bench) -> None:
     """The count of Redis' commands for a batch, a status and an environment's status: 10 groups or 10,000."""
-    await bench.register(16)
-    env = await bench.env(4)
+    await lone_bench.register(16)
+    env = await lone_bench.env(4)
     costs = []
     for length in (10, 10_000):
-        await bench.fill(length - len(bench.sizes), 4, env)
+        await lone_bench.fill(length - len(lone_bench.sizes), 4, env)
         counts = []
-        for ask in (bench.queue.trainer, lambda: bench.queue.env(env), bench.draw):
+        for ask in (lone_bench.queue.trainer, lambda: lone_bench.queue.env(env), lone_bench.draw):
             assert await ask() is not None  # its script is loaded, and the environment was heard
-            before = await bench.commands()
+            before = await lone_bench.commands()
             assert await ask() is not None
-            counts.append(await bench.commands() - before)
+            counts.append(await lone_bench.commands() - before)
         costs.append(counts)
     assert costs[0] == costs[1]
 
 
-async def test_asking_in_vain_costs_the_same_whatever_the_queue_holds(bench: Bench) -> None:
+async def test_asking_in_vain_costs_the_same_whatever_the_queue_holds(lone_bench: Bench) -> None:
     """Groups of 3 make no batch of 16: that is known from the counts, without a walk."""
-    await bench.register(16)
+    await lone_bench.register(16)
     costs = []
     for length in (10, 1_000):
-        await bench.fill(length - len(bench.sizes), 3)
-        before = await bench.commands()
-        assert await bench.draw() is None
-        costs.append(await bench.commands() - before)
+        await lone_bench.fill(length - len(lone_bench.sizes), 3)
+        before = await lone_bench.commands()
+        assert await lone_bench.draw() is None
+        costs.append(await lone_bench.commands() - before)
     assert costs[0] == costs[1]
