@@ -4,13 +4,14 @@
 # make test       lint, types, unit, integration, end to end: what CI runs
 # make test-long  what is too slow for every change
 # make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
+# make bench-durability  what a SIGKILL of Redis costs under appendfsync always and everysec: half an hour, too
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e bench-api clean
+.PHONY: setup local secure test test-long lint types unit integration e2e bench-api bench-durability clean
 
 setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
 
@@ -61,6 +62,9 @@ test-long: setup
 # A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
 bench-api: .venv/.ready .venv-atropos/.ready
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
+
+bench-durability: .venv/.ready
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
 # Environments, local models, Redis data. Runs stay.
 clean:

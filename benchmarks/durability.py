@@ -1,8 +1,12 @@
 """What a SIGKILL of Redis costs under `--appendfsync always` and under `everysec`: `make bench-durability`.
 
-The kill loop of the tests (tests/support/kill_loop.py), killing Redis only, once in each mode, on a disk that another
-process keeps busy, as a trainer's checkpoints do: while an fsync takes long, everysec holds writes back in memory that
-clients were already told of. Seconds are not compared; the modes' groups, lost groups and groups trained twice are.
+On a disk that new files keep busy, as a trainer's checkpoints do: while an fsync takes long, everysec holds writes back
+in memory that clients were already told of. Twice in each mode:
+
+    run      the kill loop of the tests (tests/support/kill_loop.py), killing Redis only
+    writes   one client that writes to Redis alone, as fast as it can; four times the kills
+
+Seconds are not compared; what was acknowledged and is gone is.
 """
 
 from __future__ import annotations
@@ -12,43 +16,47 @@ import contextlib
 import itertools
 import os
 import platform
+import random
 import shlex
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import redis
 from tests.support.kill_loop import KillLoop, Outcome
+from tests.support.redis_server import RedisServer
 
 from redis_binary import redis_server
 
 MODES = ("always", "everysec")
 _CHUNK = bytes(8 << 20)
 _CHECKPOINT = 256 << 20
-_LEGEND = """
-
-Lost: a submit was answered 2xx and the group is neither in the weights nor in the store. Trained twice: in the
-weights, or in the weights and in the queue again, because Redis forgot an ack. Trainer restarts: its leases or its
+_LOAD = os.getloadavg()
+_LEGEND = """Lost: a submit was answered 2xx and the group is neither in the weights nor in the store. Trained twice: in
+the weights, or in the weights and in the queue again, because Redis forgot an ack. Trainer restarts: its leases or its
 incarnation were forgotten.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="kills in each mode; default: 100")
+    parser.add_argument("--rounds", type=int, default=60, help="kills in each mode of a run; default: 60")
     parser.add_argument("--seed", type=int, default=1, help="of the kills' schedule; default: 1")
-    parser.add_argument("--results", type=Path, help="file to write the page to; default: only show it")
+    parser.add_argument("--results", type=Path, help="folder to write durability.md to; default: only show it")
     options = parser.parse_args()
     with _busy_disk():
-        outcomes = {mode: _run(mode, options.rounds, options.seed) for mode in MODES}
-    page = _page(outcomes)
+        writes = {mode: _writes(mode, 4 * options.rounds, options.seed) for mode in MODES}
+        runs = {mode: _run(mode, options.rounds, options.seed) for mode in MODES}
+    page = _page(runs, writes)
     print(page, end="")
     if options.results is not None:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(page)
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "durability.md").write_text(page)
 
 
 def _run(mode: str, rounds: int, seed: int) -> Outcome:
@@ -57,6 +65,47 @@ def _run(mode: str, rounds: int, seed: int) -> Outcome:
         outcome = loop.run()
     print(f"{mode}: {outcome.text()}", file=sys.stderr)
     return outcome
+
+
+@dataclass(frozen=True)
+class Writes:
+    kills: int
+    acknowledged: int
+    lost: int
+    kills_that_lost: int
+
+
+def _writes(mode: str, rounds: int, seed: int) -> Writes:
+    rng = random.Random(seed)
+    acknowledged, lost = 0, []
+    with RedisServer("--appendfsync", mode) as server:
+        for _ in range(rounds):
+            told = _write_until_killed(server, rng.uniform(0.2, 2.5))
+            server.start()
+            with redis.Redis.from_url(server.url) as client:
+                kept = int(client.get("number") or 0)
+                client.flushall()
+            acknowledged += told
+            lost.append(max(told - kept, 0))
+    found = Writes(rounds, acknowledged, sum(lost), sum(count > 0 for count in lost))
+    print(f"{mode}: {found}", file=sys.stderr)
+    return found
+
+
+def _write_until_killed(server: RedisServer, seconds: float) -> int:
+    """Count up in Redis, beside 2 kB a count. Returns the last number that was acknowledged."""
+    killer = threading.Timer(seconds, server.kill)
+    killer.start()
+    number = 0
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            while True:
+                client.mset({"number": number + 1, f"payload:{number % 1000}": bytes(2000)})
+                number += 1
+    except redis.ConnectionError:
+        return number
+    finally:
+        killer.join()
 
 
 @contextlib.contextmanager
@@ -84,25 +133,31 @@ def _busy_disk() -> Iterator[None]:
         writer.join()
 
 
-def _page(outcomes: dict[str, Outcome]) -> str:
+def _page(runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "benchmarks.durability", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/durability.py", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} cores, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30} GiB, "
-        f"{platform.system()}",
+        f"{platform.system()}; load before: {_LOAD[0]:.0f}",
         "redis": _redis_version(),
         "python": platform.python_version(),
     }
     lines = ["# SIGKILL of Redis: what was acknowledged and is gone", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    lines += ["## A run: environments and a trainer through the API", ""]
     lines += ["| appendfsync | kills of Redis | groups acknowledged | lost | trained twice | trainer restarts |"]
     lines += ["|---|---|---|---|---|---|"]
-    for mode, outcome in outcomes.items():
+    for mode, outcome in runs.items():
         counts = outcome.ledger.counts()
         twice = counts["trained_twice"] + counts["in_two_places"]
         row = (mode, outcome.kills["redis"], counts["acknowledged"], counts["lost"], twice)
         lines.append(f"| {' | '.join(map(str, row))} | {len(outcome.ended_by_themselves)} |")
-    return "\n".join(lines) + _LEGEND
+    lines += ["", _LEGEND, "## One client that writes to Redis alone", ""]
+    lines += ["| appendfsync | kills of Redis | writes acknowledged | lost | kills that lost any |"]
+    lines += ["|---|---|---|---|---|"]
+    for mode, found in writes.items():
+        lines.append(f"| {mode} | {found.kills} | {found.acknowledged} | {found.lost} | {found.kills_that_lost} |")
+    return "\n".join(lines) + "\n"
 
 
 def _redis_version() -> str:
