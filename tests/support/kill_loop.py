@@ -32,7 +32,7 @@ RUN = "run-1"
 STEPS = 1_000_000
 """More than any loop does: the run is still open when it ends."""
 ENVS = ("env-1", "env-2")
-STUCK_S = 60
+STUCK_S = 120
 LINGER_S = 0.15
 EVERYONE = ("redis", "api", "trainer", *ENVS)
 
