@@ -47,7 +47,8 @@ unit: .venv/.ready
 	$(VENV)/pytest tests/unit
 
 integration: setup
-	$(VENV)/pytest tests/integration -m "not long"
+	$(VENV)/pytest tests/integration/api tests/integration/atropos -m "not long" -n 2 --dist loadfile
+	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
 
 e2e: setup
 	scripts/prepare_engine.sh

@@ -128,6 +128,7 @@ def seeded(api: ApiServer, shared_redis: RedisServer) -> Iterator[Snapshot]:
     with redis.Redis.from_url(shared_redis.url) as client:
         client.flushall()
         under_way.put_under_way(api.url)
+        under_way.put_atropos_under_way(api.url)
         yield Snapshot(client)
 
 

@@ -61,7 +61,6 @@ def put_under_way(url: str) -> None:
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=DROPPED, reason="too_long")
         _post(http, f"{at}/permits/return", holder=HOLDER, group_id=GIVEN_BACK, reason="abandoned")
         audit = http.get(f"{at}/groups").raise_for_status().json()
-        _atropos_too(http)
         assert audit == {
             "trained": [TRAINED],
             "dead": [DEAD],
@@ -72,12 +71,13 @@ def put_under_way(url: str) -> None:
         }
 
 
-def _atropos_too(http: httpx.Client) -> None:
+def put_atropos_under_way(url: str) -> None:
     """A trainer and an environment at the root, and a group of theirs."""
-    _post(http, "/register", **ATROPOS["/register"])
-    http.get("/batch").raise_for_status()
-    assert _post(http, "/register-env", **ATROPOS["/register-env"])["env_id"] == 0
-    assert _post(http, "/scored_data", **ATROPOS["/scored_data"]) == {"status": "received"}
+    with httpx.Client(base_url=url) as http:
+        _post(http, "/register", **ATROPOS["/register"])
+        http.get("/batch").raise_for_status()
+        assert _post(http, "/register-env", **ATROPOS["/register-env"])["env_id"] == 0
+        assert _post(http, "/scored_data", **ATROPOS["/scored_data"]) == {"status": "received"}
 
 
 def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:

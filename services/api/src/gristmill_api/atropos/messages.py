@@ -63,7 +63,7 @@ class ScoredData(BaseModel):
     @field_validator("messages", mode="before")
     @classmethod
     def _role_and_content(cls, messages: Any) -> Any:
-        for conversation in messages or ():
+        for conversation in messages if isinstance(messages, list) else ():
             if not isinstance(conversation, list):
                 return messages  # the type check that follows says it better
             for message in conversation:
