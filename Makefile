@@ -3,6 +3,7 @@
 # make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
 # make test       lint, types, unit, integration, end to end: what CI runs
 # make test-long  what is too slow for every change
+# make mutants    every mutant of the store's Lua scripts, put to the tests; ARGS="lease.lua take.lua": only theirs
 # make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
 # make bench-durability  what a SIGKILL of Redis costs under appendfsync always and everysec: half an hour, too
 SHELL := /bin/bash
@@ -11,7 +12,7 @@ PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e bench-api bench-durability clean
+.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-durability clean
 
 setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
 
@@ -47,13 +48,18 @@ unit: .venv/.ready
 	$(VENV)/pytest tests/unit
 
 integration: setup
-	$(VENV)/pytest tests/integration/api tests/integration/atropos -m "not long" -n 2 --dist loadfile
+	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
+	  -m "not long" -n 2 --dist loadfile
 	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
 
 e2e: setup
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
+
+# Long: two mutants at a time. Survivors are added to tests/mutation/survivors.toml, for somebody to say why they live.
+mutants: .venv/.ready
+	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
 test-long: setup
 	scripts/prepare_engine.sh

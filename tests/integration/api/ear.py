@@ -1,0 +1,52 @@
+"""Hears what a change tells: who is woken, and what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gristmill_api.store import keys
+
+Told = tuple[set[str], list[dict[str, str]]]
+NOTHING: Told = (set(), [])
+
+
+class Ear:
+    """Listens to one run."""
+
+    def __init__(self, redis: Redis, run_id: str) -> None:
+        self._redis = redis
+        self._stream = keys.prefix(run_id) + "events"
+        self._topic = f"events {keys.prefix(run_id)}"
+        self._subscription = redis.pubsub(ignore_subscribe_messages=True)
+        self._last = "0-0"
+
+    async def open(self) -> None:
+        await self._subscription.subscribe(keys.EVENTS)
+        await self._subscription.get_message(timeout=5)
+        newest: Any = await self._redis.xrevrange(self._stream, count=1)
+        self._last = newest[0][0].decode() if newest else "0-0"
+
+    async def close(self) -> None:
+        await self._subscription.aclose()  # type: ignore[no-untyped-call]
+
+    async def hear(self, call: Awaitable[Any] | None = None) -> Told:
+        """What was published while `call` ran, and the events of the run that were written down."""
+        if call is not None:
+            await call
+        # Redis sends in order: what was published before the marker has come when the marker has.
+        await self._redis.publish(keys.EVENTS, "marker")
+        topics: set[str] = set()
+        while (message := await self._subscription.get_message(timeout=5)) is not None:
+            topic = message["data"].decode()
+            if topic == "marker":
+                break
+            topics.add(topic)
+        found: Any = await self._redis.xrange(self._stream, f"({self._last}", "+")
+        if found:
+            self._last = found[-1][0].decode()
+        events = [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
+        assert (self._topic in topics) == bool(events), "who reads the stream is woken by what is written to it"
+        return topics - {self._topic}, events

@@ -1,0 +1,83 @@
+"""Atropos' queue on the bench: its verbs in short form, over a real Redis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from redis.asyncio import Redis
+
+from gristmill_api.atropos.messages import RegisterEnv, Registration
+from gristmill_api.atropos.queue import Queue
+from gristmill_api.atropos.scored import Scored
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store, keys
+
+RUN = "atropos"
+START = keys.prefix(RUN)
+
+
+def registration(batch_size: int = 4, starting_step: int = 0) -> Registration:
+    return Registration(
+        wandb_group="g",
+        wandb_project="p",
+        batch_size=batch_size,
+        max_token_len=64,
+        checkpoint_dir="d",
+        save_checkpoint_interval=0,
+        starting_step=starting_step,
+        num_steps=10,
+    )
+
+
+def scored(sequences: int = 2, env_id: int | None = None, text: bytes = b"x" * 100) -> Scored:
+    return Scored(text=text, sequences=sequences, tokens=10 * sequences, env_id=env_id)
+
+
+@dataclass
+class Bench:
+    redis: Redis
+    limits: Limits = field(default_factory=Limits)
+    archive: bool = False
+    _receipts: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.redis, self.limits, archive=self.archive)
+        self.queue = Queue(self.store, self.limits, RUN, archive=self.archive)
+
+    async def start(self, batch_size: int = 4) -> None:
+        """A trainer registers and asks for a batch, so that environments may come."""
+        await self.queue.register(registration(batch_size))
+        assert await self.lend("first") is None
+
+    async def env(self, group_size: int = 1, share: float | None = None, name: str = "e") -> int:
+        facts = RegisterEnv(
+            max_token_length=64, desired_name=name, weight=1.0, group_size=group_size, min_batch_allocation=share
+        )
+        registered = await self.queue.register_env(facts)
+        assert registered is not None
+        return registered.number
+
+    async def submit(self, *groups: Scored) -> list[int | None]:
+        return await self.queue.submit(f"receipt-{next(self._receipts)}", groups)
+
+    async def lend(self, batch_id: str) -> list[str] | None:
+        answer = await self.queue.lend(batch_id)
+        assert answer is not None, "no trainer is registered"
+        lent, _ = answer
+        return None if lent is None else [group.group_id for group in lent]
+
+    async def ready(self) -> list[str]:
+        return (await self.store.audit(RUN)).ready
+
+    async def expire_lease(self, batch_id: str) -> None:
+        assert await self.redis.zadd(START + "leases", {batch_id: 1}, xx=True, ch=True)
+
+    async def silence(self, number: int) -> None:
+        """The environment was not heard of for ever."""
+        assert await self.redis.zadd(START + "atropos:heard", {str(number): 1}, xx=True, ch=True)
+
+
+def names(*rows: int) -> Sequence[str]:
+    return [f"a{row:08d}" for row in rows]

@@ -1,0 +1,220 @@
+"""Submits to the queue: all or none, once, and pieces of groups that wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+from tests.integration.api.ear import NOTHING, Ear
+from tests.integration.atropos_queue.bench import RUN, START, Bench, names, scored
+
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import keys
+
+
+async def test_groups_are_queued_as_they_came(bench: Bench) -> None:
+    await bench.start()
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    number = await bench.env(group_size=2)
+    await ear.hear()
+    texts = [b"a" * 10, b"b" * 20, b"c" * 30]
+    groups = [scored(2, number, texts[0]), scored(3, None, texts[1]), scored(2, 99, texts[2])]
+    submitted = [
+        {"kind": "submit", "group": name, "env": env, "sequences": str(size), "tokens": str(10 * size)}
+        for name, env, size in zip(names(0, 1, 2), (str(number), "", "99"), (2, 3, 2), strict=True)
+    ]
+    assert await ear.hear(bench.queue.submit("r1", groups)) == ({f"ready {START}"}, submitted)
+    await ear.close()
+    assert await bench.ready() == names(0, 1, 2)
+    assert [await bench.store.payload(RUN, name) for name in names(0, 1, 2)] == texts
+    assert await bench.queue.latest() == texts[2]
+    facts = await bench.redis.hgetall(START + "group:a00000001")
+    assert facts[b"raw_bytes"] == facts[b"bytes"] == b"20"
+    assert (facts[b"schema"], facts[b"step"], facts[b"version"], facts[b"env_id"]) == (b"atropos", b"", b"0.0", b"")
+    status = await bench.store.status(RUN)
+    assert (status.bytes, status.accepted, status.sequences["ready"]) == (60, 3, 7)
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 60
+
+
+async def test_a_submit_is_stored_once_whatever_its_client_heard(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=4)
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
+    await ear.hear()
+    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
+    assert await ear.hear() == NOTHING
+    await ear.close()
+    assert await bench.ready() == names(1)
+    ttl = await bench.redis.pttl(START + "atropos:receipt:r1")
+    assert 590_000 < ttl <= 600_000
+    await bench.store.close_run(RUN)
+    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
+
+
+async def test_the_version_that_was_served_is_noted(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=4)
+    await bench.redis.hset(START + "record", mapping={"version_incarnation": 2, "version_step": 7})
+    await bench.submit(scored(2, number), scored(4))
+    await bench.redis.hset(START + "record", "version_step", 8)
+    await bench.submit(scored(2, number))
+    found = [await bench.redis.hmget(START + f"group:{name}", "step", "version") for name in names(0, 1, 2)]
+    assert found == [[b"7", b"2.7"], [b"7", b"2.7"], [b"8", b"2.8"]], "when they came, not when they were released"
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(max_stored_bytes=300), "300 bytes are stored of 300"),
+        (Limits(max_run_bytes=300), "holds 2 groups of 300 bytes"),
+        (Limits(max_run_groups=2), "holds 2 groups"),
+    ],
+)
+async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, message: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client, limits)
+        await bench.start()
+        number = await bench.env(group_size=4)
+        await bench.submit(scored(2, number))
+        with pytest.raises(Refused) as refused:
+            await bench.submit(scored(4), scored(4), scored(4))
+        assert refused.value.status == 429
+        assert await bench.ready() == [], "all or none"
+        await bench.submit(scored(4), scored(4))
+        with pytest.raises(Refused, match=message):
+            await bench.submit(scored(4))
+        assert len(await bench.ready()) == 2
+        assert (await bench.store.status(RUN)).bytes == 300
+
+
+async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client, Limits(max_run_groups=4, max_attempts=1), archive=True)
+        await bench.start()
+        await bench.submit(*[scored(4)] * 4)
+        await bench.lend("atropos:1")
+        await bench.queue.ack("atropos:1")
+        await bench.lend("atropos:2")
+        await bench.queue.give_back("atropos:2")
+        await bench.lend("atropos:3")
+        status = await bench.store.status(RUN)
+        assert (status.ready, status.leased, status.dead, status.archiving) == (1, 1, 1, 1)
+        with pytest.raises(Refused, match="holds 4 groups"):
+            await bench.submit(scored(4))
+
+
+async def test_pieces_wait_until_they_make_a_group(bench: Bench) -> None:
+    await bench.start()
+    number, other = await bench.env(group_size=4), await bench.env(group_size=4)
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    assert await bench.submit(scored(3, number, b"1" * 10)) == [3]
+    assert await bench.submit(scored(2, other, b"2" * 20)) == [2], "another's buffer"
+    assert await ear.hear() == NOTHING
+    status = await bench.store.status(RUN)
+    assert (status.bytes, status.ready, status.accepted) == (30, 0, 0)
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 30
+    assert await bench.submit(scored(2, number)) == [5]
+    assert await bench.submit(scored(4, number), scored(6, number)) == [None, None], "no piece"
+    assert await bench.submit(scored(1, number, b"3" * 30)) == [2]
+    assert await bench.ready() == names(3, 4, 0, 5)
+    assert [await bench.store.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
+    assert await bench.redis.hget(START + "group:a00000000", "env_id") == str(number).encode()
+    assert (await bench.store.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 360
+    assert await bench.submit(scored(2, number)) == [0]
+    assert await bench.redis.keys(START + "atropos:held:*") == [f"{START}atropos:held:a00000001".encode()]
+    await ear.close()
+
+
+async def test_who_submits_is_heard(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=4)
+    await bench.silence(number)
+    await bench.submit(scored(2, number), scored(2, 99))
+    assert await bench.redis.zscore(START + "atropos:heard", str(number)) != 1
+    assert await bench.redis.zcard(START + "atropos:heard") == 1, "who never registered is nobody"
+
+
+async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=5)
+    assert await bench.submit(*[scored(3, number)] * 64) == [3 * pieces for pieces in range(1, 65)]
+    assert await bench.ready() == []
+    assert await bench.submit(scored(3, number), scored(3, number)) == [192, 192]
+    assert await bench.ready() == names(0, 1), "the oldest go as they are"
+    assert (await bench.store.status(RUN)).bytes == 6600
+
+
+def summing(sizes: Sequence[int], target: int) -> set[int] | None:
+    """Indices: the first that fit, if they come to the target; else any that do, the last of them as early as can be
+    and so on downwards, but each taken where it can be."""
+    greedy, total = set(), 0
+    for index, size in enumerate(sizes):
+        if total + size <= target:
+            greedy.add(index)
+            total += size
+            if total == target:
+                return greedy
+
+    def reach(count: int, left: int) -> bool:
+        return left == 0 or (
+            count > 0
+            and (reach(count - 1, left) or (sizes[count - 1] <= left and reach(count - 1, left - sizes[count - 1])))
+        )
+
+    if not reach(len(sizes), target):
+        return None
+    chosen, left = set(), target
+    for index in reversed(range(len(sizes))):
+        if sizes[index] <= left and reach(index, left - sizes[index]):
+            chosen.add(index)
+            left -= sizes[index]
+    return chosen
+
+
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(target=st.integers(4, 13), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=14))
+def test_pieces_are_released_as_the_model_says(redis_url: str, target: int, sizes: list[int]) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    asyncio.run(_compare(redis_url, target, sizes))
+
+
+async def _compare(url: str, target: int, sizes: list[int]) -> None:
+    async with Redis.from_url(url) as client:
+        bench = Bench(client)
+        await bench.start()
+        number = await bench.env(group_size=target)
+        queued: list[str] = []
+        held: list[tuple[str, int]] = []
+        for row, size in enumerate(sizes):
+            (name,) = names(row)
+            if size >= target:
+                queued.append(name)
+                expected = None
+            else:
+                held.append((name, size))
+                chosen = summing([piece for _, piece in held], target) or set()
+                queued += [held[index][0] for index in sorted(chosen)]
+                held = [piece for index, piece in enumerate(held) if index not in chosen]
+                expected = sum(piece for _, piece in held)
+            assert await bench.submit(scored(size, number)) == [expected]
+            assert await bench.ready() == queued

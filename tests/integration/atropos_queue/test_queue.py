@@ -1,0 +1,323 @@
+"""The queue behind Atropos' door: registrations, batches on their way, starting over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.ear import NOTHING, Ear, Told
+from tests.integration.atropos_queue.bench import RUN, START, Bench, names, registration, scored
+
+from gristmill_api.atropos.messages import RegisterEnv
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import keys
+
+
+def told(kind: str, **fields: object) -> dict[str, str]:
+    return {"kind": kind, **{name: str(value) for name, value in fields.items()}}
+
+
+async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
+    assert await bench.queue.trainer() is None
+    assert await bench.queue.lend("b") is None, "nobody registered, and there is no run"
+    await bench.queue.register(registration(batch_size=8, starting_step=3))
+    record = await bench.store.record(RUN)
+    assert (record.protocol, record.stack) == ("atropos", None)
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    assert await ear.hear(bench.queue.register(registration(batch_size=99))) == NOTHING
+    await bench.submit(scored(), scored())
+    trainer = await bench.queue.trainer()
+    assert trainer is not None
+    assert (trainer.step, trainer.queued, trainer.registration["batch_size"]) == (3, 2, "8")
+    assert trainer.registration["wandb_project"] == "p"
+    await bench.queue.reset()
+    assert await bench.queue.lend("b") is None, "there is a run, and nobody registered"
+    await ear.hear()
+    assert await ear.hear(bench.queue.register(registration())) == (set(), [told("register")])
+    await ear.close()
+
+
+async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -> None:
+    env = RegisterEnv(max_token_length=1, desired_name="e", weight=1, group_size=1)
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client)
+        calls = (
+            lambda: bench.queue.register(registration()),
+            lambda: bench.queue.register_env(env),
+            lambda: bench.submit(scored()),
+        )
+        await bench.store.create_run(RUN, {}, 2, stack=None)
+        for call in calls:
+            with pytest.raises(Refused) as refused:
+                await call()
+            assert refused.value.status == 409
+            assert "finished" not in refused.value.message
+        await client.flushall()
+        await bench.queue.register(registration())
+        await bench.store.close_run(RUN)
+        for call in calls:
+            with pytest.raises(Refused, match="finished"):
+                await call()
+        assert await bench.ready() == []
+
+
+async def test_environments_come_after_the_first_request_for_a_batch(bench: Bench) -> None:
+    await bench.queue.register(registration(batch_size=8, starting_step=2))
+    facts = RegisterEnv(max_token_length=64, desired_name="e", weight=0.5, group_size=4, min_batch_allocation=0.25)
+    assert await bench.queue.register_env(facts) is None
+    assert await bench.lend("b") is None
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    first = await bench.queue.register_env(facts)
+    assert first is not None
+    assert (first.number, first.namesakes, first.trainer["batch_size"], first.trainer["step"]) == (0, 0, "8", "2")
+    assert await ear.hear() == (set(), [told("register_env", env=0, name="e")])
+    await ear.close()
+    assert await bench.env(group_size=2, name="other") == 1
+    again = await bench.queue.register_env(facts)
+    assert again is not None
+    assert (again.number, again.namesakes) == (2, 1)
+    view = await bench.queue.env(0)
+    assert view is not None
+    assert (view.step, view.batch_size, view.group_size, view.shares) == (2, 8, 4, {"0": 0.25, "2": 0.25})
+    assert (view.own.max_context_len, view.own.weight, len(view.connected)) == (64, 0.5, 3)
+    assert await bench.queue.env(3) is None
+
+
+async def test_who_is_gone_or_silent_does_not_count(bench: Bench) -> None:
+    await bench.start()
+    for number in range(12):
+        assert await bench.env(share=0.1, name=str(number)) == number
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    assert await ear.hear(bench.queue.disconnect(1)) == (set(), [told("disconnect_env", env=1)])
+    assert not await bench.queue.disconnect(12)
+    await ear.close()
+    await bench.silence(2)
+    view = await bench.queue.env(0)
+    assert view is not None
+    assert list(view.shares) == [str(number) for number in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11)], "by number"
+    assert len(view.connected) == 10
+    assert len(dict.fromkeys(map(str, view.shares))) == 10
+    view = await bench.queue.env(2)
+    assert view is not None
+    assert "2" in view.shares, "who asks is heard"
+    for number in range(12):
+        await bench.silence(number)
+    view = await bench.queue.env(1)
+    assert view is not None
+    assert (view.connected, view.shares) == ([], {}), "who said goodbye is gone whatever it asks"
+
+
+async def test_what_was_heard_lately_is_not_written_again(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env()
+    silence_ms = bench.limits.env_ttl_s * 1000
+    for ago, written in ((0.05, False), (0.15, True)):
+        heard = int(time.time() * 1000 - ago * silence_ms)
+        await bench.redis.zadd(START + "atropos:heard", {str(number): heard})
+        await bench.queue.env(number)
+        assert (await bench.redis.zscore(START + "atropos:heard", str(number)) != heard) == written
+
+
+async def test_the_group_size_rises_to_the_largest_that_is_ready(bench: Bench) -> None:
+    await bench.start(batch_size=64)
+    first, second = await bench.env(group_size=2), await bench.env(group_size=4)
+    await bench.submit(scored(8, first), scored(6, first), scored(8, None), scored(16, second))
+    view = await bench.queue.env(first)
+    assert view is not None
+    assert view.group_size == 8
+    assert sorted(view.ready) == [("", 8, 1), ("0", 6, 1), ("0", 8, 1), ("1", 16, 1)]
+    assert await bench.redis.hgetall(START + "atropos:group_sizes") == {b"0": b"8", b"1": b"4"}
+
+
+async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear) -> None:
+    await bench.start()
+    await bench.submit(*[scored()] * 4)
+    await ear.hear()
+    assert await ear.hear(bench.lend("atropos:1")) == (set(), [told("lease", batch="atropos:1", groups=2)])
+    answer = await bench.queue.lend("atropos:1")
+    assert answer is not None
+    lent, set_aside = answer
+    assert lent is not None
+    assert [(group.group_id, group.size) for group in lent] == [(name, 100) for name in names(0, 1)]
+    assert set_aside == 0
+    assert await bench.ready() == names(2, 3)
+    assert await bench.redis.hget(START + "group:a00000000", "attempts") == b"1"
+    assert await ear.hear() == NOTHING, "a retry"
+    acked: Told = (set(), [told("ack", batch="atropos:1", groups=2)])
+    assert await ear.hear(bench.queue.ack("atropos:1")) == acked
+    assert await bench.queue.ack("atropos:1")
+    assert await ear.hear() == NOTHING
+    trainer = await bench.queue.trainer()
+    assert trainer is not None
+    assert trainer.step == 1, "once, however often it is told"
+    assert not await bench.queue.ack("atropos:never")
+    audit = await bench.store.audit(RUN)
+    assert (audit.trained, audit.ready, audit.leased) == (names(0, 1), names(2, 3), [])
+    assert await bench.redis.exists(START + "batch:atropos:1") == 0
+    assert await bench.redis.hgetall(START + "atropos") != {}
+
+
+async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
+    await bench.start()
+    await bench.submit(*[scored()] * 4)
+    before = time.time()
+    await bench.lend("atropos:1")
+    await bench.lend("atropos:2")
+
+    async def deadline(batch_id: str) -> float:
+        return float(await bench.redis.zscore(START + "leases", batch_id) or 0) / 1000
+
+    for batch_id in ("atropos:1", "atropos:2"):
+        assert before + 29.9 < await deadline(batch_id) < time.time() + 30.1
+    await bench.expire_lease("atropos:1")
+    assert await bench.queue.extend("atropos:1"), "nobody noticed"
+    assert before + 29.9 < await deadline("atropos:1") < time.time() + 30.1
+    assert not await bench.queue.extend("atropos:9")
+    assert await bench.redis.zcard(START + "leases") == 2
+    await bench.expire_lease("atropos:1")
+    assert await bench.lend("atropos:3") == names(0, 1)
+    assert not await bench.queue.extend("atropos:1")
+    assert not await bench.queue.ack("atropos:1"), "its groups went on"
+    await bench.expire_lease("atropos:2")
+    assert await bench.lend("atropos:4") == names(2, 3)
+    await bench.expire_lease("atropos:4")
+    await bench.expire_lease("atropos:3")
+    await bench.submit(scored(1))
+    await bench.redis.hset(START + "atropos", "batch_size", 999)
+    assert await bench.lend("atropos:5") is None
+    assert await bench.ready() == names(0, 1, 2, 3, 4)
+    assert await bench.lend("atropos:4") == names(2, 3), "expired, and nobody has its groups"
+    assert before + 29.9 < await deadline("atropos:4") < time.time() + 30.1
+    assert await bench.queue.ack("atropos:3"), "late, and nobody has its groups"
+    assert (await bench.store.audit(RUN)).trained == names(0, 1)
+    assert (await bench.store.status(RUN)).leased == 2
+
+
+async def test_a_vanished_client_gives_its_batch_back(bench: Bench, ear: Ear) -> None:
+    await bench.start()
+    await bench.submit(*[scored()] * 3)
+    await bench.lend("atropos:1")
+    await ear.hear()
+    given_back = ({f"ready {START}"}, [told("nack", batch="atropos:1", groups=2)])
+    assert await ear.hear(bench.queue.give_back("atropos:1")) == given_back
+    assert await ear.hear(bench.queue.give_back("atropos:1")) == NOTHING
+    assert await bench.ready() == names(0, 1, 2)
+    assert not await bench.queue.ack("atropos:1")
+    assert await bench.redis.exists(START + "batch:atropos:1") == 0
+    assert await bench.lend("atropos:1") == names(0, 1), "the name is free again"
+
+
+async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client, Limits(max_attempts=2))
+        await bench.start()
+        await bench.submit(scored(5), scored(2), scored(4), scored(9), scored(2))
+        answer = await bench.queue.lend("atropos:1")
+        assert answer is not None
+        lent, set_aside = answer
+        assert lent is not None
+        assert ([group.group_id for group in lent], set_aside) == (names(2), 2)
+        letters = await bench.store.dead.letters(RUN, 0, 9)
+        assert [(letter.group_id, letter.reason) for letter in letters] == [
+            (name, "larger_than_a_batch") for name in names(0, 3)
+        ]
+        for attempt in range(2):
+            assert await bench.lend(f"atropos:again{attempt}") == names(1, 4)
+            await bench.queue.give_back(f"atropos:again{attempt}")
+        await bench.submit(scored(4))
+        answer = await bench.queue.lend("atropos:2")
+        assert answer is not None
+        lent, set_aside = answer
+        assert lent is not None
+        assert ([group.group_id for group in lent], set_aside) == (names(5), 2)
+        status = await bench.store.status(RUN)
+        assert (status.dead, status.accepted, status.ready) == (4, 2, 0)
+
+
+async def test_a_silent_environments_share_is_not_kept(bench: Bench) -> None:
+    await bench.start()
+    quiet, busy = await bench.env(share=0.5), await bench.env()
+    await bench.submit(*[scored(2, busy)] * 2)
+    assert await bench.lend("atropos:1") is None
+    await bench.silence(quiet)
+    assert await bench.lend("atropos:1") == names(0, 1)
+
+
+@pytest.mark.parametrize("batch_size", [0, -4])
+async def test_a_batch_of_nothing_is_never_full(bench: Bench, batch_size: int) -> None:
+    await bench.start(batch_size)
+    await bench.submit(scored())
+    assert await bench.lend("atropos:1") is None
+
+
+async def test_acked_batches_are_archived_and_their_names_trimmed(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client, archive=True)
+        await bench.start()
+        await bench.submit(*[scored()] * 2)
+        await client.zadd(START + "acked", {f"old{number}": number for number in range(5000)})
+        ear = Ear(client, RUN)
+        await ear.open()
+        await bench.lend("atropos:1")
+        await ear.hear()
+        topics, _ = await ear.hear(bench.queue.ack("atropos:1"))
+        assert topics == {f"archive {START}"}
+        await ear.close()
+        assert await bench.store.archive.head(RUN, 9) == names(0, 1)
+        assert await client.zcard(START + "acked") == 4096
+        assert await bench.queue.ack("atropos:1")
+
+
+async def test_a_reset_forgets_all_but_what_comes_after_it(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=4, share=0.5)
+    await bench.submit(*[scored()] * 700)
+    await bench.submit(scored(2, number))  # in its buffer
+    await bench.queue.disconnect(number)
+    lent = await bench.lend("atropos:1")
+    assert lent == names(0, 1)
+    await bench.submit(scored(4, number))
+    await bench.lend("atropos:2")
+    await bench.expire_lease("atropos:2")
+    ear = Ear(bench.redis, RUN)
+    await ear.open()
+    submitting = asyncio.create_task(_submit_meanwhile(bench))
+    topics, events = await ear.hear(bench.queue.reset())
+    await submitting
+    await ear.close()
+    assert topics >= {f"permits {START}"}
+    assert told("reset") in events
+    audit = await bench.store.audit(RUN)
+    assert set(audit.dropped.values()) == {"reset"}
+    assert len(audit.dropped) + len(audit.ready) == 702
+    assert not {*names(0, 1)} & {*audit.ready}
+    assert not await bench.queue.ack("atropos:1")
+    assert await bench.queue.trainer() is None
+    assert await bench.queue.env(number) is None
+    assert not [name for name in await bench.redis.keys(START + "atropos*") if b"receipt" not in name]
+    status = await bench.store.status(RUN)
+    assert (status.leased, status.bytes) == (0, 100 * len(audit.ready))
+    assert await bench.redis.zcard(START + "leases") == 0
+    await bench.queue.reset()
+    assert await bench.ready() == []
+
+
+async def _submit_meanwhile(bench: Bench) -> None:
+    await bench.submit(scored())
+
+
+async def test_deleting_the_run_leaves_nothing(bench: Bench) -> None:
+    await bench.start()
+    number = await bench.env(group_size=4)
+    await bench.submit(scored(2, number), scored(2))
+    await bench.store.close_run(RUN)
+    await bench.store.delete_run(RUN)
+    left = [name for name in await bench.redis.keys(START + "*") if b"receipt" not in name]
+    assert left == []
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 0

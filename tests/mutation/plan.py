@@ -1,0 +1,36 @@
+"""Which tests a mutant must get past: those that most die of first, the slow ones for those that did not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_API: Final = "tests/integration/api"
+_ATROPOS: Final = "tests/integration/atropos_queue"
+_SLOW: Final = (
+    f"{_API}/test_lease_amounts.py::test_the_walk_has_a_bound",
+    f"{_API}/test_dead_letters.py::test_the_oldest_letters_go_when_there_are_too_many",
+    f"{_API}/test_telling.py::test_the_stream_forgets_what_is_old",
+)
+
+Tests = tuple[str, ...]
+"""Arguments for pytest."""
+
+NATIVE: Final[Tests] = (
+    *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs")),
+    *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "telling", "edges")),
+    "tests/mutation/histories.py",
+    *(f"--deselect={test}" for test in _SLOW),
+)
+NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
+ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "adopt", "model"))
+
+_OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
+_OF_BOTH: Final = ("_keys.lua", "_moves.lua")
+
+
+def stages(script: str, *, thorough: bool) -> list[Tests]:
+    """Stage by stage. Not thorough: without the slow ones."""
+    if script.startswith("atropos_") or script in _OF_ATROPOS:
+        return [ATROPOS]
+    found = [NATIVE, ATROPOS] if script in _OF_BOTH else [NATIVE]
+    return [*found, NATIVE_SLOW] if thorough else found

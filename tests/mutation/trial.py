@@ -1,0 +1,97 @@
+"""Runs the store's tests against a folder of Lua scripts, in a process of its own that a mutant cannot hurt."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.support import redis_server
+
+from gristmill_api.store import scripts
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_REDIS_MEMORY: Final = 1 << 30
+# Plain asserts: what is wrong interests nobody, and rewriting them takes longer than many a test.
+_OPTIONS: Final = [
+    "-x",
+    "-q",
+    "--no-header",
+    "--tb=line",
+    "--assert=plain",
+    "-p",
+    "no:schemathesis",
+    "-p",
+    "no:timeout",
+]
+
+CONTEXT: Final = multiprocessing.get_context("forkserver")
+# Imported once; each trial is a fork of that.
+CONTEXT.set_forkserver_preload([__name__, "tests.integration.api.test_machine", "tests.integration.api.conftest"])
+
+
+class Verdict(StrEnum):
+    KILLED = "killed"
+    TIMED_OUT = "timed out"
+    """A script or a test did not end: the mutant is found."""
+    SURVIVED = "survived"
+
+
+@dataclass(frozen=True)
+class Trial:
+    folder: Path
+    """Holds lua/*.lua."""
+    tests: tuple[str, ...]
+    time_limit: float
+
+    def run(self) -> Verdict:
+        """Raises RuntimeError when the tests cannot be run at all."""
+        # In memory where there is such a place: a mutant's Redis need not wait for a disk.
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="gristmill-trial-", dir=memory) as scratch:
+            process = CONTEXT.Process(target=_run, args=(self.folder, self.tests, Path(scratch)))
+            process.start()
+            process.join(self.time_limit)
+            if process.exitcode is None:
+                # The child leads a group of its own, its redis-server in it.
+                os.killpg(process.pid or 0, signal.SIGKILL)
+                process.join()
+                return Verdict.TIMED_OUT
+            if process.exitcode == pytest.ExitCode.OK:
+                return Verdict.SURVIVED
+            if process.exitcode == pytest.ExitCode.TESTS_FAILED:
+                return Verdict.KILLED
+            output = (Path(scratch) / "output").read_text()
+            raise RuntimeError(f"pytest ended with {process.exitcode}:\n{output[-4000:]}")
+
+
+def _run(folder: Path, tests: tuple[str, ...], scratch: Path) -> None:
+    os.setsid()
+    with (scratch / "output").open("w") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    os.chdir(ROOT)
+    tempfile.tempdir = str(scratch)
+    redis_server.MEMORY = _REDIS_MEMORY
+    with scripts_from(folder):
+        sys.exit(pytest.main([*_OPTIONS, *tests]))
+
+
+@contextlib.contextmanager
+def scripts_from(folder: Path) -> Iterator[None]:
+    """The store reads its scripts from folder/lua, and not from its package."""
+    before = vars(scripts)["files"]
+    vars(scripts)["files"] = lambda package: folder
+    try:
+        yield
+    finally:
+        vars(scripts)["files"] = before
