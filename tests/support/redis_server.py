@@ -50,10 +50,11 @@ class RedisServer:
         """Its data, unless an option says otherwise."""
         return Path(self._directory.name)
 
-    @property
-    def has_ended(self) -> bool:
-        """It ended by itself. `start` starts it again."""
-        return self._process is not None and self._process.poll() is not None
+    def wait_until_ended(self) -> None:
+        """Returns once it has ended by itself; `start` starts it again. Raises subprocess.TimeoutExpired when it does
+        not."""
+        assert self._process is not None
+        self._process.wait(20)
 
     @property
     def pid(self) -> int:
