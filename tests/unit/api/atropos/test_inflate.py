@@ -30,7 +30,7 @@ async def test_a_body_that_ends_in_the_middle(cut: int) -> None:
         await inflated(gzip.compress(os.urandom(200_000))[:-cut], LIMIT)
 
 
-@pytest.mark.parametrize("body", [b"plain text", b"\x1f\x8b", gzip.compress(b"one") + b"more", b"\0"])
+@pytest.mark.parametrize("body", [b"plain text", b"\x1f\x8b", gzip.compress(b"one", mtime=0) + b"more", b"\0"])
 async def test_what_is_no_gzip(body: bytes) -> None:
     with pytest.raises(InvalidGzip):
         await inflated(body, LIMIT)
