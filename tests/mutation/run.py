@@ -51,7 +51,7 @@ class Judge:
     def judge(self, mutant: Mutant) -> Verdict:
         with scripts_with(mutant) as folder:
             for tests in stages(mutant.script, thorough=self._thorough):
-                verdict = Trial(folder, tests, self._limit(tests)).run()
+                verdict, _ = Trial(folder, tests, self._limit(tests)).run()
                 if verdict is not Verdict.SURVIVED:
                     return verdict
         return Verdict.SURVIVED
@@ -62,8 +62,9 @@ class Judge:
             if tests not in self._limits:
                 started = time.monotonic()
                 with scripts_with(None) as folder:
-                    if Trial(folder, tests, 900).run() is not Verdict.SURVIVED:
-                        raise RuntimeError(f"these fail on the scripts as they are: {' '.join(tests)}")
+                    verdict, output = Trial(folder, tests, 900).run()
+                if verdict is not Verdict.SURVIVED:
+                    raise RuntimeError(f"these fail on the scripts as they are: {' '.join(tests)}\n{output[-4000:]}")
                 self._limits[tests] = _PATIENCE * (time.monotonic() - started)
             return self._limits[tests]
 

@@ -22,17 +22,7 @@ from gristmill_api.store import scripts
 ROOT: Final = Path(__file__).resolve().parents[2]
 _REDIS_MEMORY: Final = 1 << 30
 # Plain asserts: what is wrong interests nobody, and rewriting them takes longer than many a test.
-_OPTIONS: Final = [
-    "-x",
-    "-q",
-    "--no-header",
-    "--tb=line",
-    "--assert=plain",
-    "-p",
-    "no:schemathesis",
-    "-p",
-    "no:timeout",
-]
+_OPTIONS: Final = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:schemathesis"]
 
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 # Imported once; each trial is a fork of that.
@@ -53,8 +43,8 @@ class Trial:
     tests: tuple[str, ...]
     time_limit: float
 
-    def run(self) -> Verdict:
-        """Raises RuntimeError when the tests cannot be run at all."""
+    def run(self) -> tuple[Verdict, str]:
+        """The verdict, and what pytest printed. Raises RuntimeError when the tests cannot be run at all."""
         # In memory where there is such a place: a mutant's Redis need not wait for a disk.
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         with tempfile.TemporaryDirectory(prefix="gristmill-trial-", dir=memory) as scratch:
@@ -65,12 +55,12 @@ class Trial:
                 # The child leads a group of its own, its redis-server in it.
                 os.killpg(process.pid or 0, signal.SIGKILL)
                 process.join()
-                return Verdict.TIMED_OUT
-            if process.exitcode == pytest.ExitCode.OK:
-                return Verdict.SURVIVED
-            if process.exitcode == pytest.ExitCode.TESTS_FAILED:
-                return Verdict.KILLED
+                return Verdict.TIMED_OUT, ""
             output = (Path(scratch) / "output").read_text()
+            if process.exitcode == pytest.ExitCode.OK:
+                return Verdict.SURVIVED, output
+            if process.exitcode == pytest.ExitCode.TESTS_FAILED:
+                return Verdict.KILLED, output
             raise RuntimeError(f"pytest ended with {process.exitcode}:\n{output[-4000:]}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+from redis.asyncio import Redis as AsyncRedis
 
 from gristmill_api.store import keys
 
@@ -38,6 +39,11 @@ _READ = {
     b"zset": lambda pipe, name: pipe.zrange(name, 0, -1, withscores=True),
     b"stream": lambda pipe, name: pipe.xrange(name),
 }
+
+
+async def key_names(client: AsyncRedis) -> set[str]:
+    """Every key, less the archiver's lock."""
+    return {name.decode() async for name in client.scan_iter(count=1000)} - {keys.ARCHIVER}
 
 
 class Snapshot:

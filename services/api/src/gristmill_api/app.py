@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     access.install(app, settings.access)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
-    app.router.routes[:0] = hot
+    app.router.routes[:0] = [*hot, *atropos.hot]
     app.include_router(native)
     app.include_router(atropos.router)
     return app

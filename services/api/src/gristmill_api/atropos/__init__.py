@@ -31,4 +31,7 @@ router = APIRouter(responses=REFUSALS)
 for _module in (trainer, envs, data):
     router.include_router(_module.router)
 
-__all__ = ["Door", "router"]
+hot = [*data.hot, *trainer.hot]
+"""Routes to be put into the application before any router, as they are: every group passes them."""
+
+__all__ = ["Door", "hot", "router"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from gristmill.logs import line
 from gristmill_api.atropos import scored
@@ -17,7 +18,7 @@ from gristmill_api.atropos.lengths import Mismatch
 from gristmill_api.atropos.messages import ScoredData
 from gristmill_api.atropos.queue import new_id
 from gristmill_api.atropos.scored import Irregular, Scored
-from gristmill_api.atropos.speech import AtroposRoute, Handler
+from gristmill_api.atropos.speech import REFUSALS, AtroposRoute, spoken
 from gristmill_api.atropos.translate import as_json
 
 _LOG = logging.getLogger(__name__)
@@ -51,38 +52,66 @@ async def _received_list(door: Door, request: Request, groups: Sequence[Scored])
     return JSONResponse(answer)
 
 
-class _OneRoute(AtroposRoute):
-    """The fast way first. A body that it cannot make sense of takes the slow way, which is FastAPI's."""
+class _FastRoute(AtroposRoute):
+    """The fast way first: FastAPI costs a small group more than all the rest. A body that the fast way cannot make
+    sense of takes the slow way, which is FastAPI's.
 
-    def handler(self) -> Handler:
-        return _fast(scored.read_one, _received, super().handler())
+    Put the routes into the application as they are: a router that is included wraps its routes in new ones.
+    """
+
+    read: Callable[[bytes], Any]
+    received: Callable[..., Awaitable[Response]]
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        slow = self.app
+        read, received = type(self).read, type(self).received
+
+        async def fast(request: Request) -> Response:
+            body = await request.body()
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise Irregular
+            try:
+                groups = read(body)
+            except Mismatch as error:
+                raise _invalid(error) from error
+            return await received(request.app.state.atropos, request, groups)
+
+        async def either(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive, send)
+            try:
+                response = await spoken(request, fast)
+            except Irregular:
+                await slow(scope, _again(await request.body(), receive), send)
+            else:
+                await response(scope, receive, send)
+
+        self.app = either
 
 
-class _ListRoute(AtroposRoute):
-    def handler(self) -> Handler:
-        return _fast(scored.read_list, _received_list, super().handler())
+class _OneRoute(_FastRoute):
+    read = staticmethod(scored.read_one)
+    received = staticmethod(_received)
 
 
-def _fast(read: Callable[[bytes], Any], received: Callable[..., Any], slow: Handler) -> Handler:
-    async def handle(request: Request) -> Response:
-        body = await request.body()
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return await slow(request)
-        try:
-            groups = read(body)
-        except Irregular:
-            return await slow(request)
-        except Mismatch as error:
-            raise _invalid(error) from error
-        response: Response = await received(request.app.state.atropos, request, groups)
-        return response
+class _ListRoute(_FastRoute):
+    read = staticmethod(scored.read_list)
+    received = staticmethod(_received_list)
 
-    return handle
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What a request's body was read from, from its start."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replay() -> Message:
+        return next(messages, None) or await receive()
+
+    return replay
 
 
 router = APIRouter(tags=["atropos"], route_class=AtroposRoute)
-_ones = APIRouter(route_class=_OneRoute)
-_lists = APIRouter(route_class=_ListRoute)
+_ones = APIRouter(tags=["atropos"], route_class=_OneRoute, responses=REFUSALS)
+_lists = APIRouter(tags=["atropos"], route_class=_ListRoute, responses=REFUSALS)
 
 
 @_ones.post("/scored_data", response_model=dict[str, Any])
@@ -116,8 +145,8 @@ async def latest_example(door: AtDoor, request: Request) -> Response:
     return Response(await as_json(found), media_type="application/json")
 
 
-router.include_router(_ones)
-router.include_router(_lists)
+hot = [*_ones.routes, *_lists.routes]
+"""Routes to be put into the application as they are."""
 
 
 async def _store(door: Door, request: Request, groups: Sequence[Scored]) -> list[int | None]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+Row = npt.NDArray[np.uint8]
 _BLANK = b" \t\r\n"
+_COMMA, _POINT = ord(","), ord(".")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ def scan(text: bytes) -> Matrix | None:
     if text[:1] != b"[" or b'"' in text or np.frombuffer(text, np.uint8).max() > ord("e"):
         return None
     rows: list[int] = []
-    whole = pointed = True
+    some_points, some_exponents = b"." in text, b"e" in text or b"E" in text
+    pointed = True
     end = 0
     while (start := text.find(b"[", end + 1)) > 0:
         # One row after the other, nothing but a comma between them, and no array in a row.
@@ -42,16 +45,22 @@ def scan(text: bytes) -> Matrix | None:
             return None
         # Row by row: what numpy makes of one stays in the processor's cache.
         row = np.frombuffer(text, np.uint8, end - start - 1, start + 1)
-        points = _count(row, ".")
-        exponents = np.concatenate([np.flatnonzero(row == ord(sign)) for sign in "eE"])
-        rows.append(_count(row, ",") + 1 if not _blank(text, start + 1, end) else 0)
-        whole = whole and not points and not len(exponents)
-        pointed = pointed and points == rows[-1] and bool((row[exponents + 1] == ord("-")).all())
-    return Matrix(rows, whole, pointed) if not text[end + 1 : -1].strip(_BLANK) else None
+        rows.append(_count(row, _COMMA) + 1 if not _blank(text, start + 1, end) else 0)
+        pointed = pointed and (_count(row, _POINT) if some_points else 0) == rows[-1]
+        pointed = pointed and not (some_exponents and _may_overflow(row))
+    return (
+        Matrix(rows, not some_points and not some_exponents, pointed) if not text[end + 1 : -1].strip(_BLANK) else None
+    )
 
 
-def _count(row: npt.NDArray[np.uint8], sign: str) -> int:
-    return int(np.count_nonzero(row == ord(sign)))
+def _count(row: Row, sign: int) -> int:
+    return int(np.count_nonzero(row == sign))
+
+
+def _may_overflow(row: Row) -> bool:
+    """Whether an exponent of it is none below zero."""
+    exponents = np.flatnonzero((row == ord("e")) | (row == ord("E")))
+    return bool((row[exponents + 1] != ord("-")).any())
 
 
 def _blank(text: bytes, start: int, end: int) -> bool:

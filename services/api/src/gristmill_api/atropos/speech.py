@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from gristmill.logs import line
 from gristmill_api import errors
@@ -22,7 +23,7 @@ from gristmill_api.atropos.inflate import InvalidGzip, inflated
 from gristmill_api.errors import Refused
 
 _LOG = logging.getLogger(__name__)
-Handler = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Detail(BaseModel):
@@ -55,36 +56,55 @@ class Plain(Request):
         self._body = body
 
 
+async def spoken(request: Request, answer: Answer) -> Response:
+    """The root's answer to a request: inflated for `answer`, and deflated after it, errors in the root's shapes."""
+    try:
+        return await deflate(request, await answer(await _plain(request)))
+    except InvalidGzip:
+        return PlainTextResponse("Invalid gzip payload", 400)
+    except RequestValidationError as error:
+        return await _invalid(request, error)
+    except HTTPException as error:
+        if not isinstance(error.__cause__, Refused):  # FastAPI wraps what reading a body raised
+            return JSONResponse({"detail": error.detail}, error.status_code)
+        return _refused(request, error.__cause__)
+    except Refused as error:
+        return _refused(request, error)
+    except RedisError as error:
+        refused = errors.from_redis(error)
+        if refused is None:
+            raise
+        return _refused(request, refused)
+
+
 class AtroposRoute(APIRoute):
     """A route of the root."""
 
-    def handler(self) -> Handler:
-        """What answers a request that came, or was made, plain."""
-        return super().get_route_handler()
-
     def get_route_handler(self) -> Any:
-        handler = self.handler()
+        handler = super().get_route_handler()
 
         async def speak(request: Request) -> Response:
-            try:
-                return await deflate(request, await handler(await _plain(request)))
-            except InvalidGzip:
-                return PlainTextResponse("Invalid gzip payload", 400)
-            except RequestValidationError as error:
-                return await _invalid(request, error)
-            except HTTPException as error:
-                if not isinstance(error.__cause__, Refused):  # FastAPI wraps what reading a body raised
-                    return JSONResponse({"detail": error.detail}, error.status_code)
-                return _refused(request, error.__cause__)
-            except Refused as error:
-                return _refused(request, error)
-            except RedisError as error:
-                refused = errors.from_redis(error)
-                if refused is None:
-                    raise
-                return _refused(request, refused)
+            return await spoken(request, handler)
 
         return speak
+
+
+class DirectRoute(AtroposRoute):
+    """For an endpoint that returns a Response and takes `door` and `request` only: FastAPI documents it, but does not
+    stand in front of it. Put it into the application as it is: a router that is included wraps its routes in new ones.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+
+        async def answer(request: Request) -> Response:
+            return await endpoint(door=request.app.state.atropos, request=request)
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await spoken(Request(scope, receive, send), answer)
+            await response(scope, receive, send)
+
+        self.app = run
 
 
 async def _plain(request: Request) -> Request:

@@ -15,10 +15,11 @@ from gristmill_api.atropos.delivery import Delivery, parts
 from gristmill_api.atropos.door import AtDoor
 from gristmill_api.atropos.messages import Registration
 from gristmill_api.atropos.queue import new_id
-from gristmill_api.atropos.speech import AtroposRoute
+from gristmill_api.atropos.speech import REFUSALS, AtroposRoute, DirectRoute
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(tags=["atropos"], route_class=AtroposRoute)
+_direct = APIRouter(tags=["atropos"], route_class=DirectRoute, responses=REFUSALS)
 
 # One of Atropos' plugins asks for a batch before it registers, and looks for the key `batch`.
 _UNREGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
@@ -63,7 +64,7 @@ async def status(door: AtDoor, request: Request) -> dict[str, int]:
     return {"current_step": trainer.step, "queue_size": trainer.queued}
 
 
-@router.get("/batch", response_class=JSONResponse, response_model=dict[str, Any])
+@_direct.get("/batch", response_class=JSONResponse, response_model=dict[str, Any])
 async def batch(door: AtDoor, request: Request) -> Response:
     """Exactly batch_size sequences in whole groups, or null. It counts as delivered when it was sent whole."""
     batch_id = new_id("atropos")
@@ -88,3 +89,7 @@ async def reset_data(door: AtDoor, request: Request) -> str:
     await door.patience.insist(door.queue.reset, request.is_disconnected)
     _LOG.info(line("reset", run=door.queue.run_id))
     return "Reset successful"
+
+
+hot = _direct.routes
+"""Routes to be put into the application as they are."""
