@@ -7,6 +7,8 @@ is versioned by its media type and its `format` key; readers ignore keys they do
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +144,7 @@ class TrajectoryGroup:
     @property
     def oldest_version(self) -> PolicyVersion:
         """The oldest weights that sampled any token of the group."""
-        return min(PolicyVersion.parse(span.version) for spans in self.versions for span in spans)
+        return min(map(PolicyVersion.parse, {span.version for spans in self.versions for span in spans}))
 
     def encode(self) -> bytes:
         """The group as bytes of `GROUP_MEDIA_TYPE`. Raises GroupError when it carries too much beside its arrays."""
@@ -226,10 +228,12 @@ def _check(group: TrajectoryGroup) -> None:
     size, total = len(group.lengths), len(group.tokens)
     if size == 0:
         raise GroupError("a group needs at least one sequence")
-    if int(group.lengths.min()) < 1:
-        raise GroupError(f"sequence lengths must be at least 1, found {int(group.lengths.min())}")
-    if int(group.lengths.sum(dtype=np.int64)) != total:
-        raise GroupError(f"lengths sum to {int(group.lengths.sum(dtype=np.int64))}, but there are {total} tokens")
+    # A few numbers: Python's own are faster here than numpy's.
+    lengths: list[int] = group.lengths.tolist()
+    if min(lengths) < 1:
+        raise GroupError(f"sequence lengths must be at least 1, found {min(lengths)}")
+    if sum(lengths) != total:
+        raise GroupError(f"lengths sum to {sum(lengths)}, but there are {total} tokens")
     if int(group.tokens.min()) < 0:
         raise GroupError(f"token ids must not be negative, found {int(group.tokens.min())}")
     _same("logprobs", len(group.logprobs), total, "tokens")
@@ -243,18 +247,18 @@ def _check(group: TrajectoryGroup) -> None:
         if flat is not None:
             _same(name, len(flat), total, "tokens")
             _finite(name, flat)
-    _finite("logprobs", group.logprobs)
     _finite("rewards", group.rewards)
-    if float(group.logprobs.max()) > 1e-3:
-        raise GroupError(f"log-probabilities must not be positive, found {float(group.logprobs.max()):.4f}")
-    starts = np.concatenate(([0], np.cumsum(group.lengths)[:-1]))
-    trained = np.add.reduceat(group.mask.astype(np.int32), starts)
-    if int(trained.min()) == 0:
+    highest = _finite("logprobs", group.logprobs)
+    if highest > 1e-3:
+        raise GroupError(f"log-probabilities must not be positive, found {highest:.4f}")
+    starts = list(itertools.accumulate(lengths[:-1], initial=0))
+    trained = np.logical_or.reduceat(group.mask, starts)
+    if not trained.all():
         raise GroupError(f"sequence {int(trained.argmin())} has no trained token (an all-zero mask)")
     if not 0 < group.sampling.temperature < float("inf"):
         raise GroupError(f"sampling temperature must be positive, found {group.sampling.temperature}")
-    for index, spans in enumerate(group.versions):
-        _check_spans(index, spans, int(group.lengths[index]))
+    for index, (spans, length) in enumerate(zip(group.versions, lengths, strict=True)):
+        _check_spans(index, spans, length)
 
 
 def _check_spans(index: int, spans: list[VersionSpan], length: int) -> None:
@@ -276,9 +280,12 @@ def _same(name: str, found: int, wanted: int, unit: str) -> None:
         raise GroupError(f"{name} has {found} entries for {wanted} {unit}")
 
 
-def _finite(name: str, values: F32) -> None:
-    if not np.isfinite(values).all():
+def _finite(name: str, values: F32) -> float:
+    """The highest of the values. A NaN among them is both their lowest and their highest."""
+    lowest, highest = float(values.min()), float(values.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise GroupError(f"{name} holds NaN or infinity")
+    return highest
 
 
 def _bytes(array: npt.NDArray[Any], dtype: str) -> bytes:

@@ -11,6 +11,9 @@ def setup(service: str, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # What no line of ours tells need not be found out: https://docs.python.org/3/howto/logging.html#optimization
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # file, line and function of the caller
     # One line a request from the HTTP client would bury the lines that tell what happened.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("httpcore").setLevel(logging.WARNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -12,15 +13,17 @@ from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from starlette.routing import Route
 
 from gristmill import logs
-from gristmill_api import access, answers, atropos
+from gristmill_api import access, answers, atropos, routes
 from gristmill_api.archive.archiver import Archiver
 from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
 from gristmill_api.metrics import CountRequests, Metrics
-from gristmill_api.routes import hot, native
+from gristmill_api.routes.direct import Front
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import connect
@@ -51,6 +54,8 @@ def create_app(settings: Settings) -> FastAPI:
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], archive=where, state="up"))
         try:
+            # All there is now stays: the garbage collector need not look at it again and again.
+            gc.freeze()
             with _stop_waits_on_signal(context.changes):
                 yield
         finally:
@@ -63,15 +68,19 @@ def create_app(settings: Settings) -> FastAPI:
             await listener.aclose()
             await context_redis.aclose()
 
-    app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan)
+    # /metrics tells what there is to tell; asking whether OpenTelemetry listens would cost every request.
+    silent: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+    app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan, telemetry=silent)
     app.state.context = context
     app.state.atropos = atropos.Door(context, settings.atropos_run, archive=settings.archive_dir is not None)
+    hot = [route for route in (*routes.hot, *atropos.hot) if isinstance(route, Route)]
+    app.add_middleware(Front, routes=hot, handlers=app.exception_handlers)
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
     access.install(app, settings.access)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
-    app.router.routes[:0] = [*hot, *atropos.hot]
-    app.include_router(native)
+    app.router.routes[:0] = hot
+    app.include_router(routes.native)
     app.include_router(atropos.router)
     return app
 

@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
+from gristmill_api.store import keys
+
 T = TypeVar("T")
 
 RECHECK_S = 1.0
@@ -28,8 +30,10 @@ class Changes:
         self._closed = False
 
     def tell(self, topic: str) -> None:
-        """Wake who waits for the topic "archive gm:{a}:", or for "archive" of whichever run."""
-        for name in {topic, topic.partition(" ")[0]}:
+        """Wake who waits for the topic "archive gm:{a}:", for "archive" of whichever run, or for that run's events:
+        what a script tells, it has written down before."""
+        kind, _, prefix = topic.partition(" ")
+        for name in {topic, kind, keys.events_topic_of(prefix)}:
             for event in self._waiting.get(name, ()):
                 event.set()
 

@@ -53,6 +53,7 @@ class CountRequests:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,6 +71,16 @@ class CountRequests:
         try:
             await self._app(scope, receive, observed)
         finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.requests.labels(scope["method"], route, status).inc()
-            self._metrics.latency.labels(scope["method"], route).observe(time.perf_counter() - started)
+            counter, latency = self._of(scope["method"], getattr(scope.get("route"), "path", "unmatched"), status)
+            counter.inc()
+            latency.observe(time.perf_counter() - started)
+
+    def _of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+        """Looked up once: the library validates and sorts the labels at each look."""
+        key = method, route, status
+        if key not in self._children:
+            self._children[key] = (
+                self._metrics.requests.labels(method, route, status),
+                self._metrics.latency.labels(method, route),
+            )
+        return self._children[key]

@@ -16,7 +16,6 @@ from gristmill_api.store.records import text
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
-_LISTEN_S = 5.0
 
 
 async def watch(redis: Redis, changes: Changes, metrics: Metrics) -> None:
@@ -42,10 +41,8 @@ async def _listen(redis: Redis, changes: Changes, metrics: Metrics, *, came_back
             _LOG.info(line("redis", state="up"))
         await _warn_of_weak_durability(redis)
         changes.tell_all()
-        while True:
-            message = await subscription.get_message(timeout=_LISTEN_S)
-            if message is not None:
-                changes.tell(message["data"].decode())
+        async for message in subscription.listen():
+            changes.tell(message["data"].decode())
 
 
 async def _warn_of_weak_durability(redis: Redis) -> None:

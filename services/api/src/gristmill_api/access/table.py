@@ -6,7 +6,8 @@ application's routes, so that none is forgotten and none is left over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
@@ -112,29 +113,16 @@ _TABLE: Final = {
     ],
 }
 
-Segments = tuple[str, ...]
+Match = Callable[[str], re.Match[str] | None]
 
 
-def _segments(path: str) -> Segments:
-    """ "/v1/runs/{run_id}" is ("v1", "runs", "{}")."""
-    return tuple("{}" if part.startswith("{") else part for part in path[1:].split("/"))
-
-
-def _fits(part: str, given: str) -> bool:
-    return part == given or (part == "{}" and given != "")
-
-
-def _index() -> dict[tuple[str, int], list[tuple[Segments, Need]]]:
-    index: dict[tuple[str, int], list[tuple[Segments, Need]]] = {}
-    for need, routes in _TABLE.items():
-        for route in routes:
-            method, _, path = route.partition(" ")
-            segments = _segments(path)
-            index.setdefault((method, len(segments)), []).append((segments, need))
+def _index() -> dict[tuple[str, int], list[tuple[Match, Need]]]:
+    """By method and number of slashes."""
+    index: dict[tuple[str, int], list[tuple[Match, Need]]] = {}
+    for method, path, need in rules():
+        pattern = re.compile("[^/]+".join(map(re.escape, path.split("{}"))))
+        index.setdefault((method, path.count("/")), []).append((pattern.fullmatch, need))
     return index
-
-
-_INDEX: Final = _index()
 
 
 def rules() -> Iterator[tuple[str, str, Need]]:
@@ -145,10 +133,12 @@ def rules() -> Iterator[tuple[str, str, Need]]:
             yield method, path, need
 
 
+_INDEX: Final = _index()
+
+
 def needed(method: str, path: str) -> Need:
     """What a request, or a route's template, needs."""
-    segments = _segments(path)
-    for template, need in _INDEX.get(("GET" if method == "HEAD" else method, len(segments)), ()):
-        if all(_fits(part, given) for part, given in zip(template, segments, strict=True)):
+    for matches, need in _INDEX.get(("GET" if method == "HEAD" else method, path.count("/")), ()):
+        if matches(path):
             return need
     return Need.ADMIN

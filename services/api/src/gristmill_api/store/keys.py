@@ -53,8 +53,13 @@ def permits_topic(run_id: str) -> str:
 
 
 def events_topic(run_id: str) -> str:
-    """Published on EVENTS when the run's event stream has grown."""
-    return f"events {prefix(run_id)}"
+    """Published on EVENTS when the run's event stream has grown and no other topic tells so."""
+    return events_topic_of(prefix(run_id))
+
+
+def events_topic_of(start: str) -> str:
+    """`events_topic` of the run whose keys start so."""
+    return f"events {start}"
 
 
 ARCHIVE_TOPIC = "archive"

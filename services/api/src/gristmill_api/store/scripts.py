@@ -1,18 +1,21 @@
 """The Lua scripts: read from the package, included files put in, run by EVALSHA.
 
-redis-py's registered scripts load themselves on NOSCRIPT, so a Redis that was restarted needs no care.
+A script that Redis does not know is loaded and run again, so a Redis that was restarted needs no care.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, RedisError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ResponseError
+
+Command = Sequence[str | bytes | int]
 
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 
@@ -32,34 +35,50 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._scripts: dict[str, AsyncScript] = {}
+        self._hashes: dict[str, str] = {}
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
         """The script's reply: a list, strings as bytes. Raises redis.RedisError."""
-        reply: list[Any] = await self._script(name)(keys=[prefix], args=args)
-        return reply
+        return await self.run_on({}, 0, name, prefix, *args)
 
     async def run_on(
         self, payloads: Mapping[str, bytes], ttl_ms: int, name: str, prefix: str, *args: str | bytes | int
     ) -> list[Any]:
         """Set keys, which the script takes over or which go by themselves, and run it: in one round trip and, with
         appendfsync always, one fsync."""
-        script = self._script(name)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for key, payload in payloads.items():
-                pipe.set(key, payload, px=ttl_ms)
-            pipe.evalsha(script.sha, 1, prefix, *args)
-            *_, reply = results = await pipe.execute(raise_on_error=False)
-        for result in results:
-            if isinstance(result, NoScriptError):
-                return await self.run(name, prefix, *args)
-            if isinstance(result, RedisError):
-                raise result
-        answer: list[Any] = reply
+        sha = self._hashes.get(name)
+        if sha is None:
+            sha = self._hashes[name] = hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+        command: Command = ("EVALSHA", sha, 1, prefix, *args)
+        replies = await self._ask([*(("SET", key, body, "PX", ttl_ms) for key, body in payloads.items()), command])
+        if isinstance(replies[-1], NoScriptError):
+            await self._redis.script_load(source(name))
+            replies[-1:] = await self._ask([command])
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise reply
+        answer: list[Any] = replies[-1]
         return answer
 
-    def _script(self, name: str) -> AsyncScript:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self._redis.register_script(source(name))
-        return script
+    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The reply to each command, sent together, a ResponseError in the place of one that Redis refused.
+
+        Past redis-py's client, straight to its connections: what the client does for a command takes longer than the
+        script. Raises redis.ConnectionError or redis.TimeoutError when an answer is lost: then any may have run.
+        """
+        pool = self._redis.connection_pool
+        connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            return [await self._reply(connection) for _ in commands]
+        except BaseException:
+            await connection.disconnect(nowait=True)  # so that nobody reads an answer that was not for them
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def _reply(self, connection: AbstractConnection) -> Any:
+        try:
+            return await connection.read_response()
+        except ResponseError as error:
+            return error

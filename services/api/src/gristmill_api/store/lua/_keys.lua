@@ -47,7 +47,7 @@
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:archiver   STRING  token of the process that archives, while its lock lives
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
---                         something may be there for who waits
+--                         something may be there for who waits, and for who waits for "events"
 
 local P = KEYS[1]
 local RECORD, COUNTERS = P .. 'record', P .. 'counters'
@@ -74,9 +74,14 @@ end
 
 local function tell(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) end
 
--- Write down what happened, for who looks on: a kind, then names and values.
-local function emit(kind, ...)
+-- Write down what happened, for who looks on: a kind, then names and values. They wake at whatever is told next.
+local function note(kind, ...)
   redis.call('XADD', LOG, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
+end
+
+-- `note`, when nothing else is told.
+local function emit(...)
+  note(...)
   tell('events')
 end
 

@@ -74,7 +74,7 @@ local function admit(id, facts)
   redis.call('INCRBY', BYTES, facts.bytes)
   redis.call('LPUSH', LATEST, id)
   if redis.call('LLEN', LATEST) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
-  emit('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)
+  note('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)
   tell('ready')
 end
 
@@ -99,7 +99,7 @@ local function drop(id, reason)
   redis.call('HINCRBY', DROPS, reason, 1)
   entomb(id)
   forget(id)
-  emit('drop', 'group', id, 'reason', reason)
+  note('drop', 'group', id, 'reason', reason)
   tell('permits')
 end
 
@@ -141,7 +141,7 @@ local function bury(id, reason)
   redis.call('HSET', group(id), 'reason', reason)
   redis.call('HINCRBY', COUNTERS, 'accepted', -1)
   count('dead', sequences, bytes, 1)
-  emit('dead', 'group', id, 'reason', reason)
+  note('dead', 'group', id, 'reason', reason)
   tell('permits')
   if redis.call('ZCARD', DEAD) > MAX_DEAD then drop(redis.call('ZRANGE', DEAD, 0, 0)[1], 'dead_letters_full') end
 end

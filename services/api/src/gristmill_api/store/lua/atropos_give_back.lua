@@ -10,7 +10,7 @@ if redis.call('ZREM', LEASES, id) == 1 then
   members = redis.call('LRANGE', batch(id), 0, -1)
   for _, member in ipairs(members) do put_back(member) end
   dissolve(id)
-  emit('nack', 'batch', id, 'groups', #members)
+  note('nack', 'batch', id, 'groups', #members)
   tell('ready')
 end
 return {'OK', #members}

@@ -29,5 +29,4 @@ redis.call('UNLINK', RECORD, COUNTERS, READY, KINDS, LEASED, DEAD, TRAINED, LEAS
   ENVS, LATEST, METRICS, LOG)
 tell('ready')
 tell('permits')
-tell('events')
 return {'OK'}

@@ -12,7 +12,7 @@ if current ~= 'finished' then
   redis.call('HSET', RECORD, 'state', 'finished')
   redis.call('HDEL', STACKS, redis.call('HGET', RECORD, 'stack'))
   redis.call('DEL', PERMITS, HOLDERS, REISSUE)
-  emit('finish')
+  note('finish')
   tell('permits')
   tell('ready')
 end

@@ -26,7 +26,7 @@ else
   redis.call('HSET', DROPPED, id, reason)
   redis.call('HINCRBY', DROPS, reason, 1)
   entomb(id)
-  emit('drop', 'group', id, 'reason', reason)
+  note('drop', 'group', id, 'reason', reason)
 end
 tell('permits')
 return {'OK'}

@@ -27,7 +27,7 @@ for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
 for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
 for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
-emit('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
+note('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
 tell('permits')
 tell('ready')
 if archive == '1' then tell('archive') end

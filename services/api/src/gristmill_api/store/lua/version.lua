@@ -16,6 +16,6 @@ if current == 'finished' then
   return {'FINISHED'}
 end
 redis.call('HSET', RECORD, 'version_incarnation', incarnation, 'version_step', step)
-emit('version', 'version', incarnation .. '.' .. step)
+note('version', 'version', incarnation .. '.' .. step)
 tell('permits')
 return {'OK', redis.call('HGETALL', RECORD)}
