@@ -19,7 +19,6 @@ from gristmill_api.store.records import pairs, text
 DELIVERY_TTL_S: Final = 30.0
 """A batch whose sending is not heard of for so long goes back to the queue: the API that sent it is dead."""
 _RECEIPT_TTL_MS: Final = 600_000
-_SENT_TTL_MS: Final = 60_000
 _RESET_CHUNK: Final = 256
 
 
@@ -110,7 +109,7 @@ class Queue:
         sent: dict[str, bytes] = {}
         arguments: list[str | bytes | int] = []
         for index, group in enumerate(groups):
-            key = f"{keys.prefix(self.run_id)}atropos:sent:{receipt}:{index}"
+            key = keys.sent(self.run_id, f"{receipt}:{index}")
             sent[key] = group.text
             arguments += (group.sequences, group.tokens, "" if group.env_id is None else group.env_id, key)
 
@@ -120,7 +119,7 @@ class Queue:
 
         async def send() -> list[Any]:
             prefix = keys.prefix(self.run_id)
-            status, *rest = await self._store.scripts.run_on(sent, _SENT_TTL_MS, "atropos_submit", prefix, *arguments)
+            status, *rest = await self._store.scripts.run_on(sent, "atropos_submit", prefix, *arguments)
             return [text(status), *rest]
 
         reply: list[Any] = await self._run("atropos_submit", *arguments) if again else ["GONE"]

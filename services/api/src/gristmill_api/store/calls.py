@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gristmill_api import errors
@@ -18,7 +19,13 @@ class Calls:
 
     async def run(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
         """Run a script that anybody may run. Raises Refused (404) when there is no such run."""
-        status, *rest = await self._scripts.run(script, keys.prefix(run_id), *args)
+        return await self.run_on({}, script, run_id, *args)
+
+    async def run_on(
+        self, payloads: Mapping[str, bytes], script: str, run_id: str, *args: str | bytes | int
+    ) -> list[Any]:
+        """`run`, with bytes for the script, by the keys where it finds them."""
+        status, *rest = await self._scripts.run_on(payloads, script, keys.prefix(run_id), *args)
         if status == b"MISSING":
             raise errors.run_missing(run_id)
         return [text(status), *rest]

@@ -22,6 +22,11 @@ def payload(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}payload:{group_id}"
 
 
+def sent(run_id: str, name: str) -> str:
+    """For bytes on their way to a script: the name is used once."""
+    return f"{prefix(run_id)}sent:{name}"
+
+
 def example(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}example:{group_id}"
 

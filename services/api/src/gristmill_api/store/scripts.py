@@ -17,6 +17,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 Command = Sequence[str | bytes | int]
 
+_SENT_TTL_MS = 60_000
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 
 
@@ -39,23 +40,26 @@ class Scripts:
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
         """The script's reply: a list, strings as bytes. Raises redis.RedisError."""
-        return await self.run_on({}, 0, name, prefix, *args)
+        return await self.run_on({}, name, prefix, *args)
 
     async def run_on(
-        self, payloads: Mapping[str, bytes], ttl_ms: int, name: str, prefix: str, *args: str | bytes | int
+        self, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int
     ) -> list[Any]:
-        """Set keys, which the script takes over or which go by themselves, and run it: in one round trip and, with
-        appendfsync always, one fsync."""
+        """Set keys, which the script takes over, and run it: in one round trip and, with appendfsync always, one
+        fsync. Keys that no script took go by themselves."""
         sha = self._hashes.get(name)
         if sha is None:
             sha = self._hashes[name] = hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
         command: Command = ("EVALSHA", sha, 1, prefix, *args)
-        replies = await self._ask([*(("SET", key, body, "PX", ttl_ms) for key, body in payloads.items()), command])
+        sets: list[Command] = [("SET", key, body, "PX", _SENT_TTL_MS) for key, body in payloads.items()]
+        replies = await self._ask([*sets, command])
         if isinstance(replies[-1], NoScriptError):
             await self._redis.script_load(source(name))
             replies[-1:] = await self._ask([command])
         for reply in replies:
             if isinstance(reply, ResponseError):
+                if payloads:  # at maxmemory what was set would stand in its own way
+                    await self._ask([("DEL", *payloads)])
                 raise reply
         answer: list[Any] = replies[-1]
         return answer

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError  # noqa: A004
 
 from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
@@ -109,6 +112,8 @@ class Store:
         self._limits = limits
         self._archive = "1" if archive else ""
         self.scripts = Scripts(redis)
+        self._sender = secrets.token_hex(8)
+        self._sends = itertools.count()
         self._calls = Calls(self.scripts)
         self.envs = Environments(redis, self._calls, _ms(limits.env_ttl_s))
         self.dead = DeadLetters(redis, self._calls)
@@ -239,7 +244,9 @@ class Store:
 
     async def submit(self, run_id: str, holder: str, group: Submission) -> bool:
         """Store a group under its permit. False: this very group is here already."""
-        status, *rest = await self._calls.run(
+        sent = keys.sent(run_id, f"{self._sender}:{next(self._sends)}")
+        status, *rest = await self._calls.run_on(
+            {sent: group.body},
             "submit",
             run_id,
             group.group_id,
@@ -253,8 +260,11 @@ class Store:
             self._limits.max_stored_bytes,
             self._limits.max_run_bytes,
             self._limits.max_run_groups,
-            group.body,
+            len(group.body),
+            sent,
         )
+        if status == "GONE":
+            raise ConnectionError("the group's bytes went before they were stored.")
         if status == "OTHER":
             raise errors.conflict(run_id, group.group_id, "was submitted with other content")
         if status == "FINISHED":

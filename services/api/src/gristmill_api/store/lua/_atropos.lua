@@ -10,7 +10,6 @@
 --   atropos:heard         ZSET    number -> ms when it last spoke
 --   atropos:buffer:<n>    LIST    "<sequences> <id>" of its groups of another size, until some sum to its group size
 --   atropos:held:<id>     HASH    such a group: sequences, tokens, bytes, step, version; its payload is at its key
---   atropos:sent:<r>:<i>  STRING  payload i of the submit with receipt r, until the script takes it; minutes at most
 --   atropos:receipt:<id>  STRING  JSON of the answer to a submit, for the API to find when Redis' answer got lost
 
 local ATROPOS, NUMBERED, NAMES = P .. 'atropos', P .. 'atropos:envs', P .. 'atropos:names'

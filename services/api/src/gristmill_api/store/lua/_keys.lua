@@ -13,6 +13,7 @@
 --                         known); reason (why it is dead); version (of the weights at its receipt, if it does not
 --                         say it itself)
 --   payload:<id>  STRING  the group's bytes as received
+--   sent:<...>    STRING  such bytes, until the script that is sent with them takes them; a minute at most
 --   ready         ZSET    id -> seq: a group that comes back takes the place it had
 --   kinds         HASH    "<sequences> <env_id>" -> how many such groups are ready
 --   leased        HASH    id -> batch id

@@ -14,11 +14,11 @@ local function count(where, sequences, bytes, sign)
   redis.call('HINCRBY', COUNTERS, where .. '_bytes', sign * bytes)
 end
 
--- One ready group of this environment and size more or less: what a batch can be made of is known without a walk.
-local function tally(env_id, sequences, sign)
-  local kind = sequences .. ' ' .. env_id
-  if redis.call('HINCRBY', KINDS, kind, sign) == 0 then redis.call('HDEL', KINDS, kind) end
+-- So many ready groups of this kind more: what a batch can be made of is known without a walk.
+local function tally(kind, groups)
+  if redis.call('HINCRBY', KINDS, kind, groups) == 0 then redis.call('HDEL', KINDS, kind) end
 end
+local function kind(sequences, env_id) return sequences .. ' ' .. env_id end
 
 -- Take the group out of the state it is in. Returns the state, sequences, bytes, environment.
 local function leave(id)
@@ -26,7 +26,7 @@ local function leave(id)
   local where = 'dead'
   if redis.call('ZREM', READY, id) == 1 then
     where = 'ready'
-    tally(facts[3], facts[1], -1)
+    tally(kind(facts[1], facts[3]), -1)
   elseif redis.call('HDEL', LEASED, id) == 1 then
     where = 'leased'
   else
@@ -68,12 +68,11 @@ local function admit(id, facts)
     'seq', seq, 'at', now(), 'attempts', 0)
   redis.call('ZADD', READY, seq, id)
   count('ready', facts.sequences, facts.bytes, 1)
-  tally(facts.env_id, facts.sequences, 1)
+  tally(kind(facts.sequences, facts.env_id), 1)
   redis.call('HINCRBY', COUNTERS, 'accepted', 1)
   redis.call('HINCRBY', COUNTERS, 'bytes', facts.bytes)
   redis.call('INCRBY', BYTES, facts.bytes)
-  redis.call('LPUSH', LATEST, id)
-  if redis.call('LLEN', LATEST) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
+  if redis.call('LPUSH', LATEST, id) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end
   note('submit', 'group', id, 'env', facts.env_id, 'sequences', facts.sequences, 'tokens', facts.tokens)
   tell('ready')
 end
@@ -103,20 +102,11 @@ local function drop(id, reason)
   tell('permits')
 end
 
-local function lend(id, batch_id)
-  local _, sequences, bytes = leave(id)
-  if redis.call('HINCRBY', group(id), 'attempts', 1) > 1 then redis.call('HINCRBY', COUNTERS, 'redeliveries', 1) end
-  redis.call('HSET', group(id), 'batch', batch_id)
-  redis.call('HSET', LEASED, id, batch_id)
-  redis.call('RPUSH', batch(batch_id), id)
-  count('leased', sequences, bytes, 1)
-end
-
 local function put_back(id)
   local _, sequences, bytes, env_id = leave(id)
   redis.call('ZADD', READY, redis.call('HGET', group(id), 'seq'), id)
   count('ready', sequences, bytes, 1)
-  tally(env_id, sequences, 1)
+  tally(kind(sequences, env_id), 1)
 end
 
 -- Forget a batch. Its groups forget it too: the trainer may use the name again.
@@ -131,6 +121,32 @@ end
 local function leave_expired(id)
   local last = redis.call('HGET', group(id), 'batch')
   if last and redis.call('SREM', EXPIRED, last) == 1 then dissolve(last) end
+end
+
+-- Ready groups are leased as a batch, and all that changes is written at once: it is what a trainer waits for.
+local function lend(ids, batch_id)
+  local sequences, bytes, redeliveries, kinds, leased = 0, 0, 0, {}, {}
+  for i, id in ipairs(ids) do
+    leave_expired(id)
+    local facts = redis.call('HMGET', group(id), 'sequences', 'bytes', 'env_id', 'attempts')
+    sequences, bytes = sequences + facts[1], bytes + facts[2]
+    local its = kind(facts[1], facts[3])
+    kinds[its] = (kinds[its] or 0) + 1
+    if facts[4] ~= '0' then redeliveries = redeliveries + 1 end
+    redis.call('HSET', group(id), 'attempts', facts[4] + 1, 'batch', batch_id)
+    leased[2 * i - 1], leased[2 * i] = id, batch_id
+  end
+  local CHUNK = 1024 -- what Lua can unpack has a bound
+  for i = 1, #ids, CHUNK do
+    local last = math.min(i + CHUNK - 1, #ids)
+    redis.call('ZREM', READY, unpack(ids, i, last))
+    redis.call('HSET', LEASED, unpack(leased, 2 * i - 1, 2 * last))
+    redis.call('RPUSH', batch(batch_id), unpack(ids, i, last))
+  end
+  for its, groups in pairs(kinds) do tally(its, -groups) end
+  count('ready', sequences, bytes, -1)
+  count('leased', sequences, bytes, 1)
+  if redeliveries > 0 then redis.call('HINCRBY', COUNTERS, 'redeliveries', redeliveries) end
 end
 
 -- A dead group will not be trained unless somebody replays it: its place in the run's capacity goes to a new one.

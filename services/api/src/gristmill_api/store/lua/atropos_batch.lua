@@ -71,11 +71,8 @@ until clean
 if not chosen then return {'NONE', set_aside} end
 
 local ids = {}
-for i, one in ipairs(chosen) do
-  leave_expired(one.id)
-  lend(one.id, id)
-  ids[i] = one.id
-end
+for i, one in ipairs(chosen) do ids[i] = one.id end
+lend(ids, id)
 redis.call('ZADD', LEASES, at + ttl, id)
 emit('lease', 'batch', id, 'groups', #ids)
 return answer(ids)

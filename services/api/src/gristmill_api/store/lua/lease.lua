@@ -111,10 +111,7 @@ elseif taken < amount then
   return answer('WAIT', {})
 end
 
-for _, member in ipairs(chosen) do
-  leave_expired(member)
-  lend(member, id)
-end
+lend(chosen, id)
 redis.call('ZADD', LEASES, at + ttl, id)
 emit('lease', 'batch', id, 'groups', #chosen)
 return answer('OK', chosen)
