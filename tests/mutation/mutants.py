@@ -30,6 +30,7 @@ _ANSWERS: Final = {
     "HDEL": "redis.call('HEXISTS', {0}, {1})",
     "LREM": "(redis.call('LPOS', {0}, {2}) and 1 or 0)",
     "LPOP": "redis.call('LINDEX', {0}, 0)",
+    "LPUSH": "(redis.call('LLEN', {0}) + 1)",
     "RPOP": "redis.call('LINDEX', {0}, -1)",
     "ZPOPMIN": "redis.call('ZRANGE', {0}, 0, 0)",
 }

@@ -7,6 +7,7 @@ that the store compares with it are the deadlines it keeps, so a step of the clo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -137,13 +138,15 @@ def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_
 async def test_no_script_hears_what_the_apis_clock_says(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """So two API processes, or one whose clock is wrong, do no harm. A time of day is over 10^9 in any unit."""
     heard: list[str | bytes | int] = []
-    run = Scripts.run
+    run_on = Scripts.run_on
 
-    async def listening(self: Scripts, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
+    async def listening(
+        self: Scripts, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int
+    ) -> list[Any]:
         heard.extend(args)
-        return await run(self, name, prefix, *args)
+        return await run_on(self, payloads, name, prefix, *args)
 
-    monkeypatch.setattr(Scripts, "run", listening)
+    monkeypatch.setattr(Scripts, "run_on", listening)
     incarnation = await bench.start()
     await bench.store.envs.register(RUN, "env-1", None, None)
     await bench.store.envs.heartbeat(RUN, "env-1")

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from gristmill_api.changes import Changes
+from gristmill_api.store import keys
 
 
 async def here() -> bool:
@@ -29,6 +30,17 @@ async def test_a_change_wakes_its_topic_only() -> None:
     assert time.monotonic() - started < 0.2, "woken, not found at the next re-check"
     assert await b is None
     assert attempts == {"a": 2, "b": 2}, "one at the start, one at the wake-up or the end"
+
+
+async def test_whatever_is_told_of_a_run_wakes_who_reads_its_events() -> None:
+    changes = Changes()
+    with changes.listening(keys.events_topic("a")) as of_a, changes.listening(keys.events_topic("b")) as of_b:
+        for topic in (keys.ready_topic("a"), keys.permits_topic("a"), keys.events_topic("a")):
+            of_a.clear()
+            changes.tell(topic)
+            assert of_a.is_set(), topic
+        changes.tell(keys.OPEN_TOPIC)
+        assert not of_b.is_set()
 
 
 async def test_a_change_during_the_attempt_is_not_missed() -> None:

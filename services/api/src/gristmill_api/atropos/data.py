@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -64,7 +65,7 @@ class _FastRoute(AtroposRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        slow = self.app
+        slow = AsyncExitStackMiddleware(self.app)
         read, received = type(self).read, type(self).received
 
         async def fast(request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -11,8 +11,10 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError  # noqa: A004
+from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+Command = Sequence[str | bytes | int]
 
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
@@ -25,6 +27,32 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     base: type[AbstractConnection] = options.pop("connection_class", Connection)
     kind = type(base.__name__, (_Link, base), {})
     return Redis.from_pool(_Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
+
+
+async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
+    """The reply to each command, sent together; a ResponseError in the place of one that Redis refused.
+
+    Raises redis.ConnectionError or redis.TimeoutError when an answer is lost: then any may have run.
+    """
+    limit, connection.socket_timeout = connection.socket_timeout, None
+    try:
+        async with asyncio.timeout(limit):
+            await connection.send_packed_command(connection.pack_commands(commands))
+            return [await _reply(connection) for _ in commands]
+    except BaseException as error:
+        await connection.disconnect(nowait=True)  # so that nobody reads an answer that was not for them
+        if isinstance(error, TimeoutError):
+            raise RedisTimeoutError(f"no answer in {limit} s") from error
+        raise
+    finally:
+        connection.socket_timeout = limit
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 class _Pool(ConnectionPool):
@@ -76,8 +104,11 @@ class _Link(AbstractConnection):
         # The library's own time limit makes a task a command, before Python 3.12.
         limit, self.socket_timeout = self.socket_timeout, None
         try:
-            async with asyncio.timeout(limit):
+            if limit is None:
                 await super().send_packed_command(command, check_health)
+            else:
+                async with asyncio.timeout(limit):
+                    await super().send_packed_command(command, check_health)
         except TimeoutError as error:
             raise RedisTimeoutError("Timeout writing to socket") from error
         except RuntimeError as error:

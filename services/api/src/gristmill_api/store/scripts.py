@@ -12,10 +12,9 @@ from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, ResponseError
 
-Command = Sequence[str | bytes | int]
+from gristmill_api.store.connection import Command, ask
 
 _SENT_TTL_MS = 60_000
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
@@ -65,24 +64,11 @@ class Scripts:
         return answer
 
     async def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The reply to each command, sent together, a ResponseError in the place of one that Redis refused.
-
-        Past redis-py's client, straight to its connections: what the client does for a command takes longer than the
-        script. Raises redis.ConnectionError or redis.TimeoutError when an answer is lost: then any may have run.
-        """
+        """Past redis-py's client, straight to a connection: what the client does for a command takes longer than the
+        script. See `connection.ask`."""
         pool = self._redis.connection_pool
-        connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.send_packed_command(connection.pack_commands(commands))
-            return [await self._reply(connection) for _ in commands]
-        except BaseException:
-            await connection.disconnect(nowait=True)  # so that nobody reads an answer that was not for them
-            raise
+            return await ask(connection, commands)
         finally:
             await pool.release(connection)
-
-    async def _reply(self, connection: AbstractConnection) -> Any:
-        try:
-            return await connection.read_response()
-        except ResponseError as error:
-            return error
