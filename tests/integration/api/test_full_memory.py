@@ -120,7 +120,7 @@ async def test_a_run_three_times_the_size_of_redis(
 
 
 async def test_a_submit_refused_for_want_of_memory_leaves_nothing_behind(
-    clients: tuple[Client, httpx.AsyncClient],
+    server: RedisServer, clients: tuple[Client, httpx.AsyncClient]
 ) -> None:
     client, http = clients
     await client.close_run(RUN)
@@ -143,3 +143,5 @@ async def test_a_submit_refused_for_want_of_memory_leaves_nothing_behind(
     status = await client.status("run-3")
     assert (status.ready, status.outstanding, status.bytes) == (stored, 100 - stored, stored * len(body))
     assert (await http.get(f"/v1/runs/run-3/groups/{ids[stored]}")).status_code == 404
+    with redis.Redis.from_url(server.url) as admin:
+        assert not list(admin.scan_iter("*:sent:*")), "what was sent is not left to stand in the next one's way"

@@ -11,7 +11,7 @@ from tests.integration.api.bench import RUN, Bench, submission
 
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
-from gristmill_api.store import Store
+from gristmill_api.store import Store, keys
 
 
 async def refusal(bench: Bench, holder: str, group_id: str, content: str = "a") -> str:
@@ -58,6 +58,16 @@ async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Be
     assert await bench.submit("env-2", b, "b")
     assert await bench.whereabouts() == {"ready": [a, c, d, b]}
     assert await bench.ask("env-3", 9) == [], "a permit that was used is not issued again"
+
+
+async def test_bytes_that_went_on_the_way_are_sent_again(bench: Bench) -> None:
+    """They are a key of their own until the script takes them; should it be gone by then, the sender hears no yes."""
+    await bench.start()
+    (group,) = await bench.ask("env-1", 1)
+    gone = ("env-1", b"digest", 2, 10, 100, "env-1", 0, 1 << 30, 1 << 30, 100, 100, "gm:{run-1}:sent:never")
+    assert await bench.store.scripts.run("submit", keys.prefix(RUN), group, *gone) == [b"GONE"]
+    assert await bench.whereabouts() == {"outstanding": [group]}
+    assert await bench.submit("env-1", group)
 
 
 async def test_two_holders_race_and_exactly_one_is_stored(bench: Bench) -> None:

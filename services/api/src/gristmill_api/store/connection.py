@@ -13,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
 
 Command = Sequence[str | bytes | int]
 
@@ -24,6 +25,8 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
     the caller, who knows what is safe to repeat, that tries again. `login`: username and password, if any."""
     options: dict[str, Any] = {**_DEFAULTS, **parse_url(url), **login}
+    # They are for hosted clusters, and with them on a connection that Redis closed is found out by a failing command.
+    options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     base: type[AbstractConnection] = options.pop("connection_class", Connection)
     kind = type(base.__name__, (_Link, base), {})
     return Redis.from_pool(_Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
