@@ -47,8 +47,8 @@ class Payload:
     _tail: bytes
 
     def native(self, run_id: str, row: int) -> tuple[bytes, bytes]:
-        """The binary group of permit `row`, in two pieces to be sent one after the other."""
-        return self._header + _head(self._group, run_id, row), self._tail
+        """The binary group of permit `row`, in one piece, as clients of the other doors send theirs."""
+        return (self._header + _head(self._group, run_id, row) + self._tail,)
 
     @property
     def native_size(self) -> int:

@@ -27,8 +27,9 @@ class Cost:
     call: str
     ready: int
     """Groups in the queue when it is called."""
-    commands: Sequence[int]
-    """Redis commands a call, those inside scripts included; each count that was seen."""
+    commands: int
+    """Redis commands a call, those inside scripts included: the least seen. The API's archiver, which keeps its lock by
+    a command every few seconds, can only add to it."""
     latencies: Sequence[float]
     """Seconds, one a call."""
 
@@ -77,7 +78,7 @@ def _lease(server: redis.Redis, door: NativeDoor, http: Http, payload: Payload, 
 
 def _cost(call: str, ready: int, seen: Sequence[tuple[int, float]]) -> Cost:
     counted = seen[_FIRST:]
-    return Cost(call, ready, sorted({count for count, _ in counted}), [latency for _, latency in counted])
+    return Cost(call, ready, min(count for count, _ in counted), [latency for _, latency in counted])
 
 
 def _counted(server: redis.Redis, call: Callable[[], Any]) -> tuple[int, float]:

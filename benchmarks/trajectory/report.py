@@ -58,7 +58,7 @@ def _lines(results: Results) -> Iterator[str]:
         yield from _table(
             ("call", "groups ready", "Redis commands", "ms: min / median / max"),
             (
-                (cost.call, f"{cost.ready:,}", ", ".join(map(str, cost.commands)), _spread(cost.latencies, 1000, 2))
+                (cost.call, f"{cost.ready:,}", str(cost.commands), _spread(cost.latencies, 1000, 2))
                 for cost in results.costs
             ),
         )

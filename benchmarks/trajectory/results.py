@@ -72,7 +72,7 @@ def targets(results: Results) -> Iterator[Target]:
             faster = middle(theirs.draws) / middle(gzipped.draws)
             yield Target(f"compatible batch draw, gzip, {shape}", faster, 30, " × the reference's speed", True)
     for call in dict.fromkeys(cost.call for cost in results.costs):
-        counts = {count for cost in results.costs if cost.call == call for count in cost.commands}
+        counts = {cost.commands for cost in results.costs if cost.call == call}
         yield Target(f"{call}: different counts of Redis commands", len(counts), 1, "", False)
     for push in results.pushes:
         through = f"{push.pushed / 1e9:.1f} GB"

@@ -59,7 +59,7 @@ class Direct(APIRoute):
         hints = get_type_hints(endpoint, include_extras=True)
 
         def adapters(fields: Any) -> Any:
-            return [(field.name, TypeAdapter(hints[field.name])) for field in fields]
+            return [(field.name, TypeAdapter(hints[field.name]).validator) for field in fields]
 
         in_path: Final = adapters(self.dependant.path_params)
         in_query: Final = adapters(self.dependant.query_params)

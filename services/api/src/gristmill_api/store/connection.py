@@ -17,6 +17,8 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 Command = Sequence[str | bytes | int]
 
+_COPIED: Final = 16 * 1024
+"""Bytes of an argument that is copied into its command; a longer one is sent from where it is."""
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
 
@@ -99,6 +101,9 @@ class _Link(AbstractConnection):
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """One command as Redis reads it. As in the library, its name may be two words."""
+        if any(isinstance(arg, bytes) and len(arg) > _COPIED for arg in args):
+            packed: list[bytes] = super().pack_command(*args)
+            return packed
         name, *rest = args
         return [hiredis.pack_command((*name.split(), *rest))]
 
