@@ -46,7 +46,7 @@ class Payload:
     _header: bytes
     _tail: bytes
 
-    def native(self, run_id: str, row: int) -> tuple[bytes, bytes]:
+    def native(self, run_id: str, row: int) -> tuple[bytes]:
         """The binary group of permit `row`, in one piece, as clients of the other doors send theirs."""
         return (self._header + _head(self._group, run_id, row) + self._tail,)
 

@@ -71,10 +71,12 @@ def _passing(error: RedisError | Refused) -> Refused:
     refused = errors.from_redis(error) if isinstance(error, RedisError) else error
     if refused is None or refused.code not in ("store_full", "store_unavailable"):
         raise error
-    return refused
+    return _busy(refused)
 
 
 def _busy(refused: Refused) -> Refused:
+    """The same as a 503. A new one, to be kept or to be raised: who keeps an exception that was raised keeps the frames
+    it came through, and the bodies in them until the garbage collector comes."""
     busy = Refused(refused.code, 503, refused.message, refused.remedy)
     busy.retry_after = refused.retry_after
     return busy
