@@ -43,7 +43,7 @@ class Client:
         compress: bool = False,
     ) -> None:
         """`compress`: groups travel as zstd both ways. It halves them, in the API's memory too, and costs processor
-        time; between processes of one machine the bytes are cheaper."""
+        time."""
         if "@" in url.partition("://")[2].partition("/")[0]:
             # The URL is in messages and logs.
             raise ConfigError(

@@ -18,7 +18,7 @@ from gristmill_trainer.publish import FilesystemPublisher, ModelServer
 from gristmill_trainer.publish.token import publish_token
 
 PROMPT = [40 + place % 20 for place in range(300)]
-"""Longer than a block of the prefix cache (128 tokens on a CPU): what is cached of old weights would be seen."""
+"""Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
 
 
 def _kinds(policy: Policy) -> list[str]:

@@ -1,0 +1,51 @@
+"""A batch that was delivered whole is archived as native ones are, group by group, as its clients sent it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.atropos.stock_trainer import StockTrainer
+from tests.support.api_server import ApiServer
+
+from gristmill import GristmillError, read_rollouts
+from gristmill.archive import ArchivedGroup, ArchiveError, read_archive
+
+
+def group(number: int) -> dict[str, Any]:
+    rows = [[number, 1, 2]] * 2
+    return {"tokens": rows, "masks": rows, "scores": [0.0, 1.0]}
+
+
+def archived(runs: Path) -> list[ArchivedGroup]:
+    """Of the one run there is; empty while it has no folder."""
+    try:
+        return [group for run in runs.iterdir() for group in read_archive(run)]
+    except ArchiveError:
+        return []
+
+
+def test_delivered_batches_are_archived(redis_url: str, tmp_path: Path) -> None:
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as api:
+        trainer = StockTrainer(api.url, 4, 100)
+        trainer.register()
+        assert trainer.ask() is None
+        for number in range(5):
+            httpx.post(f"{api.url}/scored_data", json=group(number)).raise_for_status()
+        assert trainer.ask() is not None
+        assert trainer.ask() is not None
+        assert trainer.ask() is None, "the fifth group is not delivered"
+        deadline = time.monotonic() + 30
+        while len(archived(tmp_path)) < 4:
+            assert time.monotonic() < deadline, "the archiver wakes at an ack"
+            time.sleep(0.05)
+        found = archived(tmp_path)
+    assert [each.schema for each in found] == ["atropos"] * 4
+    assert [json.loads(each.body)["tokens"] for each in found] == [group(number)["tokens"] for number in range(4)]
+    (run,) = tmp_path.iterdir()
+    with pytest.raises(GristmillError, match="atropos"):
+        list(read_rollouts(run))
