@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.bench import RUN, Bench, submission, trainer
 
-from gristmill import MetricsRow
+from gristmill import MetricsRow, Protocol
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
 from gristmill_api.store import Amount, Store, keys
@@ -383,3 +383,70 @@ async def test_rows_come_back_in_order_however_long_their_numbers(bench: Bench) 
     assert await bench.ask("env-1", 4) == ids
     await bench.expire_permits(*ids)
     assert await bench.ask("env-2", 4) == ids
+
+
+async def test_a_run_that_is_not_there_is_missing_to_every_verb(bench: Bench) -> None:
+    store, run = bench.store, "none"
+    for call in (
+        store.permits(run, "env-1", 1),
+        store.renew(run, "env-1", None),
+        store.give_back(run, "env-1", "g00000000", "abandoned"),
+        store.abandon(run, "env-1"),
+        store.submit(run, "env-1", submission("g00000000")),
+        store.lease(run, 1, "b1", Amount("groups", 1)),
+        store.extend(run, 1, ["b1"]),
+        store.nack(run, 1, ["b1"]),
+        store.ack(run, 1, ["b1"]),
+        store.record_version(run, 1, 0),
+        store.finish(run, 1),
+        store.close_run(run),
+        store.delete_run(run),
+        store.status(run),
+        store.dead.replay(run, None),
+        store.dead.purge(run, None),
+        store.envs.register(run, "env-1", None, None),
+        store.envs.leave(run, "env-1"),
+        store.journal.measure(run, MetricsRow(source="trainer", step=1, values={"loss": 1.0})),
+    ):
+        with pytest.raises(Refused) as refused:
+            await call
+        assert refused.value.code == "run_missing", call
+    for script, arguments in {"take": ("{}", 1, 1, 1, ""), "archived": ("g00000000",)}.items():
+        assert await store.scripts.run(script, keys.prefix(run), *arguments) == [b"MISSING"]
+    assert await bench.redis.keys(keys.prefix(run) + "*") == []
+
+
+async def test_a_run_fed_by_atropos_has_no_permits(bench: Bench) -> None:
+    await bench.store.create_run("other", {}, 2, None, Protocol.ATROPOS)
+    with pytest.raises(Refused) as refused:
+        await bench.store.permits("other", "env-1", 1)
+    assert refused.value.code == "no_permits"
+
+
+async def test_a_stored_payload_stays(bench: Bench) -> None:
+    """Until then it was under a key that goes by itself."""
+    await bench.start()
+    (group,) = await bench.fill(1)
+    assert await bench.redis.pttl(keys.payload(RUN, group)) == -1
+
+
+async def test_a_lease_tells_how_many_it_gave_up(bench: Bench) -> None:
+    bench.store = Store(bench.redis, Limits(max_attempts=1))
+    incarnation = await bench.start()
+    *_, last = await bench.fill(3)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.store.nack(RUN, incarnation, ["b1"])
+    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1))
+    assert ([group.group_id for group in batch.groups], batch.dead, batch.stale) == ([last], 2, 0)
+
+
+async def test_a_batch_of_which_a_group_was_dropped_cannot_be_acked(bench: Bench) -> None:
+    incarnation = await bench.start(staleness=3, groups=2)
+    ids = await bench.fill(2)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.expire_lease("b1")
+    await bench.store.record_version(RUN, incarnation, 3)
+    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1), max_staleness=2)
+    assert (batch.groups, batch.stale) == ([], 2)
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.audit(RUN)).dropped == dict.fromkeys(ids, "stale")

@@ -160,6 +160,7 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear)
     audit = await bench.store.audit(RUN)
     assert (audit.trained, audit.ready, audit.leased) == (names(0, 1), names(2, 3), [])
     assert await bench.redis.exists(START + "batch:atropos:1") == 0
+    assert await bench.redis.zcard(START + "leases") == 0
     assert await bench.redis.hgetall(START + "atropos") != {}
 
 
@@ -195,6 +196,7 @@ async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
     assert await bench.lend("atropos:4") == names(2, 3), "expired, and nobody has its groups"
     assert before + 29.9 < await deadline("atropos:4") < time.time() + 30.1
     assert await bench.queue.ack("atropos:3"), "late, and nobody has its groups"
+    assert await bench.redis.smembers(START + "expired") == set()
     assert (await bench.store.audit(RUN)).trained == names(0, 1)
     assert (await bench.store.status(RUN)).leased == 2
 

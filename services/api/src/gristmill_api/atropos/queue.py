@@ -137,7 +137,7 @@ class Queue:
         None: no trainer is registered."""
         ttl, attempts = _ms(DELIVERY_TTL_S), self._limits.max_attempts
         status, *rest = await self._run("atropos_batch", batch_id, ttl, attempts, self._silence_ms)
-        if status in ("MISSING", "UNREGISTERED"):
+        if status == "UNREGISTERED":
             return None
         set_aside, *groups = rest
         if status == "NONE":

@@ -6,10 +6,9 @@
 -- Lease the next batch, of exactly the registered batch size, for as long as it takes to send it.
 -- Groups that can be part of no batch are set aside: larger than one, or delivered too often.
 -- ARGV: batch id, ttl ms, max attempts, silence ms after which an environment's share is not kept
--- -> {MISSING} | {UNREGISTERED} | {NONE, groups set aside} | {OK, groups set aside, group id, bytes, ...}
+-- -> {UNREGISTERED} | {NONE, groups set aside} | {OK, groups set aside, group id, bytes, ...}
 local id, ttl, max_attempts, silence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
-if not state() then return {'MISSING'} end
 local trainer = redis.call('HMGET', ATROPOS, 'batch_size', 'started')
 if not trainer[1] then return {'UNREGISTERED'} end
 if not trainer[2] then redis.call('HSET', ATROPOS, 'started', 1) end
