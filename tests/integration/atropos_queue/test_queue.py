@@ -323,3 +323,13 @@ async def test_deleting_the_run_leaves_nothing(bench: Bench) -> None:
     left = [name for name in await bench.redis.keys(START + "*") if b"receipt" not in name]
     assert left == []
     assert int(await bench.redis.get(keys.BYTES) or 0) == 0
+
+
+async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(bench: Bench) -> None:
+    await bench.start(batch_size=4)
+    await bench.submit(*[scored(1)] * 300, scored(9))
+    answer = await bench.queue.lend("atropos:1")
+    assert answer is not None
+    lent, set_aside = answer
+    assert lent is not None
+    assert ([group.group_id for group in lent], set_aside) == (names(0, 1, 2, 3), 1)
