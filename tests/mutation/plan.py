@@ -25,7 +25,7 @@ NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
 ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "adopt", "model"))
 
 _OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
-_OF_BOTH: Final = ("_keys.lua", "_moves.lua")
+_OF_BOTH: Final = ("_keys.lua", "_moves.lua", "delete.lua")
 
 
 def stages(script: str, *, thorough: bool) -> list[Tests]:

@@ -450,3 +450,39 @@ async def test_a_batch_of_which_a_group_was_dropped_cannot_be_acked(bench: Bench
     assert (batch.groups, batch.stale) == ([], 2)
     assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
     assert (await bench.store.audit(RUN)).dropped == dict.fromkeys(ids, "stale")
+
+
+async def test_an_environment_that_left_is_forgotten(bench: Bench) -> None:
+    await bench.store.envs.register(RUN, "env-1", 1.0, 0.5)
+    await bench.store.envs.leave(RUN, "env-1")
+    assert await bench.redis.exists(START + "env:env-1", START + "envs") == 0
+
+
+async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(bench: Bench) -> None:
+    await bench.start()
+    mine, others = await bench.ask("env-1", 2), await bench.ask("env-2", 2)
+    far = 5_000_000_000_000
+    await bench.redis.zadd(START + "permits", dict.fromkeys(mine + others, far))
+    assert (await bench.store.renew(RUN, "env-1", None)).renewed == 2
+    deadlines = await bench.redis.zmscore(START + "permits", mine + others)
+    assert [deadline == far for deadline in deadlines] == [False, False, True, True]
+
+
+async def test_a_replayed_group_is_dead_for_no_reason(bench: Bench) -> None:
+    bench.store = Store(bench.redis, Limits(max_attempts=1))
+    incarnation = await bench.start()
+    (group,) = await bench.fill(1)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.nack(RUN, incarnation, ["b1"])
+    await bench.lease(incarnation, "b2", 1)
+    assert await bench.redis.hget(START + f"group:{group}", "reason") == b"undeliverable"
+    await bench.store.dead.replay(RUN, None)
+    assert not await bench.redis.hexists(START + f"group:{group}", "reason")
+
+
+async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_again(bench: Bench) -> None:
+    await bench.start()
+    (group,) = await bench.ask("env-1", 1)
+    await bench.store.abandon(RUN, "env-1")
+    assert await bench.store.give_back(RUN, "env-1", group, "too_long")
+    assert group not in await bench.ask("env-1", 2)

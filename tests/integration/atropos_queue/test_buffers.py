@@ -34,6 +34,7 @@ async def test_groups_are_queued_as_they_came(bench: Bench) -> None:
     await ear.close()
     assert await bench.ready() == names(0, 1, 2)
     assert [await bench.store.payload(RUN, name) for name in names(0, 1, 2)] == texts
+    assert [await bench.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
     assert await bench.queue.latest() == texts[2]
     facts = await bench.redis.hgetall(START + "group:a00000001")
     assert facts[b"raw_bytes"] == facts[b"bytes"] == b"20"
@@ -58,6 +59,14 @@ async def test_a_submit_is_stored_once_whatever_its_client_heard(bench: Bench) -
     assert 590_000 < ttl <= 600_000
     await bench.store.close_run(RUN)
     assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
+
+
+async def test_bytes_that_went_on_the_way_are_asked_for_again(bench: Bench) -> None:
+    await bench.start()
+    one = (2, 20, "", START + "sent:never")
+    sent = await bench.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, *one)
+    assert sent == [b"GONE"]
+    assert await bench.ready() == []
 
 
 async def test_the_version_that_was_served_is_noted(bench: Bench) -> None:
@@ -89,6 +98,7 @@ async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, m
             await bench.submit(scored(4), scored(4), scored(4))
         assert refused.value.status == 429
         assert await bench.ready() == [], "all or none"
+        assert await client.keys("*:sent:*") == [], "what was sent is not left to stand in the next one's way"
         await bench.submit(scored(4), scored(4))
         with pytest.raises(Refused, match=message):
             await bench.submit(scored(4))

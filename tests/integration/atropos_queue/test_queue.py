@@ -333,3 +333,24 @@ async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(benc
     lent, set_aside = answer
     assert lent is not None
     assert ([group.group_id for group in lent], set_aside) == (names(0, 1, 2, 3), 1)
+
+
+async def test_a_reset_of_nothing_leaves_nothing(bench: Bench) -> None:
+    await bench.queue.reset()
+    assert await bench.redis.keys(START + "*") == []
+
+
+async def test_no_batch_of_before_a_reset_can_be_acked(bench: Bench) -> None:
+    await bench.start(batch_size=2)
+    await bench.submit(*[scored()] * 2)
+    await bench.lend("atropos:1")
+    await bench.lend("atropos:2")
+    await bench.expire_lease("atropos:1")
+    await bench.redis.hset(START + "atropos", "batch_size", 999)
+    assert await bench.lend("atropos:3") is None
+    assert await bench.redis.smembers(START + "expired") == {b"atropos:1"}
+    await bench.queue.reset()
+    assert not await bench.queue.ack("atropos:1"), "it ran out, and its groups are dropped since"
+    assert not await bench.queue.ack("atropos:2"), "it was on its way"
+    assert await bench.redis.keys(START + "batch:*") == []
+    assert (await bench.store.audit(RUN)).trained == []
