@@ -23,6 +23,7 @@ NATIVE: Final[Tests] = (
 )
 NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
 ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "adopt", "model"))
+ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
 _OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
 _OF_BOTH: Final = ("_keys.lua", "_moves.lua", "delete.lua")
@@ -31,6 +32,6 @@ _OF_BOTH: Final = ("_keys.lua", "_moves.lua", "delete.lua")
 def stages(script: str, *, thorough: bool) -> list[Tests]:
     """Stage by stage. Not thorough: without the slow ones."""
     if script.startswith("atropos_") or script in _OF_ATROPOS:
-        return [ATROPOS]
+        return [ATROPOS, ATROPOS_SLOW] if thorough else [ATROPOS]
     found = [NATIVE, ATROPOS] if script in _OF_BOTH else [NATIVE]
     return [*found, NATIVE_SLOW] if thorough else found
