@@ -69,6 +69,36 @@ async def test_a_share_of_odd_sizes_is_kept(bench: Bench) -> None:
     assert await bench.draw() == [2, 0]
 
 
+async def test_a_share_that_is_no_whole_number_is_rounded_down(bench: Bench) -> None:
+    await bench.register(10)
+    first, second = await bench.env(2, share=0.25), await bench.env(2)
+    for env in (second, second, second, second, second, first, first):
+        await bench.submit(2, env)
+    assert await bench.draw() == [5, 0, 1, 2, 3]
+
+
+async def test_a_share_is_filled_with_packs_of_small_groups(bench: Bench) -> None:
+    await bench.register(8)
+    first, second = await bench.env(2, share=0.5), await bench.env(4)
+    for env in (second, second):
+        await bench.submit(4, env)
+    for env in (first, first):
+        await bench.submit(2, env)
+    assert await bench.draw() == [2, 3, 0]
+
+
+async def test_beside_shares_what_is_in_no_pack_waits_while_packs_make_a_batch(bench: Bench) -> None:
+    """Groups of nobody, and of a size that does not divide the largest."""
+    await bench.register(16)
+    first, second = await bench.env(4, share=0.25), await bench.env(3)
+    await bench.submit(4)
+    for _ in range(4):
+        await bench.submit(3, second)
+    for _ in range(4):
+        await bench.submit(4, first)
+    assert await bench.draw() == [5, 6, 7, 8]
+
+
 async def test_a_group_that_was_sent_in_vain_too_often_is_a_dead_letter(bench: Bench) -> None:
     await bench.register(8)
     await bench.submit(8)
