@@ -8,6 +8,7 @@ _API: Final = "tests/integration/api"
 _ATROPOS: Final = "tests/integration/atropos_queue"
 _SLOW: Final = (
     f"{_API}/test_lease_amounts.py::test_the_walk_has_a_bound",
+    f"{_API}/test_lease_amounts.py::test_a_batch_may_be_larger_than_what_lua_unpacks_at_once",
     f"{_API}/test_dead_letters.py::test_the_oldest_letters_go_when_there_are_too_many",
     f"{_API}/test_telling.py::test_the_stream_forgets_what_is_old",
 )

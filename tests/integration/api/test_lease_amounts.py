@@ -153,3 +153,16 @@ async def test_a_retry_is_the_same_batch_whatever_it_asks_for(bench: Bench, unit
     ids = await bench.fill(4)
     assert await bench.lease(incarnation, "b1", 2) == ids[:2]
     assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2]
+
+
+async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench) -> None:
+    """1024 at a time: a batch of one, two and a bit of such chunks is whole, each group once and in order."""
+    incarnation = await bench.start(groups=2100)
+    ids: list[str] = []
+    while len(ids) < 2060:
+        ids += await bench.fill(min(256, 2060 - len(ids)))
+    assert await bench.lease(incarnation, "b1", 2050) == ids[:2050]
+    assert (await bench.store.audit(RUN)).leased == ids[:2050]
+    assert await bench.lease(incarnation, "b2", 10) == ids[2050:]
+    assert await bench.store.nack(RUN, incarnation, ["b1"]) == 2050
+    assert (await bench.store.audit(RUN)).ready == ids[:2050]
