@@ -153,6 +153,9 @@ async def test_a_retry_is_the_same_batch_whatever_it_asks_for(bench: Bench, unit
     ids = await bench.fill(4)
     assert await bench.lease(incarnation, "b1", 2) == ids[:2]
     assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2]
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b2", 9) is None
+    assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2], "it ran out, and nobody has its groups"
 
 
 async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench) -> None:
