@@ -112,7 +112,8 @@ def map_body(context: HookContext, body: Any) -> Any:
     if path in _FITTING:
         return _FITTING[path]
     if isinstance(body, dict):
-        return {name: _SETTINGS.get(name, value) for name, value in body.items()}
+        # What was made invalid stays so.
+        return {name: _SETTINGS.get(name, value) if isinstance(value, dict) else value for name, value in body.items()}
     return body
 
 
