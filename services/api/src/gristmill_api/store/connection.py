@@ -61,7 +61,7 @@ async def _reply(connection: AbstractConnection) -> Any:
 
 
 class _Pool(ConnectionPool):
-    """Waits for a connection when all are in use, as redis-py's BlockingConnectionPool does, at a quarter of its cost.
+    """Waits for a connection when all are in use, as redis-py's BlockingConnectionPool does, with fewer steps.
 
     What it leaves out is the library's own telemetry, and a lock that only a cluster's maintenance needs.
     """
@@ -97,7 +97,7 @@ class _Pool(ConnectionPool):
 
 
 class _Link(AbstractConnection):
-    """Sends at a third of the library's cost, and says ConnectionError where uvloop says RuntimeError."""
+    """Sends with fewer steps than the library, and says ConnectionError where uvloop says RuntimeError."""
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """One command as Redis reads it. As in the library, its name may be two words."""
