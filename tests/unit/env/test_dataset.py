@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
-from gristmill_env.dataset import PromptDataset
+from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
 

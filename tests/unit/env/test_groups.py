@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
-from gristmill_env.dataset import Item
+from gristmill_env.data.dataset import Item
 from gristmill_env.drops import DropReason
 from gristmill_env.groups import build_group, drop_reason
 from gristmill_env.inference import Completion
+from gristmill_env.inference.wire import LabelSpan
 from gristmill_env.prompts import Prompt
 from gristmill_env.rewards import Score
 from gristmill_env.rollout import Rollout
 from gristmill_env.tally import Tally
 from gristmill_env.versions import UnpublishedWeightsError, version_spans
-from gristmill_env.wire import LabelSpan
 
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Completion:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill import Manifest, ManifestError
-from gristmill_env.dataset import PromptDataset
+from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.inference import ModelServer, ServedModel
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder

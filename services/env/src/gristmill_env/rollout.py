@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gristmill import SamplingParams
 from gristmill.logs import line
-from gristmill_env.dataset import Item
+from gristmill_env.data.dataset import Item
 from gristmill_env.inference import Completion, ModelServer
 from gristmill_env.prompts import Prompt, PromptBuilder
 from gristmill_env.rewards import Sample, Score, Scorer

@@ -13,7 +13,7 @@ import time
 
 from gristmill import ApiError, Client, GristmillError, Permit, RunState, TrajectoryGroup, VersionSpan
 from gristmill.logs import line
-from gristmill_env.dataset import Item, PromptDataset
+from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.drops import DropReason
 from gristmill_env.errors import DatasetError, PromptError
 from gristmill_env.groups import build_group, drop_reason

@@ -12,9 +12,9 @@ import msgspec
 
 from gristmill import Manifest, SamplingParams
 from gristmill_env.errors import InferenceError
-from gristmill_env.patience import PatientHttp, TryAgainError
+from gristmill_env.inference.patience import PatientHttp, TryAgainError
+from gristmill_env.inference.wire import Choice, Generated, LabelSpan, ModelCard, Models, WeightInfo
 from gristmill_env.settings import ServerConfig
-from gristmill_env.wire import Choice, Generated, LabelSpan, ModelCard, Models, WeightInfo
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
+from gristmill_env.data.rows import Rows
 from gristmill_env.errors import DatasetError
-from gristmill_env.rows import Rows
 from gristmill_env.settings import DatasetConfig
 
 Table = list[dict[str, Any]]

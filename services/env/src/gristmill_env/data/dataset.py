@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
+from gristmill_env.data.rows import RowOrder
+from gristmill_env.data.sources import load_rows
 from gristmill_env.errors import DatasetError
-from gristmill_env.rows import RowOrder
 from gristmill_env.settings import DatasetConfig
-from gristmill_env.sources import load_rows
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,11 @@
+"""Everything that can be set in a run's YAML or on the command line of the environment.
+
+The key names are those that users of Atropos know. Each field's text is also its `--help`.
+"""
+
+from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.rewards import RewardSpec
+from gristmill_env.settings.run import EnvConfig
+from gristmill_env.settings.servers import ServerConfig, Url
+
+__all__ = ["DatasetConfig", "EnvConfig", "RewardSpec", "ServerConfig", "Url"]

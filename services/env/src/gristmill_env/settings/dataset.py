@@ -1,0 +1,64 @@
+"""`dataset:` rows, prompts, sampling, rewards."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from gristmill.settings import Settings
+from gristmill_env.settings.rewards import RewardSpec
+
+
+class DatasetConfig(Settings):
+    """Where the rows come from, how they become prompts, how completions are sampled and scored."""
+
+    dataset_name: str | None = None
+    """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too."""
+
+    dataset_config: str | None = None
+    """Configuration of a hub data set, e.g. main."""
+
+    dataset_path: str | None = None
+    """Local data instead: a .jsonl, .json, .csv or .parquet file, or a folder made by save_to_disk. Relative to the
+    configuration file, then to the working directory."""
+
+    split: str = "train"
+    """Split, with slices: train, train[:100], test[10%:20%]. Of a single local file all names mean the file."""
+
+    prompt_field: str = "prompt"
+    """Column that holds the user's message."""
+
+    answer_field: str | None = None
+    """Column that holds the reference answer; rewards that compare with it need this."""
+
+    system_prompt: str | None = None
+    """System message before every prompt."""
+
+    shuffle_dataset: bool = True
+    """Take the rows in a random order, another one each epoch, fixed by `seed`."""
+
+    seed: int = 42
+    """Seed of the shuffle. Replicas and restarts with the same seed agree on the order."""
+
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens a completion may have."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature. The trainer divides its logits by the same number."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve warns."""
+
+    reward_functions: list[str | RewardSpec] = Field(default_factory=list)
+    """Rewards: names, or {type, weight, params}. A bare name has weight 1."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.dataset_name and self.dataset_path:
+            raise ValueError("both dataset_name and dataset_path are set; keep one of them")
+        return self
+
+    def rewards(self) -> list[RewardSpec]:
+        """`reward_functions` with names spelled out."""
+        return [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
