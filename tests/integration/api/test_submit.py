@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench, submission
+from tests.integration.api.bench import RUN, Bench, submission, trainer
 
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
@@ -102,11 +102,27 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Ben
     assert await refusal(bench, "env-1", "g00000000") == "permit_lost"
     (group,) = await bench.ask("env-1", 1)
     big = submission(group)
-    wrong = dataclasses.replace(big, sequences=3)
-    with pytest.raises(Refused, match="3 sequences, the run's group_size is 2") as refused:
-        await bench.store.submit(RUN, "env-1", wrong)
-    assert refused.value.code == "bad_group"
-    assert await bench.whereabouts() == {"outstanding": [group]}
+    for sequences in (3, 1):
+        wrong = dataclasses.replace(big, sequences=sequences)
+        with pytest.raises(Refused, match=f"{sequences} sequences, the run's group_size is 2") as refused:
+            await bench.store.submit(RUN, "env-1", wrong)
+        assert refused.value.code == "bad_group"
+        assert await bench.whereabouts() == {"outstanding": [group]}
+
+
+@pytest.mark.parametrize(("group_size", "sequences"), [(4, 4), (4, 3), (4, 2), (1, 1)])
+async def test_a_group_may_come_without_those_that_could_not_be_scored(
+    redis: Redis, group_size: int, sequences: int
+) -> None:
+    bench = Bench(Store(redis, Limits()), redis)
+    await bench.store.create_run(RUN, {"dataset": "d"}, group_size)
+    incarnation = (await bench.store.take(RUN, trainer(groups=4), [])).incarnation
+    await bench.store.record_version(RUN, incarnation, 0)
+    (group,) = await bench.ask("env-1", 1)
+    smaller = dataclasses.replace(submission(group), sequences=sequences)
+    assert await bench.store.submit(RUN, "env-1", smaller)
+    assert (await bench.store.status(RUN)).sequences["ready"] == sequences
+    assert await bench.lease(incarnation, "b1", 1) == [group]
 
 
 async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:

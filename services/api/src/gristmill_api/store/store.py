@@ -277,7 +277,8 @@ class Store:
             raise errors.permit_lost(run_id, group.group_id, "none was ever issued")
         if status == "SIZE":
             raise errors.bad_group(
-                group.group_id, f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}"
+                group.group_id,
+                f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}; 2 to group_size are taken",
             )
         if status == "FULL":
             raise errors.store_full(
