@@ -139,3 +139,85 @@ def test_every_epoch_has_each_row_once_in_another_order_that_the_seed_fixes(tmp_
 def test_without_shuffle_rows_come_as_they_stand(tmp_path: Path) -> None:
     dataset = load(dataset_path=str(write(tmp_path, ".jsonl")))
     assert [dataset.item(row).index for row in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+
+
+NESTED = [
+    {"chat": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}],
+     "metadata": {"answer_cot": "#### 4"}, "choices": {"text": ["three", "four"], "label": ["A", "B"]}, "gold": 4},
+]  # fmt: skip
+
+
+def nested(tmp_path: Path, rows: list[dict[str, Any]] | None = None, **settings: Any) -> PromptDataset:
+    path = tmp_path / "nested.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows or NESTED))
+    return load(dataset_path=str(path), **settings)
+
+
+def test_fields_are_found_by_path(tmp_path: Path) -> None:
+    dataset = nested(tmp_path, prompt_field="choices.text.1", answer_field="metadata.answer_cot")
+    assert (dataset.item(0).prompt, dataset.item(0).answer) == ("four", "#### 4")
+    with pytest.raises(DatasetError, match=r"no field 'metadata\.answr' .*'answr' of it is missing.*it has answer_cot"):
+        nested(tmp_path, prompt_field="chat", answer_field="metadata.answr")
+    with pytest.raises(DatasetError, match=r"no field 'choices\.text\.2'.*it has 2 entries"):
+        nested(tmp_path, prompt_field="choices.text.2", answer_field=None)
+
+
+def test_a_column_whose_name_holds_a_dot_stands_before_a_path(tmp_path: Path) -> None:
+    dataset = nested(tmp_path, [{"a.b": "column", "a": {"b": "path"}}], prompt_field="a.b", answer_field=None)
+    assert dataset.item(0).prompt == "column"
+
+
+def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
+    item = nested(tmp_path, prompt_field="chat", answer_field="gold").item(0)
+    assert item.prompt == "2 + 2?"
+    assert [dict(message) for message in item.messages] == NESTED[0]["chat"]
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ([], "holds no message"),
+        (["2 + 2?"], "'2 \\+ 2\\?' in it is no message"),
+        ([{"role": "user", "content": None}], "is no message with role and content"),
+        (
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}],
+            "ends with the assistant's message",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_an_error_of_its_row(tmp_path: Path, chat: list[Any], message: str) -> None:
+    dataset = nested(tmp_path, [{"chat": chat}], prompt_field="chat", answer_field=None)
+    with pytest.raises(DatasetError, match=message):
+        dataset.item(0)
+
+
+def test_the_ground_truth_stands_above_the_answer(tmp_path: Path) -> None:
+    dataset = nested(tmp_path, prompt_field="chat", answer_field="metadata.answer_cot", ground_truth_field="gold")
+    assert dataset.item(0).answer == "4"
+
+
+def test_a_template_writes_the_prompt(tmp_path: Path) -> None:
+    template = (
+        "{{ chat[1].content }}\n{% for c in choices.text %}\n{{ choices.label[loop.index0] }}) {{ c }}\n{% endfor %}"
+    )
+    dataset = nested(tmp_path, prompt_template=template, answer_field=None)
+    assert dataset.item(0).prompt == "2 + 2?\nA) three\nB) four\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ quesiton }}", r"names 'quesiton'; the rows have chat, metadata, choices, gold"),
+        ("{{ chat ", "prompt_template, line 1"),
+    ],
+)
+def test_a_template_that_cannot_work_is_told_at_the_start(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        nested(tmp_path, prompt_template=template, answer_field=None)
+
+
+@pytest.mark.parametrize("template", ["{{ gold.nothing }}", "{{ gold / 0 }}", "{{ ''.__class__.__mro__ }}"])
+def test_a_template_that_does_not_fit_a_row_is_an_error_of_that_row(tmp_path: Path, template: str) -> None:
+    dataset = nested(tmp_path, prompt_template=template, answer_field=None)
+    with pytest.raises(DatasetError, match="prompt_template fails"):
+        dataset.item(0)

@@ -8,28 +8,33 @@ import pytest
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill_env.data.dataset import Item
 from gristmill_env.drops import DropReason
-from gristmill_env.groups import build_group, drop_reason
+from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import Completion
 from gristmill_env.inference.wire import LabelSpan
+from gristmill_env.messages import user
 from gristmill_env.prompts import Prompt
 from gristmill_env.rewards import Score
 from gristmill_env.rollout import Rollout
 from gristmill_env.tally import Tally
+from gristmill_env.transcript import Attempt, Transcript
 from gristmill_env.versions import UnpublishedWeightsError, version_spans
 
 
-def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Completion:
-    return Completion(list(tokens), [-token / 10 for token in tokens], "stop", [LabelSpan(*span) for span in labels])
+def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Attempt:
+    """An attempt of one reply."""
+    transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
+    logprobs = [-token / 10 for token in tokens]
+    transcript.add_reply(Completion(list(tokens), logprobs, "stop", [LabelSpan(*span) for span in labels]), "text")
+    return transcript.end("stop")
 
 
-def rollout(*scores: Score, completions: list[Completion] | None = None) -> Rollout:
+def rollout(*scores: Score, completions: list[Attempt] | None = None) -> Rollout:
     return Rollout(
-        item=Item(row=12, index=2, prompt="?", answer="1", columns={}),
-        prompt=Prompt("?", (100, 101, 102)),
+        item=Item(row=12, index=2, prompt="?", answer="1"),
         sampling=SamplingParams(temperature=0.7, max_tokens=4),
-        completions=completions or [completion(1) for _ in scores],
-        texts=["" for _ in scores],
+        attempts=completions or [completion(1) for _ in scores],
         scores=list(scores),
+        seconds=0.1,
     )
 
 
@@ -72,11 +77,82 @@ def test_groups_of_one_score_are_dropped(totals: tuple[float, ...], reason: Drop
     assert drop_reason(scored(*totals), ensure_scores_are_not_same=False) is None
 
 
-def test_a_failed_or_missing_score_drops_the_group() -> None:
-    good, failed, silent = Score(1.0, {"a": 1.0}), Score(None, {"a": None}, error="a: boom"), Score(None, {"a": None})
+GOOD, BAD = Score(1.0, {"a": 1.0}), Score(0.0, {"a": 0.0})
+FAILED, SILENT = Score(None, {"a": None}, error="a: boom"), Score(None, {"a": None})
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ((GOOD, FAILED), DropReason.REWARD_ERROR),
+        ((GOOD, SILENT), DropReason.NO_SCORE),
+        ((FAILED,), DropReason.REWARD_ERROR),
+        ((SILENT,), DropReason.NO_SCORE),
+        ((SILENT, FAILED, GOOD), DropReason.REWARD_ERROR),
+    ],
+)
+def test_a_group_with_fewer_than_two_scores_is_dropped(scores: tuple[Score, ...], reason: DropReason) -> None:
     for same in (True, False):
-        assert drop_reason(rollout(good, failed), ensure_scores_are_not_same=same) is DropReason.REWARD_ERROR
-        assert drop_reason(rollout(good, silent), ensure_scores_are_not_same=same) is DropReason.NO_SCORE
+        assert drop_reason(rollout(*scores), ensure_scores_are_not_same=same) is reason
+
+
+def test_what_has_no_score_leaves_its_group_and_the_rest_is_trained_on() -> None:
+    made = rollout(GOOD, FAILED, BAD, SILENT, completions=[completion(number) for number in (1, 2, 3, 4)])
+    assert drop_reason(made, ensure_scores_are_not_same=True) is None
+    spans = [[VersionSpan(f"1.{number}", 0, 1)] for number in range(4)]
+    group = build_group(made, Permit(group_id="g00000012", row=12), "sums", "host-1", spans)
+    assert group.tokens.tolist() == [100, 101, 102, 1, 100, 101, 102, 3]
+    assert group.rewards.tolist() == [1.0, 0.0]
+    assert group.reward_parts == {"a": [1.0, 0.0]}
+    assert [spans[0].version for spans in group.versions] == ["1.0", "1.2"]
+
+
+def test_the_same_scores_among_those_that_count_are_dropped() -> None:
+    assert drop_reason(rollout(GOOD, FAILED, GOOD), ensure_scores_are_not_same=True) is DropReason.SAME_SCORES
+
+
+def test_an_attempt_with_nothing_to_train_on_leaves_its_group() -> None:
+    untrained = Transcript(Prompt("?", (100,), (user("?"),)))
+    untrained.add_reply(Completion([7], [-1.0], "stop", []), "no")
+    untrained.leave_out_reply()
+    made = rollout(GOOD, BAD, GOOD, completions=[completion(1), untrained.end("stop"), completion(3)])
+    assert trainable(made) == [0, 2]
+
+
+def test_of_several_turns_only_what_was_sampled_is_trained_on() -> None:
+    transcript = Transcript(Prompt("?", (100, 101), (user("?"),)))
+    transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), "one")
+    transcript.add_messages([user("Lower.")], [50, 51, 52])
+    transcript.add_reply(Completion([3], [-0.3], "stop", [LabelSpan("1.4", 0, 1)]), "two")
+    transcript.leave_out_reply()
+    transcript.add_messages([user("Higher.")], [53])
+    transcript.add_reply(
+        Completion([4, 5], [-0.4, -0.5], "length", [LabelSpan("1.4", 0, 1), LabelSpan("1.5", 1, 2)]), "3"
+    )
+    attempt = transcript.end("length")
+    made = rollout(GOOD, BAD, completions=[attempt, completion(9, labels=(("1.4", 0, 1),))])
+    versions = [version_spans(one, "1.5", published=True) for one in made.attempts]
+    permit = Permit(group_id="g00000012", row=12)
+    group = build_group(made, permit, "sums", "host-1", versions, include_messages=True)
+    assert group.tokens.tolist()[:10] == [100, 101, 1, 2, 50, 51, 52, 3, 53, 4]
+    assert group.mask.tolist()[:11] == [False, False, True, True, False, False, False, False, False, True, True]
+    assert group.logprobs[:11] == pytest.approx([0, 0, -0.1, -0.2, 0, 0, 0, 0, 0, -0.4, -0.5])
+    assert group.versions[0] == [
+        VersionSpan("1.3", 0, 2), VersionSpan("1.4", 5, 6), VersionSpan("1.4", 7, 8), VersionSpan("1.5", 8, 9)
+    ]  # fmt: skip
+    assert group.messages is not None
+    assert [message["content"] for message in group.messages[0]] == ["?", "one", "Lower.", "two", "Higher.", "3"]
+    assert (attempt.replies, attempt.sampled, attempt.text) == (3, 5, "3")
+
+
+def test_messages_too_large_for_a_group_stay_behind(caplog: pytest.LogCaptureFixture) -> None:
+    huge = Transcript(Prompt("?", (100,), (user("x" * 600_000),)))
+    huge.add_reply(Completion([7], [-1.0], "stop", [LabelSpan("1.3", 0, 1)]), "no")
+    made = rollout(GOOD, BAD, completions=[huge.end("stop"), completion(1)])
+    spans = [[VersionSpan("1.3", 0, 1)]] * 2
+    permit = Permit(group_id="g00000012", row=12)
+    assert build_group(made, permit, "sums", "host-1", spans, include_messages=True).messages is None
+    assert "goes without them" in caplog.text
 
 
 def test_the_servers_labels_become_version_spans() -> None:
@@ -84,7 +160,7 @@ def test_the_servers_labels_become_version_spans() -> None:
     assert spans == [VersionSpan("1.3", 0, 2), VersionSpan("1.4", 2, 3)]
 
 
-@pytest.mark.parametrize("labels", [(("default", 0, 1),), (("1.3", 0, 1), ("default", 1, 2)), ()])
+@pytest.mark.parametrize("labels", [(("default", 0, 1),), (("1.3", 0, 1), ("default", 1, 2)), (("1.3", 0, 1),), ()])
 def test_tokens_of_unpublished_weights_are_not_taken(labels: tuple[tuple[str, int, int], ...]) -> None:
     with pytest.raises(UnpublishedWeightsError):
         version_spans(completion(1, 2, labels=labels), "1.3", published=True)

@@ -59,3 +59,38 @@ def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
     (tmp_path / "empty").mkdir()
     with pytest.raises(PromptError, match=rf"no tokenizer '{tmp_path}/empty' in that folder"):
         PromptBuilder.load(str(tmp_path / "empty"))
+
+
+def test_a_prefill_is_the_beginning_of_the_answer_and_not_a_turn_of_its_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = PromptBuilder(tokenizer, prefill="<think>\n").build("Hi")
+    assert prompt.text.endswith("<|im_start|>assistant\n<think>\n")
+    assert prompt.prefill == "<think>\n"
+    assert prompt.token_ids[-8:] == tuple(tokenizer("<think>\n", add_special_tokens=False)["input_ids"])
+
+
+def test_a_rows_own_system_message_stands_above_the_runs(tokenizer: PreTrainedTokenizerFast) -> None:
+    own = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "Hi"}]
+    assert "Mine." in PromptBuilder(tokenizer, "Be brief.").build(own).text
+    assert "Be brief." not in PromptBuilder(tokenizer, "Be brief.").build(own).text
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_follows_a_reply_continues_its_tokens_as_the_template_would(
+    tokenizer: PreTrainedTokenizerFast, ended: bool
+) -> None:
+    prompts = PromptBuilder(tokenizer, "Be brief.")
+    opening = prompts.build("Guess.")
+    reply = tokenizer("<answer>5</answer>", add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id] if ended else []  # a stop string ends a turn without its token
+    more = ({"role": "user", "content": "Higher."},)
+    between = prompts.follow(opening.messages, more, [*reply, *end][-1])
+    whole = prompts.build([*opening.messages, {"role": "assistant", "content": "<answer>5</answer>"}, *more])
+    assert (*opening.token_ids, *reply, *end, *between) == whole.token_ids
+
+
+def test_without_a_template_turns_follow_one_another_as_paragraphs(tokenizer: PreTrainedTokenizerFast) -> None:
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    prompts = PromptBuilder(plain)
+    between = prompts.follow(prompts.build("Hi").messages, ({"role": "user", "content": "Go on."},), 0)
+    assert prompts.decode(between) == "\n\nGo on."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 import pytest
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, registry, reward
+from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward, registry, reward
 from gristmill_env.rewards.registry import Reward
 
 
@@ -16,8 +17,19 @@ def custom(function: Callable[..., float | None], *inputs: str, name: str = "cus
     return Reward(name, inputs, function)
 
 
-def scorer(*rewards: tuple[Reward, float]) -> Scorer:
-    return Scorer([WeightedReward(reward, weight) for reward, weight in rewards], has_answer=True)
+class One:
+    """Scores one completion at a time."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def score(self, sample: Sample) -> Score:
+        (score,) = asyncio.run(self._scorer.score([sample]))
+        return score
+
+
+def scorer(*rewards: tuple[Reward, float]) -> One:
+    return One(Scorer([WeightedReward(reward, weight) for reward, weight in rewards], has_answer=True))
 
 
 def test_the_total_is_the_weighted_sum_and_the_parts_stay_unweighted() -> None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
 import numpy as np
 
 from gristmill import Permit, TrajectoryGroup, VersionSpan
+from gristmill.group import MAX_OBJECT_BYTES
 from gristmill_env.drops import DropReason
 from gristmill_env.rollout import Rollout
+
+logger = logging.getLogger(__name__)
 
 _SAME = 1e-9
 """Totals nearer than this are the same: sums of the same parts may differ in their last bits."""
 
 
+def trainable(rollout: Rollout) -> list[int]:
+    """Indices of the attempts that have a total and a token to train on. The others leave the group."""
+    pairs = zip(rollout.attempts, rollout.scores, strict=True)
+    return [n for n, (attempt, score) in enumerate(pairs) if score.total is not None and any(attempt.mask)]
+
+
 def drop_reason(rollout: Rollout, *, ensure_scores_are_not_same: bool) -> DropReason | None:
     """Why the rollout must not become a group; None when it may."""
-    if any(score.error is not None for score in rollout.scores):
-        return DropReason.REWARD_ERROR
-    totals = [score.total for score in rollout.scores if score.total is not None]
-    if len(totals) < len(rollout.scores):
-        return DropReason.NO_SCORE
+    totals = [total for n in trainable(rollout) if (total := rollout.scores[n].total) is not None]
+    # One alone has nothing to be compared with, unless it was alone from the start.
+    if len(totals) < min(2, len(rollout.scores)):
+        failed = any(score.error is not None for score in rollout.scores)
+        return DropReason.REWARD_ERROR if failed else DropReason.NO_SCORE
     # max - min, not a standard deviation: that of equal floats need not be 0.
     if ensure_scores_are_not_same and len(totals) > 1 and max(totals) - min(totals) < _SAME:
         return DropReason.SAME_SCORES
@@ -26,27 +38,51 @@ def drop_reason(rollout: Rollout, *, ensure_scores_are_not_same: bool) -> DropRe
 
 
 def build_group(
-    rollout: Rollout, permit: Permit, run_id: str, env_id: str, versions: list[list[VersionSpan]]
+    rollout: Rollout,
+    permit: Permit,
+    run_id: str,
+    env_id: str,
+    versions: list[list[VersionSpan]],
+    *,
+    include_messages: bool = False,
 ) -> TrajectoryGroup:
-    """The group of a rollout whose every score has a total. `versions`: a list of spans for each completion.
+    """The group of a rollout's trainable attempts. `versions`: a list of spans for each attempt of the rollout.
 
     The token ids are those that were sent and sampled; nothing is tokenized here. Raises GroupError.
     """
-    prompt = list(rollout.prompt.token_ids)
-    sizes = [len(completion.token_ids) for completion in rollout.completions]
-    names = list(rollout.scores[0].parts)
+    kept = trainable(rollout)
+    attempts = [rollout.attempts[n] for n in kept]
+    scores = [rollout.scores[n] for n in kept]
+    prompts = [attempt.prompt.token_ids for attempt in attempts]
+    pairs = list(zip(prompts, attempts, strict=True))
     return TrajectoryGroup(
         group_id=permit.group_id,
         run_id=run_id,
         env_id=env_id,
         row=permit.row,
-        lengths=np.array([len(prompt) + size for size in sizes], np.int32),
-        tokens=np.array([token for c in rollout.completions for token in (*prompt, *c.token_ids)], np.int32),
-        logprobs=np.array([value for c in rollout.completions for value in (*[0.0] * len(prompt), *c.logprobs)], "f4"),
-        mask=np.array([trained for size in sizes for trained in (*[False] * len(prompt), *[True] * size)], np.bool_),
-        rewards=np.array([score.total for score in rollout.scores], np.float32),
-        reward_parts={name: [score.parts[name] for score in rollout.scores] for name in names},
-        finish_reasons=[completion.finish_reason for completion in rollout.completions],
+        lengths=np.array([len(prompt) + len(attempt.token_ids) for prompt, attempt in pairs], np.int32),
+        tokens=np.array([token for prompt, a in pairs for token in (*prompt, *a.token_ids)], np.int32),
+        logprobs=np.array([value for prompt, a in pairs for value in (*[0.0] * len(prompt), *a.logprobs)], np.float32),
+        mask=np.array([trained for prompt, a in pairs for trained in (*[False] * len(prompt), *a.mask)], np.bool_),
+        rewards=np.array([score.total for score in scores], np.float32),
+        reward_parts={name: [score.parts[name] for score in scores] for name in scores[0].parts},
+        finish_reasons=[attempt.finish_reason for attempt in attempts],
         sampling=rollout.sampling,
-        versions=versions,
+        versions=[versions[n] for n in kept],
+        messages=_messages(rollout, kept) if include_messages else None,
     )
+
+
+def _messages(rollout: Rollout, kept: list[int]) -> list[list[dict[str, object]]] | None:
+    """The kept attempts' conversations, as long as a group may carry them."""
+    messages = [[dict(message) for message in rollout.attempts[n].messages] for n in kept]
+    size = len(msgspec.msgpack.encode(messages))
+    if size <= MAX_OBJECT_BYTES // 2:  # the other half is for what a group must carry
+        return messages
+    logger.warning(
+        "the messages of row %d take %d bytes; its group goes without them (at most %d)",
+        rollout.item.index,
+        size,
+        MAX_OBJECT_BYTES // 2,
+    )
+    return None

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.environments import EnvironmentFactory, create_environment
 from gristmill_env.inference import ModelServer, ServedModel
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
-from gristmill_env.rollout import Roller
+from gristmill_env.roller import Roller
 from gristmill_env.settings import DatasetConfig, EnvConfig
 
 logger = logging.getLogger(__name__)
@@ -24,23 +25,26 @@ class Task:
 
     dataset: PromptDataset
     scorer: Scorer
+    environment: EnvironmentFactory
 
     @classmethod
     def load(cls, launch: Launch) -> Task:
-        """Raises RewardError, DatasetError."""
+        """Raises RewardError, DatasetError, EpisodeError, PluginError."""
         config = launch.config.dataset
         scorer = build_scorer(config)
         folder = launch.config_path.parent if launch.config_path is not None else None
+        spec = launch.config.environment
+        environment = create_environment(spec.type, spec.params, folder)
         dataset = PromptDataset(config, folder)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
-        return cls(dataset, scorer)
+        return cls(dataset, scorer, environment)
 
 
 def build_scorer(config: DatasetConfig) -> Scorer:
     """The rewards that the configuration lists. Raises RewardError."""
     return Scorer(
         [WeightedReward(create_reward(spec.type, spec.params), spec.weight) for spec in config.rewards()],
-        has_answer=config.answer_field is not None,
+        has_answer=config.has_answer,
     )
 
 
@@ -49,9 +53,10 @@ async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: 
     config = launch.config
     manifest = _read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
-    prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
+    dataset = config.dataset
+    prompts = PromptBuilder.load(_tokenizer(config, manifest, served), dataset.system_prompt, dataset.prefill)
     logger.info("model %s at %s", served.name, server.url)
-    roller = Roller(config, prompts, server, task.scorer, max_length=_max_length(config, served))
+    roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
     return served, roller
 
 

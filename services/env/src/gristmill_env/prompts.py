@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from gristmill_env.errors import PromptError
+from gristmill_env.messages import Message, assistant, system, user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+_REPLY = "\u2063reply\u2063"
+"""Stands for what the model said where only what a template writes after it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +27,29 @@ class Prompt:
     """A prompt, ready to be sent."""
 
     text: str
-    """Template and all, up to and including the marker after which the model answers."""
+    """Template and all, up to and including the marker after which the model answers, and the prefill."""
     token_ids: tuple[int, ...]
+    messages: tuple[Message, ...] = ()
+    """The conversation that was rendered, the system prompt included."""
+    prefill: str = ""
+    """Beginning of the model's answer, at the end of `text`."""
 
 
 class PromptBuilder:
     """Renders messages with a tokenizer's chat template, and reads completions back as text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None, prefill: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
+        self.prefill = prefill or ""
+        """Beginning of every first reply."""
         if tokenizer.chat_template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
     @classmethod
-    def load(cls, name: str, system_prompt: str | None = None) -> PromptBuilder:
+    def load(cls, name: str, system_prompt: str | None = None, prefill: str | None = None) -> PromptBuilder:
         """Load the tokenizer of a path or hub id. Raises PromptError when there is none."""
         from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
 
@@ -47,28 +59,48 @@ class PromptBuilder:
             where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise PromptError(f"no tokenizer '{name}' {where}: {reason}") from error
-        return cls(tokenizer, system_prompt)
+        return cls(tokenizer, system_prompt, prefill)
 
-    def build(self, question: str) -> Prompt:
-        """The prompt of one user message. Raises PromptError when the template refuses the messages."""
-        if self._tokenizer.chat_template is None:
-            parts = [self._system_prompt, question] if self._system_prompt else [question]
-            text = "\n\n".join(part for part in parts if part is not None)
-            return Prompt(text, tuple(self._tokenizer(text)["input_ids"]))
-        messages = [{"role": "user", "content": question}]
-        if self._system_prompt:
-            messages.insert(0, {"role": "system", "content": self._system_prompt})
-        try:
-            text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except jinja2.TemplateError as error:
-            raise PromptError(
-                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}"
-            ) from error
-        # The template has already written the special tokens; a second BOS would shift the model's inputs.
-        return Prompt(text, tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+    def build(self, opening: str | Sequence[Message]) -> Prompt:
+        """The prompt of a conversation, or of one user message.
+
+        Raises PromptError when the template refuses the messages.
+        """
+        messages = (user(opening),) if isinstance(opening, str) else tuple(opening)
+        if self._system_prompt and messages[0]["role"] != "system":
+            messages = (system(self._system_prompt), *messages)
+        text = self._render(messages) + self.prefill
+        # A template has already written the special tokens; a second BOS would shift the model's inputs.
+        ids = self._tokenizer(text, add_special_tokens=self._tokenizer.chat_template is None)["input_ids"]
+        return Prompt(text, tuple(ids), messages, self.prefill)
+
+    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int) -> tuple[int, ...]:
+        """What comes between the model's reply and its next: the end of its turn, `more`, the generation marker.
+
+        `said`: the conversation before the reply. `last_token`: the reply's last; where that is the end of the turn it
+        is not written again. The reply itself stays the tokens that were sampled: nothing of it is tokenized again.
+        Raises PromptError when the template refuses the messages.
+        """
+        text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)[2]
+        ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids[1:] if ids[:1] == (last_token,) else ids
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a completion's tokens, without special tokens unless `special`."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._tokenizer.chat_template is None:
+            return "\n\n".join(str(message["content"]) for message in messages)
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                )
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise PromptError(
+                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}"
+            ) from error

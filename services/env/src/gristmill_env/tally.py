@@ -19,6 +19,8 @@ class Tally:
     def __init__(self) -> None:
         self.submitted = 0
         self.dropped: Counter[str] = Counter()
+        self.unscored = 0
+        """Completions that left their groups because a reward failed or none had anything to say."""
         self._recent: deque[DropReason | None] = deque(maxlen=_WINDOW)
         self._next_hint = _WINDOW
 
@@ -34,7 +36,8 @@ class Tally:
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.most_common())
-        return f"{self.submitted} groups submitted, {dropped or 'none'} dropped"
+        unscored = f", {self.unscored} completions left out of theirs" if self.unscored else ""
+        return f"{self.submitted} groups submitted, {dropped or 'none'} dropped{unscored}"
 
     @property
     def _total(self) -> int:
@@ -54,6 +57,8 @@ _HINTS = {
     "reward",
     DropReason.TOO_LONG: "raise max_token_length",
     DropReason.REWARD_ERROR: "see the reward's error above",
+    DropReason.ENVIRONMENT_ERROR: "see the environment's error above",
+    DropReason.TIMEOUT: "raise worker_timeout, or lower max_tokens",
     DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is a number",
     DropReason.BAD_ROW: "check prompt_field and answer_field",
     DropReason.REFUSED: "see the API's reason above",

@@ -12,7 +12,8 @@ from rich.text import Text
 from gristmill_env.inference import ModelServer
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
-from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
+from gristmill_env.roller import PromptTooLongError, Roller
+from gristmill_env.rollout import Rollout
 
 _ITEMS = 5
 _STARTUP_PATIENCE = 20.0
@@ -50,10 +51,10 @@ def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> No
     if rollout.item.answer is not None:
         console.print(_plain(f"answer: {rollout.item.answer}"))
     table = Table("completion", "tokens", "end", *rollout.scores[0].parts, "total", show_lines=True)
-    for completion, text, score in zip(rollout.completions, rollout.texts, rollout.scores, strict=True):
+    for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
         parts = [_number(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
-        table.add_row(_plain(text), str(len(completion.token_ids)), completion.finish_reason, *parts, total)
+        table.add_row(_plain(attempt.text), str(attempt.sampled), attempt.finish_reason, *parts, total)
     console.print(table)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gristmill import PolicyVersion, VersionSpan
-from gristmill_env.inference import Completion
+from gristmill_env.transcript import Attempt
 
 
 class UnpublishedWeightsError(Exception):
     """A completion was sampled by weights that no trainer published: the server was started again."""
 
 
-def version_spans(completion: Completion, granted: str, *, published: bool) -> list[VersionSpan]:
-    """The completion's stretches by policy version.
+def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[VersionSpan]:
+    """The attempt's sampled stretches by policy version.
 
     `granted`: the newest version when the permit was given. `published`: whether the run's trainer
     updates the server; if not, its labels say nothing, and all counts as `granted`.
@@ -20,13 +20,13 @@ def version_spans(completion: Completion, granted: str, *, published: bool) -> l
     the one in training, and would be learned from as if they were its own.
     """
     if not published:
-        return [VersionSpan(granted, 0, len(completion.token_ids))]
+        return [VersionSpan(granted, 0, len(attempt.token_ids))]
     try:
-        spans = [VersionSpan(str(PolicyVersion.parse(s.version)), s.start, s.end) for s in completion.labels]
+        spans = [VersionSpan(str(PolicyVersion.parse(s.version)), s.start, s.end) for s in attempt.labels]
     except ValueError as error:
         raise UnpublishedWeightsError(str(error)) from error
-    if not spans:
-        raise UnpublishedWeightsError("the completion carries no weight label")
+    if sum(span.end - span.start for span in spans) != attempt.sampled:
+        raise UnpublishedWeightsError("sampled tokens carry no weight label")
     return spans
 
 

@@ -278,7 +278,7 @@ class Store:
         if status == "SIZE":
             raise errors.bad_group(
                 group.group_id,
-                f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}; 2 to group_size are taken",
+                f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}: as many, or at least 2",
             )
         if status == "FULL":
             raise errors.store_full(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
+from gristmill_env.data.fields import NoFieldError, lookup
 from gristmill_env.data.rows import RowOrder
 from gristmill_env.data.sources import load_rows
+from gristmill_env.data.template import PromptTemplate
 from gristmill_env.errors import DatasetError
+from gristmill_env.messages import Message, user
 from gristmill_env.settings import DatasetConfig
 
 
@@ -23,9 +26,18 @@ class Item:
     index: int
     """Index into the data set."""
     prompt: str
+    """The user's message; of a row that holds a conversation, its last."""
     answer: str | None
-    columns: Mapping[str, Any]
+    """What rewards compare with: `ground_truth_field` where that is set, else `answer_field`."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
     """The whole row."""
+    conversation: tuple[Message, ...] | None = None
+    """The row's own messages, where `prompt_field` holds a list of them."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What the model is to answer, without the run's system prompt. The last message is not the model's."""
+        return (user(self.prompt),) if self.conversation is None else self.conversation
 
 
 class PromptDataset:
@@ -41,34 +53,76 @@ class PromptDataset:
         if len(self._rows) == 0:
             raise DatasetError(f"{self.label} has no rows; choose another split")
         self._order = RowOrder(len(self._rows), seed=config.seed, shuffle=config.shuffle_dataset)
-        columns = list(self._rows[0])
-        for key, field in (("prompt_field", config.prompt_field), ("answer_field", config.answer_field)):
-            if field is not None and field not in columns:
-                raise DatasetError(
-                    f"{self.label} has no field '{field}' ({key}); it has {', '.join(columns)}."
-                    f"{did_you_mean(field, columns)}"
-                )
+        first = self._rows[0]
+        self.columns = list(first)
+        """Names of the rows' columns."""
+        self._template = None
+        if config.prompt_template is not None:
+            self._template = PromptTemplate(config.prompt_template, self.columns)
+        for key in ("prompt_field", "answer_field", "ground_truth_field"):
+            path = getattr(config, key)
+            if path is not None and not (key == "prompt_field" and self._template is not None):
+                self._check(first, key, path)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def item(self, row: int) -> Item:
         """The item of the `row`-th permit. Raises DatasetError when its prompt is no text or its answer is missing."""
-        index = self._order.index(row)
-        columns = self._rows[index]
-        answer = self._config.answer_field
-        return Item(
-            row=row,
-            index=index,
-            prompt=self._text(columns, index, self._config.prompt_field),
-            answer=None if answer is None else self._text(columns, index, answer),
-            columns=columns,
-        )
+        return self._item(row, self._order.index(row))
 
-    def _text(self, columns: Mapping[str, Any], index: int, field: str) -> str:
-        value = columns.get(field)
+    def item_at(self, index: int) -> Item:
+        """The item at an index of the data set, in its own order. Raises DatasetError as `item` does."""
+        return self._item(index, index)
+
+    def _item(self, row: int, index: int) -> Item:
+        columns = self._rows[index]
+        conversation = None
+        if self._template is not None:
+            prompt = self._template.render(columns)
+        else:
+            value = self._value(columns, index, self._config.prompt_field)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                conversation = self._messages(value, index)
+                value = conversation[-1]["content"]
+            prompt = self._text(value, index, self._config.prompt_field)
+        gold = self._config.ground_truth_field or self._config.answer_field
+        answer = None if gold is None else self._text(self._value(columns, index, gold), index, gold)
+        return Item(row, index, prompt, answer, columns, conversation)
+
+    def _check(self, first: Mapping[str, Any], key: str, path: str) -> None:
+        try:
+            lookup(first, path)
+        except NoFieldError as error:
+            at = "" if error.name == path else f" ('{error.name}' of it is missing)"
+            raise DatasetError(
+                f"{self.label} has no field '{path}' ({key}){at}; it has {', '.join(error.there)}."
+                f"{did_you_mean(error.name, error.there)}"
+            ) from error
+
+    def _value(self, columns: Mapping[str, Any], index: int, path: str) -> Any:
+        try:
+            return lookup(columns, path)
+        except NoFieldError as error:
+            raise DatasetError(
+                f"row {index} of {self.label} has no field '{path}'; it has {', '.join(error.there)}"
+            ) from error
+
+    def _text(self, value: Any, index: int, path: str) -> str:
         if isinstance(value, str):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
-        raise DatasetError(f"field '{field}' of row {index} of {self.label} is {value!r:.60}; text is wanted")
+        raise DatasetError(f"field '{path}' of row {index} of {self.label} is {value!r:.60}; text is wanted")
+
+    def _messages(self, value: Sequence[Any], index: int) -> tuple[Message, ...]:
+        where = f"field '{self._config.prompt_field}' of row {index} of {self.label}"
+        if not value:
+            raise DatasetError(f"{where} holds no message")
+        for message in value:
+            fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+            if not fits or not isinstance(message.get("content"), str):
+                raise DatasetError(f"{where} is a list, but {message!r:.60} in it is no message with role and content")
+        if value[-1]["role"] == "assistant":
+            raise DatasetError(f"{where} ends with the assistant's message; a prompt ends with what it is to answer")
+        return tuple(value)

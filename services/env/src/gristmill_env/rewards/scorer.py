@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -47,8 +48,11 @@ class Scorer:
         """Names of the rewards, in the order of the configuration."""
         return [weighted.reward.name for weighted in self.rewards]
 
-    def score(self, sample: Sample) -> Score:
-        """Score one completion. Never raises for what a reward does."""
+    async def score(self, samples: Sequence[Sample]) -> list[Score]:
+        """Score a group's completions. Never raises for what a reward does."""
+        return await asyncio.to_thread(lambda: [self._score(sample) for sample in samples])
+
+    def _score(self, sample: Sample) -> Score:
         parts: dict[str, float | None] = {}
         failure: str | None = None
         for weighted in self.rewards:

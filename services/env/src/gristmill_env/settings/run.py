@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from gristmill.deployment import API_URL
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.environment import EnvironmentSpec
 from gristmill_env.settings.servers import ServerConfig, Url
 
 
@@ -39,6 +40,12 @@ class EnvConfig(Settings):
     ensure_scores_are_not_same: bool = True
     """Drop groups whose completions all score the same: they carry no gradient."""
 
+    include_messages: bool = False
+    """Send the conversations with their groups, as text beside the tokens."""
+
+    worker_timeout: float = -1
+    """Seconds that one prompt may take from request to scores, after which it is dropped; -1: no bound."""
+
     use_wandb: bool = False
     """Log rewards to Weights & Biases; offline where there are no credentials."""
 
@@ -56,6 +63,9 @@ class EnvConfig(Settings):
 
     patience: float = Field(default=600.0, gt=0)
     """Seconds that an API or model server may be away in mid-run before serve gives up."""
+
+    environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
+    """The task's shape: `dataset`, one turn a row, or one of several turns."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
@@ -90,6 +100,7 @@ class EnvConfig(Settings):
             "model": model,
             "max_token_length": self.max_token_length,
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
+            "environment": self.environment.model_dump(mode="json"),
             "dataset": {
                 **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
                 "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],

@@ -1,0 +1,15 @@
+"""Environments: what a row is the beginning of."""
+
+import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
+from gristmill_env.environments.base import DatasetEnvironment, Environment, Reply, Turn
+from gristmill_env.environments.registry import EnvironmentFactory, create_environment, environment
+
+__all__ = [
+    "DatasetEnvironment",
+    "Environment",
+    "EnvironmentFactory",
+    "Reply",
+    "Turn",
+    "create_environment",
+    "environment",
+]

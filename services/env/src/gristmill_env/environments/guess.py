@@ -1,0 +1,47 @@
+"""A small game in turns, and an example to copy: a number is guessed, with a hint after each wrong guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from gristmill_env.data import Item
+from gristmill_env.environments.base import Environment, Reply, Turn
+from gristmill_env.environments.registry import environment
+from gristmill_env.errors import DatasetError
+from gristmill_env.messages import Message, user
+from gristmill_env.rewards.extraction import as_number, final_answer, gold_answer
+
+
+@environment("guess")
+class Guess(Environment):
+    """Any question with a number for an answer, in several tries: "Higher." and "Lower." help on.
+
+    The attempt's reward falls from 1 for a right first guess in a line to 0 for none.
+    """
+
+    def __init__(self, *, tries: Annotated[int, Field(ge=1, le=16)] = 3) -> None:
+        self._tries = tries
+        self._wrong = 0
+
+    async def reset(self, item: Item) -> Sequence[Message]:
+        """Raises DatasetError when the row's answer is no number."""
+        number = None if item.answer is None else as_number(gold_answer(item.answer))
+        if number is None:
+            raise DatasetError(f"the answer of row {item.index} is {item.answer!r:.60}; guess wants a number")
+        self._number = number
+        return item.messages
+
+    async def step(self, reply: Reply) -> Turn:
+        stated = final_answer(reply.text, last_number=True)
+        guess = None if stated is None else as_number(stated)
+        if guess == self._number:
+            return Turn.end(1.0 - self._wrong / self._tries)
+        self._wrong += 1
+        if self._wrong == self._tries:
+            return Turn.end(0.0)
+        if guess is None:
+            return Turn((user("That is no number."),))
+        return Turn((user("Higher." if guess < self._number else "Lower."),))

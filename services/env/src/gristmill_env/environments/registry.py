@@ -1,0 +1,91 @@
+"""Environments by name."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.environments.base import DatasetEnvironment, Environment
+from gristmill_env.errors import EpisodeError
+from gristmill_env.plugins import is_plugin, load_plugin
+
+E = TypeVar("E", bound=type[Environment])
+
+EnvironmentFactory = Callable[[], Environment]
+"""Makes the object of one more attempt."""
+
+ENTRY_POINTS = "gristmill.environments"
+_REGISTRY: dict[str, type[Environment]] = {"dataset": DatasetEnvironment}
+
+
+def environment(name: str) -> Callable[[E], E]:
+    """Register the decorated class as the environment `name`. Raises EpisodeError when the name is taken."""
+
+    def register(kind: E) -> E:
+        if name in _REGISTRY:
+            raise EpisodeError(f"environment '{name}' is registered twice: {_REGISTRY[name]} and {kind}; rename one")
+        _REGISTRY[name] = kind
+        return kind
+
+    return register
+
+
+def create_environment(
+    name: str, params: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> EnvironmentFactory:
+    """A factory of attempts at the environment `name` with its options set.
+
+    `name`: a registered one, an entry point of the group `gristmill.environments`, or code (`plugins`), relative to
+    `folder`. Raises EpisodeError for one that is not there, and for options it does not have; PluginError.
+    """
+    kind = _find(name, folder)
+    if not (isinstance(kind, type) and issubclass(kind, Environment)):
+        raise EpisodeError(
+            f"environment '{name}' is {kind!r:.80}; a class derived from gristmill_env.Environment is wanted"
+        )
+    options = _options(name, kind, params or {})
+    return lambda: kind(**options)
+
+
+def _find(name: str, folder: Path | None) -> Any:
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if is_plugin(name):
+        return load_plugin(name, folder)
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in installed:
+        return installed[name].load()
+    known = sorted({*_REGISTRY, *installed})
+    raise EpisodeError(
+        f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}"
+    )
+
+
+def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> dict[str, Any]:
+    initializer: Any = kind.__init__
+    hints = typing.get_type_hints(initializer, include_extras=True)
+    known = [
+        argument.name
+        for argument in inspect.signature(initializer).parameters.values()
+        if argument.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    options = {}
+    for key, value in params.items():
+        if key not in known:
+            raise EpisodeError(
+                f"environment '{name}' has no parameter '{key}'; it has {', '.join(known) or 'none'}."
+                f"{did_you_mean(key, known)}"
+            )
+        try:
+            options[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise EpisodeError(f"parameter '{key}' of environment '{name}': {reason} (found {value!r})") from error
+    return options

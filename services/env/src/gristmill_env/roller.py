@@ -1,0 +1,190 @@
+"""Makes rollouts: prompt, replies, turns, scores."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gristmill import SamplingParams
+from gristmill.logs import line
+from gristmill_env.data import Item
+from gristmill_env.environments import Environment, EnvironmentFactory, Reply
+from gristmill_env.errors import EnvError, EpisodeError
+from gristmill_env.inference import Completion, ModelServer
+from gristmill_env.prompts import Prompt, PromptBuilder
+from gristmill_env.rewards import Sample, Scorer
+from gristmill_env.rollout import Rollout
+from gristmill_env.settings import EnvConfig
+from gristmill_env.together import together
+from gristmill_env.transcript import Attempt, Transcript
+
+logger = logging.getLogger(__name__)
+
+
+class PromptTooLongError(Exception):
+    """The prompt leaves no room for a completion."""
+
+
+class Roller:
+    """Holds no state of an item, so that any number may run at a time without mixing."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        prompts: PromptBuilder,
+        server: ModelServer,
+        scorer: Scorer,
+        environment: EnvironmentFactory,
+        *,
+        max_length: int,
+    ) -> None:
+        """`max_length`: most tokens of an attempt, its prompt included, by configuration and server."""
+        self._config = config
+        self._prompts = prompts
+        self._server = server
+        self._scorer = scorer
+        self._environment = environment
+        self._max_length = max_length
+
+    async def roll(
+        self,
+        item: Item,
+        name: str,
+        *,
+        step: int | None = None,
+        sampling: SamplingParams | None = None,
+        count: int | None = None,
+    ) -> Rollout:
+        """Make `count` attempts (default: `group_size`) at the item and score them. `name` stands in the logs.
+
+        `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: other than the
+        configuration's. Raises PromptTooLongError, PromptError, DatasetError, InferenceError, EpisodeError; a failing
+        reward is in its score.
+        """
+        started = time.monotonic()
+        sampling = sampling or self.sampling(step)
+        attempts = await self._play(item, sampling, count or self._config.group_size)
+        self._tell_attempts(item, attempts, name, time.monotonic() - started)
+        scores = await self._scorer.score([_sample(item, attempt) for attempt in attempts])
+        rollout = Rollout(item, sampling, attempts, scores, time.monotonic() - started)
+        self._tell_scores(rollout, name)
+        return rollout
+
+    def sampling(self, step: int | None = None) -> SamplingParams:
+        """How completions are sampled after `step` training steps; None: once the warm-up is over."""
+        dataset = self._config.dataset
+        most = dataset.max_tokens
+        if step is not None and step < dataset.length_warmup_steps:
+            progress = step / dataset.length_warmup_steps
+            most = max(1, round(dataset.min_tokens + progress * (dataset.max_tokens - dataset.min_tokens)))
+        return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
+
+    async def _play(self, item: Item, sampling: SamplingParams, count: int) -> list[Attempt]:
+        environments = [self._environment() for _ in range(count)]
+        openings = await together(_call(environment.reset, item) for environment in environments)
+        prompts = [self._prompts.build(opening) for opening in openings]
+        first = await self._first_replies(prompts, sampling)
+        return await together(
+            self._go_on(environment, Transcript(prompt), completion, sampling)
+            for environment, prompt, completion in zip(environments, prompts, first, strict=True)
+        )
+
+    async def _first_replies(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """A completion of each prompt. Equal ones are one request: the server then reads the prompt once."""
+        counts = Counter(prompt.token_ids for prompt in prompts)
+        answers = await together(
+            self._server.generate(ids, self._within_room(len(ids), sampling), count) for ids, count in counts.items()
+        )
+        replies = dict(zip(counts, map(iter, answers), strict=True))
+        return [next(replies[prompt.token_ids]) for prompt in prompts]
+
+    async def _go_on(
+        self, environment: Environment, transcript: Transcript, completion: Completion, sampling: SamplingParams
+    ) -> Attempt:
+        """Play the attempt from its first reply to its end."""
+        replies = 0
+        while True:
+            said = transcript.messages
+            # A prefill is the beginning of the first reply only: later ones follow the environment's words.
+            prefill = self._prompts.prefill if replies == 0 else ""
+            text = prefill + self._prompts.decode(completion.token_ids)
+            transcript.add_reply(completion, text)
+            replies += 1
+            turn = await _call(environment.step, Reply(text, completion.finish_reason, len(completion.token_ids)))
+            transcript.add_reward(turn.reward)
+            if not turn.trained:
+                transcript.leave_out_reply()
+            if turn.done or completion.finish_reason == "length":
+                return transcript.end(completion.finish_reason)
+            if replies == environment.max_turns:
+                return transcript.end("turns")
+            between = self._prompts.follow(said, turn.messages, transcript.last_token)
+            if self._room(len(transcript.token_ids) + len(between)) < 1:
+                return transcript.end("length")
+            transcript.add_messages(turn.messages, between)
+            ids = transcript.token_ids
+            (completion,) = await self._server.generate(ids, self._within_room(len(ids), sampling), 1)
+
+    def _room(self, tokens: int) -> int:
+        return self._max_length - tokens
+
+    def _within_room(self, tokens: int, sampling: SamplingParams) -> SamplingParams:
+        room = self._room(tokens)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {tokens} tokens; prompt and completion may have {self._max_length}"
+            )
+        if room >= sampling.max_tokens:
+            return sampling
+        return SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=room)
+
+    def _tell_attempts(self, item: Item, attempts: Sequence[Attempt], name: str, seconds: float) -> None:
+        testing = self._config.testing
+        if testing:
+            logger.info(line("prompt", prompt=name, row=item.index, text=attempts[0].prompt.text))
+        for number, attempt in enumerate(attempts):
+            version = ",".join(dict.fromkeys(span.version for span in attempt.labels)) or "unknown"
+            fields: dict[str, object] = {"prompt": name, "n": number, "tokens": attempt.sampled, "seconds": seconds}
+            fields |= {"version": version, "finish": attempt.finish_reason}
+            if attempt.replies > 1:
+                fields["turns"] = attempt.replies
+            text = repr(attempt.text) if attempt.replies == 1 else repr([dict(m) for m in attempt.messages])
+            logger.info(line("completion", **fields) + (f" text={text}" if testing else ""))
+
+    def _tell_scores(self, rollout: Rollout, name: str) -> None:
+        for number, score in enumerate(rollout.scores):
+            parts = {part: "none" if value is None else value for part, value in score.parts.items()}
+            total = "none" if score.total is None else score.total
+            logger.info(line("score", prompt=name, n=number, **parts, total=total))
+
+
+def _sample(item: Item, attempt: Attempt) -> Sample:
+    return Sample(
+        completion=attempt.text,
+        answer=item.answer,
+        prompt=item.prompt,
+        tokens=[token for token, sampled in zip(attempt.token_ids, attempt.mask, strict=True) if sampled],
+        finish_reason=attempt.finish_reason,
+        row=item.columns,
+    )
+
+
+async def _call(method: Callable[..., Any], argument: object) -> Any:
+    """Call an environment's method, on a thread where it is a plain one: it may block.
+
+    Raises EpisodeError for whatever it raises but our own errors.
+    """
+    try:
+        if inspect.iscoroutinefunction(method):
+            return await method(argument)
+        return await asyncio.to_thread(method, argument)
+    except EnvError:
+        raise
+    except Exception as error:  # the user's code: its failure is counted, and costs its group
+        logger.exception("environment %s failed", type(getattr(method, "__self__", method)).__name__)
+        raise EpisodeError(f"{getattr(method, '__qualname__', method)}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,112 @@
+"""Environments by name, and the game that ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill_env.data import Item
+from gristmill_env.environments import Environment, Reply, Turn, create_environment
+from gristmill_env.environments.base import DatasetEnvironment
+from gristmill_env.errors import DatasetError, EpisodeError, PluginError
+
+ITEM = Item(row=0, index=0, prompt="What is 20 + 5?", answer="20 + 5\n#### 25")
+
+
+async def step(environment: Environment, text: str) -> Turn:
+    turn = environment.step(Reply(text, "stop", 3))
+    assert not isinstance(turn, Turn), "the shipped ones are async"
+    return await turn
+
+
+async def start(**params: Any) -> Environment:
+    environment = create_environment("guess", params)()
+    opening = environment.reset(ITEM)
+    assert not isinstance(opening, (list, tuple))
+    assert list(await opening) == [{"role": "user", "content": "What is 20 + 5?"}]  # type: ignore[misc]
+    return environment
+
+
+async def test_hints_lead_to_the_number_and_each_costs_a_share() -> None:
+    game = await start(tries=4)
+    for guess, hint in (
+        ("<answer>20</answer>", "Higher."),
+        ("the answer is 30.", "Lower."),
+        ("hm", "That is no number."),
+    ):
+        turn = await step(game, guess)
+        assert [message["content"] for message in turn.messages] == [hint]
+        assert not turn.done
+    assert await step(game, "\\boxed{25}") == Turn.end(0.25)
+
+
+async def test_a_right_first_guess_is_worth_one_and_none_at_all_nothing() -> None:
+    assert await step(await start(), "25") == Turn.end(1.0)
+    game = await start(tries=1)
+    assert await step(game, "24") == Turn.end(0.0)
+
+
+async def test_attempts_share_nothing() -> None:
+    make = create_environment("guess", {"tries": 2})
+    one, other = make(), make()
+    for game in (one, other):
+        await game.reset(ITEM)  # type: ignore[misc]
+    await step(one, "1")
+    assert (await step(other, "25")).reward == 1.0
+
+
+async def test_a_row_that_is_no_guess_is_an_error_of_that_row() -> None:
+    with pytest.raises(DatasetError, match="answer of row 7 is 'Paris'; guess wants a number"):
+        await create_environment("guess")().reset(Item(row=1, index=7, prompt="?", answer="Paris"))  # type: ignore[misc]
+
+
+async def test_a_data_set_is_the_case_of_one_turn() -> None:
+    environment = create_environment("dataset")()
+    assert isinstance(environment, DatasetEnvironment)
+    assert list(await environment.reset(ITEM)) == list(ITEM.messages)
+    assert (await environment.step(Reply("x", "stop", 1))).done
+
+
+def test_names_and_options_that_are_not_there_list_those_that_are() -> None:
+    with pytest.raises(EpisodeError, match=r"no environment 'gues'.*dataset, guess.*Did you mean 'guess'\?"):
+        create_environment("gues")
+    with pytest.raises(EpisodeError, match=r"'guess' has no parameter 'trys'; it has tries\. Did you mean 'tries'\?"):
+        create_environment("guess", {"trys": 2})
+    with pytest.raises(EpisodeError, match="parameter 'tries' of environment 'guess'"):
+        create_environment("guess", {"tries": 0})
+    with pytest.raises(EpisodeError, match="'dataset' has no parameter 'tries'; it has none"):
+        create_environment("dataset", {"tries": 2})
+
+
+OWN = """
+from gristmill_env.environments import Environment, Turn
+
+class Echo(Environment):
+    def reset(self, item):
+        return [{"role": "user", "content": item.prompt}]
+
+    def step(self, reply):
+        return Turn.end(1.0)
+
+number = 5
+"""
+
+
+def test_a_class_of_ones_own_is_found_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    environment = create_environment("own.py:Echo", folder=tmp_path)()
+    assert environment.step(Reply("x", "stop", 1)) == Turn.end(1.0)
+    assert create_environment("gristmill_env.environments.guess:Guess")() is not None
+    with pytest.raises(PluginError, match=r"own\.py has no 'Ecko'; it has .*Did you mean 'Echo'\?"):
+        create_environment("own.py:Ecko", folder=tmp_path)
+    with pytest.raises(PluginError, match=rf"other\.py is not there; looked at {tmp_path}/other\.py"):
+        create_environment("other.py:Echo", folder=tmp_path)
+    with pytest.raises(EpisodeError, match=r"is 5; a class derived from .*Environment is wanted"):
+        create_environment("own.py:number", folder=tmp_path)
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name")
+    with pytest.raises(PluginError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+        create_environment("broken.py:Echo", folder=tmp_path)
+    with pytest.raises(PluginError, match="module 'no_such_package' cannot be imported"):
+        create_environment("no_such_package:Echo")
