@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -66,23 +65,20 @@ class Roller:
         completions = await self._server.generate(prompt.token_ids, sampling, self._config.group_size)
         seconds = time.monotonic() - started
         texts = [self._prompts.decode(completion.token_ids) for completion in completions]
-        # On a thread: a slow reward must not hold up the other items, nor the renewal of permits.
-        scores = await asyncio.to_thread(self._score, item, completions, texts)
+        scores = await self._scorer.score(self._samples(item, completions, texts))
         rollout = Rollout(item, prompt, sampling, completions, texts, scores)
         self._log(rollout, name, seconds)
         return rollout
 
-    def _score(self, item: Item, completions: list[Completion], texts: list[str]) -> list[Score]:
+    def _samples(self, item: Item, completions: list[Completion], texts: list[str]) -> list[Sample]:
         return [
-            self._scorer.score(
-                Sample(
-                    completion=text,
-                    answer=item.answer,
-                    prompt=item.prompt,
-                    tokens=completion.token_ids,
-                    finish_reason=completion.finish_reason,
-                    row=item.columns,
-                )
+            Sample(
+                completion=text,
+                answer=item.answer,
+                prompt=item.prompt,
+                tokens=completion.token_ids,
+                finish_reason=completion.finish_reason,
+                row=item.columns,
             )
             for completion, text in zip(completions, texts, strict=True)
         ]

@@ -41,7 +41,7 @@ class PromptDataset:
         if len(self._rows) == 0:
             raise DatasetError(f"{self.label} has no rows; choose another split")
         self._order = RowOrder(len(self._rows), seed=config.seed, shuffle=config.shuffle_dataset)
-        columns = list(self._rows[0])
+        self.columns = columns = list(self._rows[0])
         for key, field in (("prompt_field", config.prompt_field), ("answer_field", config.answer_field)):
             if field is not None and field not in columns:
                 raise DatasetError(
