@@ -31,21 +31,19 @@ class Task:
     def load(cls, launch: Launch) -> Task:
         """Raises RewardError, DatasetError, EpisodeError, PluginError."""
         config = launch.config.dataset
-        scorer = build_scorer(config)
         folder = launch.config_path.parent if launch.config_path is not None else None
         spec = launch.config.environment
         environment = create_environment(spec.type, spec.params, folder)
+        rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
+        scorer = Scorer(rewards, has_answer=config.has_answer, columns=dataset.columns)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environment)
 
 
-def build_scorer(config: DatasetConfig) -> Scorer:
-    """The rewards that the configuration lists. Raises RewardError."""
-    return Scorer(
-        [WeightedReward(create_reward(spec.type, spec.params), spec.weight) for spec in config.rewards()],
-        has_answer=config.has_answer,
-    )
+def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
+    """The rewards that the configuration lists. `folder`: the configuration file's. Raises RewardError."""
+    return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
 
 
 async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: float) -> tuple[ServedModel, Roller]:

@@ -70,7 +70,7 @@ class Roller:
         sampling = sampling or self.sampling(step)
         attempts = await self._play(item, sampling, count or self._config.group_size)
         self._tell_attempts(item, attempts, name, time.monotonic() - started)
-        scores = await self._scorer.score([_sample(item, attempt) for attempt in attempts])
+        scores = await self._scorer.score([_sample(item, attempt, step) for attempt in attempts])
         rollout = Rollout(item, sampling, attempts, scores, time.monotonic() - started)
         self._tell_scores(rollout, name)
         return rollout
@@ -163,7 +163,7 @@ class Roller:
             logger.info(line("score", prompt=name, n=number, **parts, total=total))
 
 
-def _sample(item: Item, attempt: Attempt) -> Sample:
+def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
     return Sample(
         completion=attempt.text,
         answer=item.answer,
@@ -171,6 +171,12 @@ def _sample(item: Item, attempt: Attempt) -> Sample:
         tokens=[token for token, sampled in zip(attempt.token_ids, attempt.mask, strict=True) if sampled],
         finish_reason=attempt.finish_reason,
         row=item.columns,
+        ground_truth=item.ground_truth,
+        messages=attempt.prompt.messages,
+        conversation=attempt.messages,
+        episode_reward=attempt.reward,
+        conversational=item.conversation is not None,
+        step=step,
     )
 
 

@@ -30,7 +30,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     _warn(launch, environ)
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
-    async with ModelServer(config.server, patience=config.patience) as server:
+    async with task.scorer, ModelServer(config.server, patience=config.patience) as server:
         served, roller = await meet_model(launch, task, server, patience)
         recorded = config.recorded(served.name)
         async with Client(config.rollout_server_url, patience=patience, token=token) as api:

@@ -24,7 +24,7 @@ async def try_items(launch: Launch, console: Console) -> None:
     config = launch.config
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
-    async with ModelServer(config.server, patience=patience) as server:
+    async with task.scorer, ModelServer(config.server, patience=patience) as server:
         served, roller = await meet_model(launch, task, server, patience)
         rows = range(min(_ITEMS, len(task.dataset)))
         rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))
