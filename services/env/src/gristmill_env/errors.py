@@ -23,3 +23,7 @@ class RewardError(EnvError):
 
 class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
+
+
+class PluginError(EnvError):
+    """Code that a configuration names is not there, or does not import."""
