@@ -171,7 +171,6 @@ def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
         tokens=[token for token, sampled in zip(attempt.token_ids, attempt.mask, strict=True) if sampled],
         finish_reason=attempt.finish_reason,
         row=item.columns,
-        ground_truth=item.ground_truth,
         messages=attempt.prompt.messages,
         conversation=attempt.messages,
         episode_reward=attempt.reward,

@@ -12,8 +12,8 @@ from gristmill_env.rewards import Sample, create_reward
 from gristmill_env.rewards.inputs import Known
 
 GROUP = [
-    Sample("a", "4", "2+2?", (1, 2), "stop", {"topic": "sums", "entry": 7}, "four", ({"role": "user"},)),
-    Sample("b", "4", "2+2?", (3,), "length", {"topic": "sums", "entry": 7}, "four", ({"role": "user"},)),
+    Sample("a", "4", "2+2?", (1, 2), "stop", {"topic": "sums", "entry": 7}, ({"role": "user"},)),
+    Sample("b", "4", "2+2?", (3,), "length", {"topic": "sums", "entry": 7}, ({"role": "user"},)),
 ]
 Seen = list[dict[str, Any]]
 
@@ -36,7 +36,7 @@ def test_a_reward_gets_what_it_declares_and_nothing_else() -> None:
     ]
     row = {
         "answer": "4",
-        "ground_truth": "four",
+        "ground_truth": "4",
         "prompt": "2+2?",
         "messages": ({"role": "user"},),
         "row": {"topic": "sums", "entry": 7},

@@ -191,5 +191,5 @@ def test_a_reward_that_compares_needs_a_field_to_compare_with() -> None:
     assert "'accuracy' compares with the row's answer; set dataset.answer_field" in refused(
         (create_reward("accuracy"), 1.0), has_answer=False
     )
-    assert "set dataset.ground_truth_field" in refused((create_reward(compares), 1.0))
+    assert "or dataset.ground_truth_field" in refused((create_reward(compares), 1.0), has_answer=False)
     Scorer([WeightedReward(create_reward("length"), 1.0)], has_answer=False)

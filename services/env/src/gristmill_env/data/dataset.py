@@ -29,8 +29,6 @@ class Item:
     """The user's message; of a row that holds a conversation, its last."""
     answer: str | None
     """What rewards compare with: `ground_truth_field` where that is set, else `answer_field`."""
-    ground_truth: str | None = None
-    """The row's `ground_truth_field`, where it is set."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The whole row."""
     conversation: tuple[Message, ...] | None = None
@@ -88,9 +86,9 @@ class PromptDataset:
                 conversation = self._messages(value, index)
                 value = conversation[-1]["content"]
             prompt = self._text(value, index, self._config.prompt_field)
-        truth = self._field(columns, index, self._config.ground_truth_field)
-        answer = truth if truth is not None else self._field(columns, index, self._config.answer_field)
-        return Item(row, index, prompt, answer, truth, columns, conversation)
+        gold = self._config.ground_truth_field or self._config.answer_field
+        answer = None if gold is None else self._text(self._value(columns, index, gold), index, gold)
+        return Item(row, index, prompt, answer, columns, conversation)
 
     def _check(self, first: Mapping[str, Any], key: str, path: str) -> None:
         try:
@@ -101,9 +99,6 @@ class PromptDataset:
                 f"{self.label} has no field '{path}' ({key}){at}; it has {', '.join(error.there)}."
                 f"{did_you_mean(error.name, error.there)}"
             ) from error
-
-    def _field(self, columns: Mapping[str, Any], index: int, path: str | None) -> str | None:
-        return None if path is None else self._text(self._value(columns, index, path), index, path)
 
     def _value(self, columns: Mapping[str, Any], index: int, path: str) -> Any:
         try:

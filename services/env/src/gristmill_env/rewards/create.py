@@ -9,9 +9,9 @@ from typing import Any
 
 from gristmill import ConfigError
 from gristmill.settings import parse
-from gristmill_env.errors import RewardError
+from gristmill_env.errors import PluginError, RewardError
+from gristmill_env.plugins import is_plugin, load_plugin
 from gristmill_env.rewards.composed import Composed
-from gristmill_env.rewards.references import load_reference
 from gristmill_env.rewards.registry import Definition, find, registered
 from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward
 from gristmill_env.rewards.trl import trl_reward
@@ -43,9 +43,9 @@ def create_reward(
     params, name = {**spec.params, **(params or {})}, name or spec.name
     if spec.type.startswith(_TRL):
         reference = spec.type.removeprefix(_TRL)
-        return trl_reward(name or reference.rpartition(":")[2], load_reference(reference, folder), params)
-    if ":" in spec.type:
-        target = load_reference(spec.type, folder)
+        return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
+    if is_plugin(spec.type):
+        target = _loaded(spec.type, folder)
         definition = registered(target) or Definition.of(name or _own_name(target), target)
     else:
         definition = find(spec.type)
@@ -61,6 +61,17 @@ def _specification(what: str | Mapping[str, Any] | RewardSpec) -> RewardSpec:
         return parse(RewardSpec, dict(what), "reward")
     except ConfigError as error:
         raise RewardError(str(error)) from error
+
+
+def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
+    try:
+        target = load_plugin(reference, folder)
+    except PluginError as error:
+        raise RewardError(f"reward '{reference}': {error}") from error
+    if not callable(target):
+        raise RewardError(f"reward '{reference}' is {target!r:.60}; a function or a class is wanted")
+    found: Callable[..., Any] = target
+    return found
 
 
 def _own_name(target: Callable[..., Any]) -> str:

@@ -22,6 +22,7 @@ from gristmill_env.rewards.signature import Argument
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
+"""`ground_truth` is another name of `answer`."""
 PLURALS = {
     "completions": "completion",
     "token_lists": "tokens",
@@ -35,6 +36,8 @@ PLURALS = {
     "rows": "row",
 }
 
+_ANSWER = ("answer", "ground_truth")
+
 Getter = Callable[[Sample], Any]
 
 
@@ -45,9 +48,7 @@ class Known:
     columns: Sequence[str] = ()
     """The data set's columns."""
     has_answer: bool = True
-    """Whether `answer` is set: dataset.answer_field."""
-    has_ground_truth: bool = True
-    """Whether `ground_truth` is set: dataset.ground_truth_field."""
+    """Whether rows have an answer."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
         name = argument.name
         field, getters = (PLURALS[name], plural) if name in PLURALS else (name, singular)
         if field in OF_COMPLETION or field in OF_ROW:
-            if missing := _unset(field, known):
-                if not argument.optional:
-                    raise RewardError(f"reward '{reward}' compares with the row's {field}; set dataset.{missing}")
-                continue
-            getters[name] = attrgetter(field)
+            if field not in _ANSWER or known.has_answer:
+                getters[name] = attrgetter("answer" if field in _ANSWER else field)
+            elif not argument.optional:
+                remedy = "set dataset.answer_field or dataset.ground_truth_field"
+                raise RewardError(f"reward '{reward}' compares with the row's answer; {remedy}")
         elif name in known.columns:
             singular[name] = _column(name)
         elif (column := _singular(name, known.columns)) is not None:
@@ -107,12 +108,6 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
             f"and for {', '.join(map(repr, mixed))} of one; write {remedy}, or no plural at all"
         )
     return Inputs(singular, plural)
-
-
-def _unset(field: str, known: Known) -> str | None:
-    if field == "answer" and not known.has_answer:
-        return "answer_field"
-    return "ground_truth_field" if field == "ground_truth" and not known.has_ground_truth else None
 
 
 def _column(name: str) -> Getter:

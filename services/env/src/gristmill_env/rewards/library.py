@@ -47,7 +47,6 @@ def _known(samples: Sequence[Sample]) -> Known:
     return Known(
         columns=tuple(dict.fromkeys(str(column) for sample in samples for column in sample.row)),
         has_answer=any(sample.answer is not None for sample in samples),
-        has_ground_truth=any(sample.ground_truth is not None for sample in samples),
     )
 
 
@@ -65,9 +64,9 @@ def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str
                     f"reward '{name}': {key} has {len(value)} items for {size} completions; a list holds one each, "
                     'anything else is shared by all. (Share a list as a column: row={"name": [...]})'
                 )
-            columns[PLURALS.get(key, key)] = value
+            columns[_singular(key)] = value
         else:
-            columns[key] = [value] * size
+            columns[_singular(key)] = [value] * size
     samples = []
     for at, completion in enumerate(completions):
         if not isinstance(completion, str):
@@ -78,6 +77,11 @@ def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str
     return samples
 
 
+def _singular(key: str) -> str:
+    key = PLURALS.get(key, key)
+    return "answer" if key == "ground_truth" else key
+
+
 def _one_message_list(key: str, value: list[Any]) -> bool:
     return key == "messages" and bool(value) and isinstance(value[0], Mapping)
 
@@ -85,4 +89,4 @@ def _one_message_list(key: str, value: list[Any]) -> bool:
 def _as_text(key: str, value: Any) -> Any:
     """An answer is text, as it is in a run; a number stands for its digits."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if number and key in ("answer", "ground_truth") else value
+    return str(value) if number and key == "answer" else value

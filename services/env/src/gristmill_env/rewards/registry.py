@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.references import import_error
+from gristmill_env.plugins import import_error
 from gristmill_env.rewards.signature import Signature, place, read_signature
 
 ENTRY_POINTS = "gristmill.rewards"
@@ -116,7 +116,7 @@ def _load(entry: EntryPoint) -> Definition:
     try:
         target = entry.load()
     except (Exception, SystemExit) as error:
-        raise import_error(where, error) from error
+        raise RewardError(str(import_error(where, error))) from error
     if entry.name not in _REGISTRY:  # its own decorator may have registered it
         if not callable(target):
             raise RewardError(f"{where} is a {type(target).__name__}, not a function or a class")

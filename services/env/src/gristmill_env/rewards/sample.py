@@ -14,7 +14,8 @@ class Sample:
     completion: str
     """The completion's text, special tokens left out."""
     answer: str | None = None
-    """What to compare with: the row's `ground_truth_field` where the run has one, else its `answer_field`; or None."""
+    """What the completion is compared with: the row's `ground_truth_field` where that is set, else its `answer_field`;
+    None when the run has neither."""
     prompt: str = ""
     """The row's `prompt_field`."""
     tokens: Sequence[int] = ()
@@ -23,8 +24,6 @@ class Sample:
     """Why the completion ended: "stop", or "length" when it was cut."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
-    ground_truth: str | None = None
-    """The row's `ground_truth_field`; None when the run has none."""
     messages: Sequence[Mapping[str, Any]] = ()
     """The prompt as chat messages ({role, content}), the system message included, the completion left out."""
     conversation: Sequence[Mapping[str, Any]] = ()

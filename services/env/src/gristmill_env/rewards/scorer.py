@@ -44,7 +44,6 @@ class Scorer:
         rewards: Iterable[WeightedReward],
         *,
         has_answer: bool,
-        has_ground_truth: bool = False,
         columns: Sequence[str] = (),
         timeout: float = TIMEOUT,
     ) -> None:
@@ -66,7 +65,7 @@ class Scorer:
             raise RewardError(
                 "all of reward_functions have weight 0: they are metrics, and nothing is left to score by"
             )
-        known = Known(columns=columns, has_answer=has_answer, has_ground_truth=has_ground_truth)
+        known = Known(columns, has_answer)
         self._nodes = [weighted.reward.bind(known, weighted.reward.name) for weighted in self.rewards]
         self._runner = Runner(timeout)
         self._errors: Counter[str] = Counter()

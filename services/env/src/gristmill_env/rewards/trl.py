@@ -26,6 +26,10 @@ _COMPLETIONS = frozenset({"prompts", "completions", "completion_ids"})
 _TRAINER = frozenset({"trainer_state", "log_extra", "log_metric"})
 _NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not hand on."""
+_HINT = (
+    " (completions are text or message lists, as the rows' prompts are; if it wants the other, set "
+    "params: {conversational: true} or false)"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class TrlReward(Reward):
                     f"TRL reward '{self.name}' wants '{argument.name}', a column; the data set has {has}."
                     f"{did_you_mean(argument.name, sorted(given))}"
                 )
-        return Task(name, self.function, is_async(self.function), True, self._gather)
+        return Task(name, self.function, is_async(self.function), True, self._gather, _HINT)
 
     def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {

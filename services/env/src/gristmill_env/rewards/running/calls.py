@@ -45,6 +45,8 @@ class Task:
     """It is called once for all samples of a group, and gives a list."""
     gather: Callable[[Sequence[Sample]], Mapping[str, Any]]
     """Its arguments for these samples."""
+    hint: str = ""
+    """Told with a TypeError: what may be wrong with its arguments."""
 
     def calls(self, samples: Sequence[Sample]) -> list[Call]:
         """The calls that score a group."""
@@ -125,6 +127,8 @@ class Call:
         if isinstance(why, str):
             return [Failure(self.task.name, why)] * len(self.samples)
         text = str(why) if isinstance(why, RewardError) else f"{type(why).__name__}: {why}"
+        if isinstance(why, TypeError):
+            text += self.task.hint
         return [Failure(self.task.name, text, why)] * len(self.samples)
 
     def _read(self, value: object) -> list[Outcome]:
