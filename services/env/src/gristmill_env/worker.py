@@ -88,7 +88,7 @@ class Worker:
         waiting_since = time.monotonic()
         while True:
             self._slot_free.clear()
-            free = self._config.max_num_workers - len(self._items)
+            free = self._config.workers - len(self._items)
             if free == 0:
                 await self._slot_free.wait()
                 continue

@@ -27,13 +27,24 @@ class DatasetConfig(Settings):
     """Split, with slices: train, train[:100], test[10%:20%]. Of a single local file all names mean the file."""
 
     prompt_field: str = "prompt"
-    """Column that holds the user's message."""
+    """Column that holds the user's message, or a list of messages with role and content. A path reaches into columns:
+    metadata.question, turns.0."""
+
+    prompt_template: str | None = None
+    """The user's message as a Jinja template over the row's columns, instead of prompt_field: "{{ question }}"."""
 
     answer_field: str | None = None
-    """Column that holds the reference answer; rewards that compare with it need this."""
+    """Column that holds the reference answer; rewards that compare with it need this, or ground_truth_field. A path
+    works."""
+
+    ground_truth_field: str | None = None
+    """Column with the canonical answer. Where it is set, rewards compare with it and not with answer_field."""
 
     system_prompt: str | None = None
-    """System message before every prompt."""
+    """System message before every prompt. A row that brings its own keeps that."""
+
+    prefill: str | None = None
+    """Beginning of the model's answer, put into its mouth: "<think>\n". It is not trained on; rewards see it."""
 
     shuffle_dataset: bool = True
     """Take the rows in a random order, another one each epoch, fixed by `seed`."""
@@ -42,7 +53,13 @@ class DatasetConfig(Settings):
     """Seed of the shuffle. Replicas and restarts with the same seed agree on the order."""
 
     max_tokens: int = Field(default=256, ge=1)
-    """Most tokens a completion may have."""
+    """Most tokens a completion may have; of several turns, each."""
+
+    min_tokens: int = Field(default=0, ge=0)
+    """Where the warm-up of max_tokens begins. It forbids no short answer."""
+
+    length_warmup_steps: int = Field(default=0, ge=0)
+    """Training steps over which the most tokens of a completion rise in a line from min_tokens to max_tokens."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature. The trainer divides its logits by the same number."""
@@ -58,6 +75,17 @@ class DatasetConfig(Settings):
         if self.dataset_name and self.dataset_path:
             raise ValueError("both dataset_name and dataset_path are set; keep one of them")
         return self
+
+    @model_validator(mode="after")
+    def _warmup_rises(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}")
+        return self
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether rows bring an answer to compare with."""
+        return self.answer_field is not None or self.ground_truth_field is not None
 
     def rewards(self) -> list[RewardSpec]:
         """`reward_functions` with names spelled out."""

@@ -1,0 +1,8 @@
+"""Configuration files of Atropos: how they are recognised, and what becomes of every key.
+
+`keys` and `rewards` are tables; docs/from-atropos.md is generated from them.
+"""
+
+from gristmill_env.atropos.translate import Translation, translate
+
+__all__ = ["Translation", "translate"]
