@@ -60,8 +60,6 @@ def _server(name: str, text: str = "", **more: Any) -> Key:
     return Key(name, Part.SERVER, **{"text": text, "here": f"server_configs.{name}", **more})
 
 
-_THINKING = "sent to the server as it takes it; a server that does not know it may refuse the request"
-
 KEYS: tuple[Key, ...] = (
     Key("dataset", Part.FILE, text="the keys in it may also stand at the top level (the flat form)", here="dataset"),
     Key("env", Part.FILE, text="its keys are read as if they stood at the top level"),
@@ -125,15 +123,15 @@ KEYS: tuple[Key, ...] = (
     _base("num_rollouts_to_keep"),
     _base("num_rollouts_per_group_for_logging"),
     _base("min_items_sent_before_logging"),
-    _base("max_eval_workers"),
+    _base("max_eval_workers", "0: no evaluation (steps_per_eval: 0)", unset=(0,)),
     _base("steps_per_eval", "evaluates only where an evaluation data set is named"),
     _base("eval_handling"),
     _base("eval_limit_ratio"),
     _base("data_dir_to_save_evals"),
-    _base("thinking_mode", _THINKING),
-    _base("reasoning_effort", _THINKING),
-    _base("max_reasoning_tokens", _THINKING),
-    _base("custom_thinking_prompt"),
+    _base("thinking_mode"),
+    _base("reasoning_effort", "not every server knows every word"),
+    _base("max_reasoning_tokens", "for text APIs; in training a thought is not cut by force"),
+    _base("custom_thinking_prompt", "stands before system_prompt"),
     _dataset("dataset_name"),
     _dataset("dataset_config"),
     _dataset("dataset_path", "stands above dataset_name, as in Atropos; a bare .jsonl file works"),
@@ -172,9 +170,8 @@ KEYS: tuple[Key, ...] = (
     Key(
         "max_generations_per_prompt",
         Part.DATASET,
-        Verdict.NO_EFFECT,
-        "group_size says how many completions a prompt has; Atropos reads this in evaluation only",
-        quiet=(1,),
+        text="completions a prompt in evaluation, where alone Atropos reads it; in training it is group_size",
+        here="dataset.eval_samples",
     ),
     _dataset("eval_dataset_name"),
     _dataset("eval_dataset_config"),
@@ -182,18 +179,25 @@ KEYS: tuple[Key, ...] = (
     _server("model_name", 'the model that must be served there; "default": any', unset=("default",)),
     _server(
         "base_url",
-        "left out it means https://api.openai.com/v1, as in Atropos; GRISTMILL_MODEL_URL stands above it",
+        "left out it means https://api.openai.com/v1, as there; GRISTMILL_MODEL_URL stands above a single server's",
         unset=("",),
     ),
     _server("api_key", "${VAR} is read from the environment and must be set there", unset=("",)),
     _server("timeout", default=1200),
     _server("num_max_requests_at_once"),
     _server("num_requests_for_eval"),
-    _server("health_check"),
     _server("n_kwarg_is_ignored"),
+    _server("weight", "the server's share of the load; Atropos does not read it"),
+    _server(
+        "health_check",
+        "a server that fails is set aside and tried again, always",
+        here=None,
+        verdict=Verdict.NO_EFFECT,
+        quiet=(True,),
+    ),
     _server(
         "server_type",
-        "OpenAI-compatible servers serve process, evaluate and try; serve needs the token ids of vLLM",
+        "the server is asked what it is; serve needs vLLM, others that are OpenAI-compatible do for the rest",
         here=None,
         verdict=Verdict.NO_EFFECT,
         quiet=("openai", "vllm"),
@@ -205,13 +209,6 @@ KEYS: tuple[Key, ...] = (
         here=None,
         verdict=Verdict.NO_EFFECT,
         quiet=(1000,),
-    ),
-    _server(
-        "weight",
-        "servers are balanced by the tokens that they still have to make; Atropos does not read it",
-        here=None,
-        verdict=Verdict.NO_EFFECT,
-        quiet=(1, 1.0),
     ),
 )
 

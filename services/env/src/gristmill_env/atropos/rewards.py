@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill import ConfigError
+from gristmill_env.settings import RewardSpec
 
 WEIGHT_SUFFIX = "_reward_weight"
 
@@ -23,23 +24,20 @@ class RewardName:
 
 @dataclass(frozen=True)
 class RewardOption:
-    """One option of a reward, beside those that mean the same here."""
+    """An option that has no effect here, of which a warning tells."""
 
     reward: str
-    """"" stands for every reward."""
     name: str
-    here: str | None
-    """Our option; None: it has no effect, of which a warning tells."""
     text: str
-    quiet: tuple[Any, ...] = ()
-    """Values of which no warning need tell."""
 
 
 REWARDS = (
     RewardName("accuracy", "accuracy"),
     RewardName("format", "format"),
     RewardName("r1", "r1"),
-    RewardName("cosine_scaled", "cosine_scaled"),
+    RewardName(
+        "cosine_scaled", "cosine_scaled", "without base_url the model runs in this process: gristmill-env[embeddings]"
+    ),
     RewardName("reasoning_steps", "reasoning_steps"),
     RewardName("repetition_penalty", "repetition_penalty"),
     RewardName("cascading_r1_math", "cascading_r1"),
@@ -50,22 +48,16 @@ REWARDS = (
 )
 
 OPTIONS = (
-    RewardOption("", "name", None, "a reward's figures go by its type"),
-    RewardOption("accuracy", "split_on_think_tag", None, "what stands before </think> is never read", (True,)),
-    RewardOption("accuracy", "tolerance", None, "numbers are compared exactly, then symbolically"),
-    RewardOption("accuracy", "max_boxed_threshold", None, "the last \\boxed{} counts, however many there are"),
-    RewardOption("format", "case_sensitive", None, "tags are written in small letters", (False,)),
-    RewardOption("reasoning_steps", "min_words", None, "markers of steps are counted, no words"),
-    RewardOption("reasoning_steps", "base_score", None, "the score is min(1, markers / min_steps)"),
-    RewardOption("reasoning_steps", "pattern_weights", None, "all markers count alike"),
-    RewardOption("repetition_penalty", "min_words", None, "a short answer is never punished"),
-    RewardOption("repetition_penalty", "min_sentences", None, "a short answer is never punished"),
-    RewardOption("repetition_penalty", "short_text_penalty", None, "a short answer is never punished"),
-    RewardOption("repetition_penalty", "paragraph_repetition_base_penalty", None, "n-grams are counted, no paragraphs"),
-    RewardOption("repetition_penalty", "component_weights", None, "n-grams are counted and nothing else"),
-    RewardOption("repetition_penalty", "stopwords", None, "all words count"),
-    RewardOption("cosine_scaled", "scale_factor", "scale", "the score is clip(1 - scale x cosine distance)"),
-    RewardOption("cosine_scaled", "default_reward", None, "a row without an answer has no score instead"),
+    RewardOption("reasoning_steps", "min_words", "markers of steps are counted, no words"),
+    RewardOption("reasoning_steps", "base_score", "the score is min(1, markers / min_steps)"),
+    RewardOption("reasoning_steps", "pattern_weights", "all markers count alike"),
+    RewardOption("repetition_penalty", "min_words", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "min_sentences", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "short_text_penalty", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "paragraph_repetition_base_penalty", "n-grams are counted, no paragraphs"),
+    RewardOption("repetition_penalty", "component_weights", "n-grams are counted and nothing else"),
+    RewardOption("repetition_penalty", "stopwords", "all words count"),
+    RewardOption("cosine_scaled", "default_reward", "a row without an answer has no score instead"),
 )
 
 _NAMES = {reward.name: reward for reward in REWARDS}
@@ -102,28 +94,30 @@ def _entries(listed: Any, where: str, notes: list[str]) -> list[dict[str, Any]]:
 
 def _entry(item: Any, where: str, notes: list[str]) -> dict[str, Any]:
     if isinstance(item, str):
-        return {"type": _renamed(item, where)}
+        return _specified(item, where, {})
     if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
         raise ConfigError(f"{where}: reward_functions: {item!r:.60} is neither a name nor {{type, weight, params}}")
     theirs = item["type"].removesuffix("_reward")
-    entry: dict[str, Any] = {"type": _renamed(item["type"], where)}
-    if item.get("weight") is not None:
-        entry["weight"] = item["weight"]
-    # Atropos takes options in params: and beside it; those in params: stand above.
-    beside = {key: value for key, value in item.items() if key not in ("type", "weight", "params")}
+    entry = {key: value for key, value in item.items() if key in RewardSpec.model_fields and value is not None}
+    # Atropos takes options beside type: as well; those in params: stand above.
+    beside = {key: value for key, value in item.items() if key not in RewardSpec.model_fields}
     params: dict[str, Any] = {}
     for name, value in {**beside, **(item.get("params") or {})}.items():
-        if theirs == "combined" and name == "rewards":
-            params[name] = _entries(value, where, notes)
-            continue
-        option = _OPTIONS.get((theirs, name)) or _OPTIONS.get(("", name))
-        if option is None:
-            params[name] = value
-        elif option.here is not None:
-            params[option.here] = value
-        elif value not in option.quiet:
+        if (option := _OPTIONS.get((theirs, name))) is not None:
             notes.append(f"{name} of reward '{theirs}' has no effect: {option.text}")
-    return {**entry, "params": params} if params else entry
+        elif theirs == "combined" and name == "rewards":
+            params[name] = _entries(value, where, notes)
+        else:
+            params[name] = value
+    return _specified(item["type"], where, {**entry, "params": params})
+
+
+def _specified(name: str, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    ours = _renamed(name, where)
+    params = entry.pop("params", {})
+    if ours == "cosine_scaled" and not params.get("base_url"):
+        params = {"local": True, **params}
+    return {**entry, "type": ours, **({"params": params} if params else {})}
 
 
 def _renamed(name: str, where: str) -> str:

@@ -55,6 +55,8 @@ def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Transl
             _apply(read, read.values, key, value, name, where)
         elif not _pass_on(read, name, value):
             read.notes.append(f"'{name}' is no key of Atropos and has no effect.{did_you_mean(name, OTHER_KEYS)}")
+    if flat.get("max_eval_workers") == 0:
+        _apply(read, read.values, OTHER_KEYS["steps_per_eval"], 0, "max_eval_workers", where)
     _one_source(read)
     if servers:
         read.values["server_configs"] = [_server(read, server, where) for server in servers]

@@ -37,6 +37,9 @@ class EnvConfig(Settings):
     max_num_workers_per_node: int = Field(default=8, ge=1, le=1024)
     """Prompts worked on at a time for each model server, where max_num_workers is -1."""
 
+    config_format: Literal["gristmill", "atropos"] | None = None
+    """Whose keys and defaults the YAML has. Unset: its keys tell (docs/from-atropos.md)."""
+
     rollout_server_url: Url = API_URL
     """The trajectory API. GRISTMILL_API_URL stands above a YAML's."""
 
@@ -89,9 +92,6 @@ class EnvConfig(Settings):
 
     patience: float = Field(default=600.0, gt=0)
     """Seconds that an API or model server may be away in mid-run before serve gives up."""
-
-    config_format: Literal["gristmill", "atropos"] | None = None
-    """Whose keys and defaults the YAML has. Unset: its keys tell (docs/from-atropos.md)."""
 
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
