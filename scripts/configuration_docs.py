@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gristmill.settings import flag_names
+from gristmill.settings.flags import flag_names
 from gristmill.settings.layers import inner_model
 from gristmill_env.atropos.keys import KEYS, Key, Part, Verdict
 from gristmill_env.atropos.rewards import OPTIONS, REWARDS

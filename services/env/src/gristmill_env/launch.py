@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill import ConfigError, Deployment
-from gristmill.settings import find_config, load_yaml, merge, parse, parse_flags
-from gristmill_env.atropos import translate
+from gristmill.settings import find_config, merge, parse, parse_flags
+from gristmill_env.atropos import read_file, without_section
 from gristmill_env.settings import EnvConfig
-
-logger = logging.getLogger(__name__)
-
-_SECTION = re.compile(r"^--(no[-_])?(?:env|openai|dataset|server_configs)\.")
 
 UNNAMED_RUN = "local"
 """Run id of a run that has neither a name nor a configuration file."""
@@ -44,19 +38,11 @@ class Launch:
         name, flags = _take_config(arguments)
         given = parse_flags(flags, EnvConfig, prog, DESCRIPTION)
         path = find_config(name, deployment.config_dir) if name is not None else None
-        in_file = _read_file(path, environ, given.get("config_format")) if path is not None else {}
+        in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(in_file, _from_environment(deployment)), given)
         config = parse(EnvConfig, values, str(path) if path is not None else "command line")
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
         return cls(config, run_id, path, deployment)
-
-
-def _read_file(path: Path, environ: Mapping[str, str], told: Any) -> dict[str, Any]:
-    """The file's values in our form; of a file of Atropos it is told what became of them."""
-    translation = translate(load_yaml(path, environ), str(path), told)
-    for note in translation.notes:
-        logger.warning("%s: %s", path, note)
-    return translation.values
 
 
 def _from_environment(deployment: Deployment) -> dict[str, Any]:
@@ -83,6 +69,5 @@ def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         elif word.startswith("--config="):
             name = word.removeprefix("--config=")
         else:
-            # --env.group_size, --openai.base_url: as Atropos writes them
-            rest.append(_SECTION.sub(r"--\1", word))
+            rest.append(without_section(word))
     return name, rest
