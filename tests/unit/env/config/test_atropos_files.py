@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gristmill import ConfigError
+from gristmill_env.atropos import translate
 from gristmill_env.launch import Launch
 from gristmill_env.settings import EnvConfig, RewardSpec
 
@@ -220,6 +222,11 @@ def test_a_nested_file_with_legacy_rewards(read: Reader) -> None:
     assert config.dataset.rewards() == [RewardSpec(type="accuracy"), RewardSpec(type="format")]
     assert config.include_messages
     assert (config.group_size, config.trainer_block()["batch_size"]) == (1, 1)
+
+
+def test_no_workers_for_evaluation_are_no_evaluation() -> None:
+    assert translate(yaml.safe_load(DEBUG), "file").values.get("steps_per_eval", 0) == 0
+    assert "max_eval_workers" not in translate(yaml.safe_load(DEBUG), "file").values
 
 
 def test_weights_beside_a_list_of_names(read: Reader) -> None:
