@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill import ConfigError, Deployment
-from gristmill.settings import find_config, load_yaml, merge, parse, parse_flags
+from gristmill.settings import find_config, merge, parse, parse_flags
+from gristmill_env.atropos import read_file, without_section
 from gristmill_env.settings import EnvConfig
 
 UNNAMED_RUN = "local"
@@ -37,7 +38,7 @@ class Launch:
         name, flags = _take_config(arguments)
         given = parse_flags(flags, EnvConfig, prog, DESCRIPTION)
         path = find_config(name, deployment.config_dir) if name is not None else None
-        in_file = load_yaml(path, environ) if path is not None else {}
+        in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(in_file, _from_environment(deployment)), given)
         config = parse(EnvConfig, values, str(path) if path is not None else "command line")
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
@@ -68,5 +69,5 @@ def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         elif word.startswith("--config="):
             name = word.removeprefix("--config=")
         else:
-            rest.append(word)
+            rest.append(without_section(word))
     return name, rest

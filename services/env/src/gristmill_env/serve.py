@@ -12,6 +12,7 @@ from gristmill import Client, RunState
 from gristmill_env.inference import ModelServer
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
 from gristmill_env.worker import Worker
 
@@ -44,12 +45,14 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
         try:
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
+                holder = _holder()
                 worker = Worker(
-                    config, run_id, _holder(), api=api, server=server, dataset=task.dataset, roller=roller,
+                    config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
                     tracker=tracker,
                 )  # fmt: skip
                 try:
-                    await worker.run()
+                    async with registered(api, run_id, holder, config):
+                        await worker.run()
                 finally:
                     logger.info("run %s: %s", run_id, worker.tally)
         finally:

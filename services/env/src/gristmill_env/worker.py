@@ -47,7 +47,7 @@ class Worker:
     ) -> None:
         """`holder`: this process' name towards the API; no other process may have it."""
         self.tally = Tally()
-        self.permits = Permits(api, run_id, holder, config.max_num_workers)
+        self.permits = Permits(api, run_id, holder, config.workers)
         self._config = config
         self._run_id = run_id
         self._holder = holder
