@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
-from gristmill_env.inference import ModelServer, ServedModel
+from gristmill_env.inference import ModelServers, ServedModel
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
@@ -44,13 +44,13 @@ def build_scorer(config: DatasetConfig) -> Scorer:
     )
 
 
-async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: float) -> tuple[ServedModel, Roller]:
+async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
     """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
     config = launch.config
     manifest = _read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
     prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
-    logger.info("model %s at %s", served.name, server.url)
+    logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, max_length=_max_length(config, served))
     return served, roller
 

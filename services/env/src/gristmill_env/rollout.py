@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data.dataset import Item
-from gristmill_env.inference import Completion, ModelServer
+from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.prompts import Prompt, PromptBuilder
 from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.settings import EnvConfig
@@ -38,7 +38,7 @@ class Roller:
     """Makes rollouts. Holds no state of an item, so that any number may run at a time without mixing."""
 
     def __init__(
-        self, config: EnvConfig, prompts: PromptBuilder, server: ModelServer, scorer: Scorer, *, max_length: int
+        self, config: EnvConfig, prompts: PromptBuilder, server: ModelServers, scorer: Scorer, *, max_length: int
     ) -> None:
         """`max_length`: most tokens of prompt and completion together, by configuration and server."""
         self._config = config
@@ -63,7 +63,14 @@ class Roller:
             temperature=settings.temperature, top_p=settings.top_p, max_tokens=min(settings.max_tokens, room)
         )
         started = time.monotonic()
-        completions = await self._server.generate(prompt.token_ids, sampling, self._config.group_size)
+        request = GenerationRequest(
+            token_ids=prompt.token_ids,
+            sampling=sampling,
+            count=self._config.group_size,
+            stop=settings.stop,
+            stop_token_ids=settings.stop_token_ids,
+        )
+        completions = await self._server.generate(request)
         seconds = time.monotonic() - started
         texts = [self._prompts.decode(completion.token_ids) for completion in completions]
         # On a thread: a slow reward must not hold up the other items, nor the renewal of permits.

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.inference import ModelServer
+from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
 from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
@@ -23,12 +23,12 @@ async def try_items(launch: Launch, console: Console) -> None:
     config = launch.config
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
-    async with ModelServer(config.server, patience=patience) as server:
+    async with ModelServers(config.server_configs, patience=patience, thinking=Thinking.of(config)) as server:
         served, roller = await meet_model(launch, task, server, patience)
         rows = range(min(_ITEMS, len(task.dataset)))
         rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))
     console.print(
-        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.url}", highlight=False
+        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.description}", highlight=False
     )
     for number, rollout in enumerate(rollouts, 1):
         if isinstance(rollout, str):

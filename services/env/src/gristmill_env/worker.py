@@ -17,12 +17,12 @@ from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.drops import DropReason
 from gristmill_env.errors import DatasetError, PromptError
 from gristmill_env.groups import build_group, drop_reason
-from gristmill_env.inference import ModelServer
+from gristmill_env.inference import ModelServers
 from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.tracking import Tracker
-from gristmill_env.versions import UnpublishedWeightsError, is_version, version_spans
+from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Worker:
         holder: str,
         *,
         api: Client,
-        server: ModelServer,
+        server: ModelServers,
         dataset: PromptDataset,
         roller: Roller,
         tracker: Tracker,
@@ -62,7 +62,6 @@ class Worker:
         self._items: dict[str, asyncio.Task[None]] = {}
         self._settling: set[str] = set()
         self._slot_free = asyncio.Event()
-        self._asking_for_label = asyncio.Lock()
         self._published: bool | None = None
 
     async def run(self) -> None:
@@ -144,35 +143,19 @@ class Worker:
             await self._drop(permit, reason, "; ".join(errors))
 
     async def _roll(self, item: Item, name: str, version: str) -> tuple[Rollout, list[list[VersionSpan]]]:
-        """A rollout by weights of this run; one by any others is thrown away and done again."""
+        """A rollout by weights of this run: completions by any others are thrown away and asked for again."""
         published = await self._is_published()
-        while True:
-            rollout = await self._roller.roll(item, name)
-            try:
-                return rollout, [version_spans(c, version, published=published) for c in rollout.completions]
-            except UnpublishedWeightsError:
-                await self._until_published()
+        rollout = await self._roller.roll(item, name)
+        return rollout, [version_spans(c, version, published=published) for c in rollout.completions]
 
     async def _is_published(self) -> bool:
         """Whether the run's trainer updates the model server. A permit exists, so the trainer's half is recorded."""
         if self._published is None:
             record = await self._api.get_run(self._run_id)
             self._published = (record.trainer or {}).get("publisher") != "none"
+            if self._published:
+                self._server.trust_only(is_version)
         return self._published
-
-    async def _until_published(self) -> None:
-        async with self._asking_for_label:  # one asks for all
-            pause, told = 0.2, False
-            while not is_version(await self._server.weight_label()):
-                if not told:
-                    logger.warning(
-                        "the model server at %s has lost the weights in training (it was started again?); "
-                        "waiting for the trainer to publish them",
-                        self._server.url,
-                    )
-                    told = True
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 2.0)
 
     async def _submit(self, permit: Permit, group: TrajectoryGroup) -> None:
         self._settling.add(permit.group_id)
