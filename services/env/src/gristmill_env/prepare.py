@@ -49,7 +49,11 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
     config = launch.config
     manifest = _read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
-    prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
+    if served.text_only:
+        logger.warning("%s gives text only: no token ids, so nothing here can be trained on", server.description)
+        prompts = PromptBuilder(None, config.dataset.system_prompt)
+    else:
+        prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
     logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, max_length=_max_length(config, served))
     return served, roller

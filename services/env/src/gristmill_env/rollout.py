@@ -65,6 +65,7 @@ class Roller:
         started = time.monotonic()
         request = GenerationRequest(
             token_ids=prompt.token_ids,
+            messages=prompt.messages,
             sampling=sampling,
             count=self._config.group_size,
             stop=settings.stop,
@@ -72,7 +73,7 @@ class Roller:
         )
         completions = await self._server.generate(request)
         seconds = time.monotonic() - started
-        texts = [self._prompts.decode(completion.token_ids) for completion in completions]
+        texts = [self._prompts.decode(c.token_ids) if c.text is None else c.text for c in completions]
         # On a thread: a slow reward must not hold up the other items, nor the renewal of permits.
         scores = await asyncio.to_thread(self._score, item, completions, texts)
         rollout = Rollout(item, prompt, sampling, completions, texts, scores)
@@ -100,7 +101,7 @@ class Roller:
         triples = zip(rollout.completions, rollout.texts, rollout.scores, strict=True)
         for number, (completion, text, score) in enumerate(triples):
             version = ",".join(dict.fromkeys(span.version for span in completion.labels)) or "unknown"
-            tokens, reason = len(completion.token_ids), completion.finish_reason
+            tokens, reason = "unknown" if completion.length is None else completion.length, completion.finish_reason
             fields = {"prompt": name, "n": number}
             logger.info(
                 line("completion", **fields, tokens=tokens, seconds=seconds, version=version, finish=reason)

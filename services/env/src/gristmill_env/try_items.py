@@ -45,7 +45,8 @@ async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
 
 
 def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
-    title = f"item {number}: row {rollout.item.index}, {len(rollout.prompt.token_ids)} prompt tokens"
+    tokens = f", {len(rollout.prompt.token_ids)} prompt tokens" if rollout.prompt.token_ids else ""
+    title = f"item {number}: row {rollout.item.index}{tokens}"
     console.print(Panel(_plain(rollout.prompt.text), title=title, title_align="left"))
     if rollout.item.answer is not None:
         console.print(_plain(f"answer: {rollout.item.answer}"))
@@ -53,7 +54,7 @@ def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> No
     for completion, text, score in zip(rollout.completions, rollout.texts, rollout.scores, strict=True):
         parts = [_number(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
-        table.add_row(_plain(text), str(len(completion.token_ids)), completion.finish_reason, *parts, total)
+        table.add_row(_plain(text), _number(completion.length), completion.finish_reason, *parts, total)
     console.print(table)
 
 
