@@ -83,7 +83,7 @@ class EnvConfig(Settings):
     """Name of the W&B run; unset, the run id."""
 
     slurm: bool = False
-    """Accepted for launch scripts. There is no server discovery yet: base_url is used, and a line says so."""
+    """Find the model servers by Slurm's variables (docs/servers.md). Outside Slurm base_url is used, with a warning."""
 
     testing: bool = False
     """Log every prompt and completion in full. Nothing is faked and nothing else changes."""
@@ -100,8 +100,22 @@ class EnvConfig(Settings):
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
 
-    server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1, max_length=1)
-    """The model server (one, for now)."""
+    server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1)
+    """The model servers. A flag of theirs (--base_url) sets the first."""
+
+    thinking_mode: bool | None = None
+    """Whether the model thinks before it answers, where its chat template (enable_thinking) or its API lets one
+    choose. Unset: as the model does by itself. reasoning_effort and max_reasoning_tokens switch it on."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How much it thinks: a word for text APIs that know it. Not every model knows every word."""
+
+    max_reasoning_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of thought, for text APIs that can limit them. Not in training: a thought that is cut by force was
+    not sampled."""
+
+    custom_thinking_prompt: str | None = None
+    """System text that asks for thinking; stands before system_prompt."""
 
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Settings of the trainer that belong to this run; they stand above trainer.yaml. The trainer checks them."""
@@ -131,7 +145,7 @@ class EnvConfig(Settings):
 
     @property
     def server(self) -> ServerConfig:
-        """The model server."""
+        """The model server; the first of several."""
         return self.server_configs[0]
 
     def recorded(self, model: str) -> dict[str, Any]:
@@ -149,4 +163,10 @@ class EnvConfig(Settings):
                 "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],
             },
             "trainer": self.trainer_block(),
+            **self._thinking(),
         }
+
+    def _thinking(self) -> dict[str, Any]:
+        """The settings of thinking that are set: they are part of what the model is asked."""
+        names = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
