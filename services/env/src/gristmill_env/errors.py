@@ -23,3 +23,11 @@ class RewardError(EnvError):
 
 class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
+
+
+class SavedError(EnvError):
+    """Saved groups cannot be read or written, or lack what is asked of them."""
+
+
+class CheckError(EnvError):
+    """`check` found mistakes; it has shown them."""
