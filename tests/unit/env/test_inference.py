@@ -113,6 +113,6 @@ async def test_a_request_that_takes_too_long_is_given_up(failing_server: Failing
 
 
 def test_no_manifest_is_no_error_here(tmp_path: Path) -> None:
-    from gristmill_env.prepare import _read_manifest
+    from gristmill_env.prepare import read_manifest
 
-    assert _read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path) is None

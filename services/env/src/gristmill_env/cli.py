@@ -40,6 +40,8 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if command is None:
             raise ConfigError(f"no command '{name}'; there are {', '.join(COMMANDS)}.{did_you_mean(name, COMMANDS)}")
+        if command.takes and flags and not flags[0].startswith("-"):
+            flags = [f"--{command.takes}", *flags]
         launch, options = Launch.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
         return asyncio.run(_until_signal(command.work(Order(launch, options, environ, Console()))))
     except GristmillError as error:

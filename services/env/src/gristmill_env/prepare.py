@@ -47,7 +47,7 @@ def build_scorer(config: DatasetConfig) -> Scorer:
 async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: float) -> tuple[ServedModel, Roller]:
     """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
     config = launch.config
-    manifest = _read_manifest(launch.deployment.models_dir)
+    manifest = read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
     prompts = PromptBuilder.load(_tokenizer(config, manifest, served), config.dataset.system_prompt)
     logger.info("model %s at %s", served.name, server.url)
@@ -55,7 +55,8 @@ async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: 
     return served, roller
 
 
-def _read_manifest(models_dir: Path) -> Manifest | None:
+def read_manifest(models_dir: Path) -> Manifest | None:
+    """The model service's manifest, where there is one."""
     try:
         return Manifest.read(models_dir)
     except ManifestError as error:
@@ -70,6 +71,14 @@ def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel
             logger.info("tokenizer: %s, of the served model, not %s", manifest.tokenizer_path, config.tokenizer_name)
         return manifest.tokenizer_path
     return config.tokenizer_name or served.root or served.name
+
+
+def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
+    """Path or hub id of the tokenizer where no server says what it serves; None when nothing names one."""
+    names = (None, manifest.name, manifest.requested) if manifest is not None else (None,)
+    if manifest is not None and config.tokenizer_name in names:
+        return manifest.tokenizer_path
+    return config.tokenizer_name or config.server.model_name
 
 
 def _max_length(config: EnvConfig, served: ServedModel) -> int:

@@ -93,7 +93,7 @@ def test_keys_of_a_newer_gristmill_are_passed_over(tmp_path: Path) -> None:
 def test_places_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"cannot read saved groups from .*gone.jsonl: No such file"):
         list(read_groups(tmp_path / "gone.jsonl"))
-    with pytest.raises(SavedError, match="cannot write groups to .*: Is a directory"):
+    with pytest.raises(SavedError, match=r"cannot write groups to .*: Is a directory"):
         GroupWriter(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(SavedError, match="cannot write groups to"):

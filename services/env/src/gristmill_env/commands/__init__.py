@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from gristmill.settings import Settings
+from gristmill_env.commands.options import DpoOptions, ProcessOptions, ReplayOptions, SftOptions
 from gristmill_env.launch import Launch, NoOptions
 
 Options = TypeVar("Options", bound=Settings)
@@ -40,6 +41,8 @@ class Command(Generic[Options]):
     options: type[Options]
     work: Callable[[Order[Options]], Coroutine[Any, Any, None]]
     """Imports what it needs when it is called: --help and mistyped flags need not wait for transformers."""
+    takes: str = ""
+    """The flag that a first word without dashes is for: `replay groups.jsonl` is `replay --saved groups.jsonl`."""
     tells_all: bool = False
     """Whether the log has every event, and not only what is wrong."""
 
@@ -51,12 +54,47 @@ def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
 
 
 def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
-    from gristmill_env.try_items import try_items
+    from gristmill_env.commands.try_items import try_items
 
     return try_items(order.launch, order.console)
+
+
+def _process(order: Order[ProcessOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.process import process
+
+    return process(order.launch, order.options, order.console)
+
+
+def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.check import check
+
+    return check(order.launch, order.console)
+
+
+def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.replay import replay
+
+    return replay(order.launch, order.options, order.console)
+
+
+def _sft(order: Order[SftOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.sft import sft
+
+    return sft(order.launch, order.options, order.console)
+
+
+def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.dpo import dpo
+
+    return dpo(order.launch, order.options, order.console)
 
 
 COMMANDS: Mapping[str, Command[Any]] = {
     "serve": Command("feeds a training run (the default)", NoOptions, _serve, tells_all=True),
     "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
+    "check": Command("looks at prompts, answers and rewards; needs no model", NoOptions, _check),
+    "process": Command("writes groups to JSONL and a page to read; needs no API", ProcessOptions, _process),
+    "replay": Command("scores saved groups again, with other rewards", ReplayOptions, _replay, takes="saved"),
+    "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
+    "dpo": Command("writes pairs of saved completions for DPO", DpoOptions, _dpo, takes="saved"),
 }

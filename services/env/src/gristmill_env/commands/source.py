@@ -1,0 +1,71 @@
+"""The groups that `replay`, `sft` and `dpo` work on, with all that the run's configuration can add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.errors import PromptError, SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import read_manifest, tokenizer_name
+from gristmill_env.prompts import PromptBuilder
+from gristmill_env.saved import SavedGroup, read_groups
+from gristmill_env.saved.group import chat_messages, json_columns
+
+
+def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
+    """The groups of `source`. Where they hold tokens only, the run's tokenizer makes them text; and where the run's
+    data set is configured, their rows bring messages and answers.
+
+    Raises SavedError, PromptError, DatasetError, ArchiveError.
+    """
+
+    @cache
+    def prompts() -> PromptBuilder:
+        name = tokenizer_name(launch.config, read_manifest(launch.deployment.models_dir))
+        if name is None:
+            raise PromptError(
+                f"{source} holds token ids and no text: name the model's tokenizer with --tokenizer_name, or point "
+                "GRISTMILL_MODELS_DIR at the model service's folder"
+            )
+        return PromptBuilder.load(name, launch.config.dataset.system_prompt)
+
+    @cache
+    def dataset() -> PromptDataset | None:
+        config = launch.config.dataset
+        if config.dataset_name is None and config.dataset_path is None:
+            return None
+        return PromptDataset(config, launch.config_path.parent if launch.config_path is not None else None)
+
+    def decode(token_ids: Sequence[int], special: bool) -> str:
+        return prompts().decode(token_ids, special=special)
+
+    for group in read_groups(source, decode):
+        if group.messages is None and group.row is not None and (rows := dataset()) is not None:
+            yield _completed(group, rows, prompts(), launch.config.dataset.system_prompt)
+        else:
+            yield group
+
+
+def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder, system: str | None) -> SavedGroup:
+    assert group.row is not None
+    item = dataset.item(group.row)
+    if list(prompts.build(item.prompt).token_ids) != group.prompt_token_ids:
+        raise SavedError(
+            f"the group of row {group.row} has another prompt than that row of {dataset.label}: its run had other "
+            "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer"
+        )
+    columns, left_out = json_columns(item.columns)
+    return msgspec.structs.replace(
+        group,
+        index=item.index,
+        prompt=item.prompt,
+        messages=chat_messages(system, item.prompt),
+        answer=item.answer,
+        columns=columns,
+        columns_left_out=left_out,
+    )
