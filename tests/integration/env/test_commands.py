@@ -130,9 +130,7 @@ async def test_what_is_there_is_kept_and_other_settings_are_refused(commands: Co
     assert f"3 groups are in {path} already" in " ".join(shown.split())
     assert path.read_bytes().startswith(before)
     assert [group.row for group in saved(path)] == list(range(5))
-    with pytest.raises(
-        SavedError, match=r"made with other settings \(dataset.temperature: 1.0 -> 0.5\); choose another"
-    ):
+    with pytest.raises(SavedError, match=r"made with other settings \(dataset.temperature: 1.0 -> 0.5\); "):
         await commands.run("process", *flags, "--groups", "9", "--temperature", "0.5")
     assert len(saved(path)) == 5
 

@@ -80,7 +80,7 @@ async def test_prompts_that_leave_no_room_are_counted(folder: Path, console: Con
 
 
 async def test_rows_without_text_or_answer_are_counted_and_fail(folder: Path, console: Console) -> None:
-    write(folder, [*ROWS, {"question": "What?"}, {"question": "", "answer": "3"}, {"answer": "3"}])  # type: ignore[list-item]
+    write(folder, [*ROWS, {"question": "What?"}, {"question": "", "answer": "3"}, {"answer": "3"}])
     with pytest.raises(CheckError, match="check found 1 mistake, see above"):
         await checked(folder, console)
     assert "wrong: 2 of 23 rows cannot be used; the first: field 'answer' of row 20" in shown(console)

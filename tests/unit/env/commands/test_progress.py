@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
-from gristmill_env.commands import progress
 from gristmill_env.commands.progress import Steps
 
 
-def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_where_there_is_no_terminal() -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    with Steps("groups", 100, Console(file=out, width=30)) as steps:
+    with Steps("groups", 100, Console(file=out, width=30), lambda: now[0]) as steps:
         for _ in range(12):
             now[0] += 2.0
             steps.add(tokens=50)
@@ -26,13 +23,12 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     assert out.getvalue().splitlines()[-1] == "12 of 100 groups, 0.5/s, 25 tokens/s, about 3 min left"
 
 
-def test_what_is_left_is_told_in_words_one_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_is_told_in_words_one_can_use() -> None:
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told = []
     for seconds, total in ((1.0, 9), (60.0, 82), (60.0, 81), (1.0, 1)):
         out = io.StringIO()
-        with Steps("groups", total, Console(file=out)) as steps:
+        with Steps("groups", total, Console(file=out), lambda: now[0]) as steps:
             now[0] += seconds
             steps.add()
         told.append(out.getvalue().strip().partition("left")[0].rpartition(", ")[2])

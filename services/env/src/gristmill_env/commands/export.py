@@ -14,7 +14,7 @@ from rich.console import Console
 from gristmill_env.commands.candidates import LeftOut, told
 from gristmill_env.commands.output import new_file
 from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.source import open_groups
+from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.saved import SavedGroup
@@ -31,7 +31,7 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
     """
     left_out: Counter[LeftOut] = Counter()
     written, kind = 0, None
-    with new_file(out, saved) as temporary, Steps("groups", None) as steps:
+    with new_file(out, saved) as temporary, Steps("groups", count_lines(saved)) as steps:
         assert temporary is not None
         with temporary.open("wb") as file:
             for group in open_groups(launch, saved):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.scoring import score_samples
 from gristmill_env.data.dataset import Item
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
@@ -53,15 +54,18 @@ class GoldScore:
 
 async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> list[GoldScore]:
     """A result for each reward that compares with an answer, over all `items` that have one."""
+    judges = [weighted.reward for weighted in rewards if weighted.reward.needs_answer]
+    if not judges:
+        return []
     found = []
-    for weighted in rewards:
-        if not weighted.reward.needs_answer:
-            continue
-        scorer = Scorer([WeightedReward(weighted.reward, 1.0)], has_answer=True)
-        score = GoldScore(weighted.reward.name)
-        for item in items:
-            await _try_forms(scorer, item, score)
-        found.append(score)
+    with Steps("answers", len(judges) * len(items)) as steps:
+        for reward in judges:
+            scorer = Scorer([WeightedReward(reward, 1.0)], has_answer=True)
+            score = GoldScore(reward.name)
+            for item in items:
+                await _try_forms(scorer, item, score)
+                steps.add()
+            found.append(score)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -16,12 +17,20 @@ _EVERY = 10.0
 class Steps:
     """Counts what is done of `total`, and tells rates and what is left."""
 
-    def __init__(self, what: str, total: int | None, console: Console | None = None) -> None:
-        """`what`: things counted, in the plural. `total`: None when nobody knows. `console`: standard error if None."""
+    def __init__(
+        self,
+        what: str,
+        total: int | None,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`what`: things counted, in the plural. `total`: None when nobody knows. `console`: standard error if None.
+        `clock`: seconds."""
+        self._clock = clock
         self._what = what
         self._total = total
         self._console = console or Console(file=sys.stderr)
-        self._started = self._told = time.monotonic()
+        self._started = self._told = self._clock()
         self._done = 0
         self._tokens = 0
         self._bar: Progress | None = None
@@ -44,8 +53,8 @@ class Steps:
         self._tokens += tokens
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, rates=self._rates())
-        elif time.monotonic() - self._told >= _EVERY:
-            self._told = time.monotonic()
+        elif self._clock() - self._told >= _EVERY:
+            self._told = self._clock()
             self._line()
 
     def __enter__(self) -> Steps:
@@ -62,16 +71,17 @@ class Steps:
     def _line(self) -> None:
         left = ""
         if self._total is not None and 0 < self._done < self._total:
-            seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+            seconds = (self._clock() - self._started) / self._done * (self._total - self._done)
             left = f", about {_duration(seconds)} left"
         of = "" if self._total is None else f" of {self._total}"
         text = f"{self._done}{of} {self._what}, {self._rates()}{left}"
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _rates(self) -> str:
-        seconds = max(time.monotonic() - self._started, 1e-9)
+        seconds = max(self._clock() - self._started, 1e-9)
         tokens = f", {self._tokens / seconds:.0f} tokens/s" if self._tokens else ""
-        return f"{self._done / seconds:.3g}/s{tokens}"
+        rate = self._done / seconds
+        return f"{rate:.0f}/s{tokens}" if rate >= 100 else f"{rate:.3g}/s{tokens}"
 
 
 def _duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from gristmill_env.commands.output import new_file
 from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.scoring import score_group, scorer_of
 from gristmill_env.commands.show import figure, plain
-from gristmill_env.commands.source import open_groups
+from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import Score, Scorer
@@ -60,7 +60,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
     with new_file(options.out, options.saved) as temporary:
         writer = GroupWriter(temporary) if temporary is not None else None
         try:
-            with Steps("groups", None) as steps:
+            with Steps("groups", count_lines(options.saved)) as steps:
                 for group in open_groups(launch, options.saved):
                     scorer = scorer or _scorer(config, group)
                     scored = _with(group, await score_group(scorer, group, config.answer_field), config)

@@ -51,6 +51,14 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
             yield group
 
 
+def count_lines(source: Path) -> int | None:
+    """Lines of a file of groups, a group each; None where counting would be as long as reading."""
+    if not source.is_file():
+        return None
+    with source.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
 def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder, system: str | None) -> SavedGroup:
     assert group.row is not None
     item = dataset.item(group.row)
