@@ -90,7 +90,7 @@ async def test_groups_from_the_model_to_the_exports(commands: Commands) -> None:
         for completion in group.completions:
             assert completion.token_ids is not None
             assert completion.logprobs is not None
-            assert len(completion.logprobs) == len(completion.token_ids)
+            assert len(completion.logprobs) == len(completion.token_ids) == completion.tokens
             assert completion.text == prompts.decode(completion.token_ids)
             length, accuracy = completion.scores["length"], completion.scores["accuracy"]
             assert length == min(1.0, len(completion.token_ids) / 16)

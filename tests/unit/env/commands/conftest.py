@@ -14,6 +14,8 @@ from gristmill_env.saved import GroupWriter, SavedCompletion, SavedGroup
 
 
 def completion(text: str, total: float | None, **fields: Any) -> SavedCompletion:
+    if "token_ids" in fields:
+        fields["tokens"] = len(fields["token_ids"])
     return SavedCompletion(text=text, total=total, finish_reason=fields.pop("finish_reason", "stop"), **fields)
 
 

@@ -109,8 +109,8 @@ async def test_exports_load_with_datasets_as_trl_wants_them(
     ]
     text = shown(console)
     assert "1 rows: " in text
-    assert "left out: 1 completions without a score" in text
-    assert "1 groups without two completions that differ enough" in text
+    assert "left out: 1 without a score" in text
+    assert "1 groups without two that differ enough" in text
 
 
 async def test_nothing_is_written_over_and_nothing_empty_is_left(tmp_path: Path, console: Console) -> None:
@@ -118,7 +118,7 @@ async def test_nothing_is_written_over_and_nothing_empty_is_left(tmp_path: Path,
     before = saved.read_bytes()
     with pytest.raises(SavedError, match=r"groups.jsonl is the file that is read; choose another --out"):
         await sft(LAUNCH, SftOptions(saved=saved, out=saved), console)
-    with pytest.raises(SavedError, match=r"nothing of .* is to be exported; left out: 1 completions without a score"):
+    with pytest.raises(SavedError, match=r"nothing of .* is to be exported; left out: 1 without a score"):
         await sft(LAUNCH, SftOptions(saved=saved, out=tmp_path / "sft.jsonl", min_score=7), console)
     assert saved.read_bytes() == before
     assert names_in(tmp_path) == ["groups.jsonl"]

@@ -12,12 +12,12 @@ from gristmill_env.saved.group import content_of
 class LeftOut(StrEnum):
     """Why a completion, or a group, is not in an export."""
 
-    NO_SCORE = "completions without a score"
-    TWICE = "completions that say the same as another of their group"
-    CUT = "completions that were cut short"
-    LOW = "completions that score too little"
-    NOT_BEST = "completions that are not among the best of their group"
-    NO_PAIR = "groups without two completions that differ enough"
+    NO_SCORE = "without a score"
+    TWICE = "the same as another of their group"
+    CUT = "cut short"
+    LOW = "of too low a score"
+    NOT_BEST = "not among the best of their group"
+    NO_PAIR = "groups without two that differ enough"
 
 
 def distinct(group: SavedGroup, left_out: Counter[LeftOut]) -> list[tuple[float, SavedCompletion]]:
@@ -52,6 +52,6 @@ def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message]
 
 
 def told(left_out: Counter[LeftOut]) -> str:
-    """ "left out: 3 completions without a score, 1 ..."; "" when nothing was."""
+    """ "left out: 3 without a score, 1 cut short"; "" when nothing was."""
     words = [f"{count} {reason}" for reason, count in left_out.items() if count]
     return f"left out: {', '.join(words)}" if words else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.scoring import score_samples
+from gristmill_env.commands.scoring import compares_with_answer, score_samples
 from gristmill_env.data.dataset import Item
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.extraction import gold_answer
@@ -54,7 +54,7 @@ class GoldScore:
 
 async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> list[GoldScore]:
     """A result for each reward that compares with an answer, over all `items` that have one."""
-    judges = [weighted.reward for weighted in rewards if weighted.reward.needs_answer]
+    judges = [weighted.reward for weighted in rewards if compares_with_answer(weighted.reward)]
     if not judges:
         return []
     found = []

@@ -101,4 +101,4 @@ class _Rows:
                 continue
             group = SavedGroup.of(rollout, run=self._launch.run_id, model=self._model, config=self._launch.config)
             await asyncio.to_thread(self._writer.append, group)
-            self._steps.add(tokens=sum(len(completion.token_ids) for completion in rollout.completions))
+            self._steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gristmill_env.errors import SavedError
 from gristmill_env.prepare import build_scorer
-from gristmill_env.rewards import Sample, Score, Scorer
+from gristmill_env.rewards import Reward, Sample, Score, Scorer
 from gristmill_env.saved import SavedGroup
 from gristmill_env.settings import DatasetConfig
 
@@ -29,12 +29,12 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
     place = "a saved group" if group.row is None else f"the saved group of row {group.row}"
     for weighted in scorer.rewards:
         reward = weighted.reward
-        if reward.needs_answer and answer is None:
+        if compares_with_answer(reward) and answer is None:
             raise SavedError(
                 f"reward '{reward.name}' compares with the row's answer, and {place} has none; "
                 "give the run's --config, so that it can be looked up in the data set"
             )
-        if "tokens" in reward.inputs and any(completion.token_ids is None for completion in group.completions):
+        if _counts_tokens(reward) and any(completion.token_ids is None for completion in group.completions):
             raise SavedError(f"reward '{reward.name}' counts tokens, and {place} was saved without token ids")
     return await score_samples(
         scorer,
@@ -50,6 +50,15 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
             for completion in group.completions
         ],
     )
+
+
+def compares_with_answer(reward: Reward) -> bool:
+    """Whether the reward asks for the row's answer."""
+    return reward.needs_answer
+
+
+def _counts_tokens(reward: Reward) -> bool:
+    return "tokens" in reward.inputs
 
 
 def scorer_of(config: DatasetConfig) -> Scorer:

@@ -60,6 +60,7 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
             SavedCompletion(
                 text=text,
                 messages=turn,
+                tokens=len(tokens) - start,
                 token_ids=tokens[start:],
                 logprobs=logprobs[number][start:] if logprobs and len(logprobs[number]) == len(tokens) else None,
                 total=score,

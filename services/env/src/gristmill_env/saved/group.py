@@ -37,6 +37,8 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """Special tokens left out; of a conversation, its last message."""
     messages: list[Message] | None = None
     """All turns after the group's `messages`, where there are more than one answer; None: `text` is the answer."""
+    tokens: int | None = None
+    """How many, where that is known."""
     token_ids: list[int] | None = None
     """As sampled; None where the server returned none."""
     logprobs: list[float] | None = None
@@ -113,6 +115,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
             completions=[
                 SavedCompletion(
                     text=text,
+                    tokens=len(completion.token_ids) or None,
                     token_ids=list(completion.token_ids) or None,
                     logprobs=list(completion.logprobs) or None,
                     finish_reason=completion.finish_reason,

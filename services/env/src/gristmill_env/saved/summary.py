@@ -66,7 +66,7 @@ class Summary:
     """By reward."""
     totals: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    """Tokens of each completion whose token ids are known."""
+    """Tokens of each completion, where they are known."""
 
     @classmethod
     def of(cls, groups: Iterable[SavedGroup]) -> Summary:
@@ -86,8 +86,8 @@ class Summary:
             self.cut += completion.cut
             self.failed += completion.error is not None
             self.rewards.add(completion.total)
-            if completion.token_ids is not None:
-                self.tokens.append(len(completion.token_ids))
+            if completion.tokens is not None:
+                self.tokens.append(completion.tokens)
             for name, value in completion.scores.items():
                 self.parts.setdefault(name, Values()).add(value)
 

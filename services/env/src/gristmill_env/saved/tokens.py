@@ -42,6 +42,7 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
         completions.append(
             SavedCompletion(
                 text=decode(ids, False),
+                tokens=len(ids),
                 token_ids=ids,
                 logprobs=group.logprobs[start + prompt : end].tolist(),
                 finish_reason=group.finish_reasons[number],

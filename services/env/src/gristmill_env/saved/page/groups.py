@@ -17,7 +17,7 @@ def group_html(group: SavedGroup, at: int, *, opened: bool) -> str:
         "number": str(at),
         "mean": "" if mean is None else repr(mean),
         "spread": repr(max(totals) - min(totals)) if totals else "",
-        "tokens": str(max((len(c.token_ids or ()) for c in group.completions), default=0)),
+        "tokens": str(max((c.tokens or 0 for c in group.completions), default=0)),
         "same": _flag(all_same(totals)),
         "cut": _flag(any(c.cut for c in group.completions)),
         "failed": _flag(any(c.error is not None for c in group.completions)),
@@ -53,7 +53,7 @@ def _prompt(group: SavedGroup) -> str:
 
 
 def _completion(completion: SavedCompletion, position: int, low: float, high: float) -> str:
-    tokens = [f"{len(completion.token_ids)} tokens"] if completion.token_ids is not None else []
+    tokens = [f"{completion.tokens} tokens"] if completion.tokens is not None else []
     notes = "".join(f"<span>{escaped(note)}</span>" for note in tokens)
     if completion.cut:
         notes += '<span class="cut" title="it ended because there was no more room">cut</span>'
