@@ -55,7 +55,7 @@ def test_it_says_where_rows_come_from_and_what_a_prompt_is(launch: Launch) -> No
     else:
         assert dataset.dataset_name
     assert dataset.prompt_template is not None or "prompt_field" in dataset.model_fields_set
-    assert dataset.has_answer
+    assert dataset.gold_field
     assert dataset.max_tokens < launch.config.max_token_length
 
 

@@ -60,6 +60,10 @@ class TrlReward(Reward):
     conversational: bool | None
     """None: as the row's prompt is."""
 
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset({"completion", "prompt"})  # it is given everything; which of it it reads, its code alone says
+
     def bind(self, known: Known, name: str) -> Task:
         given = {*_COMPLETIONS, *_TRAINER, *known.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
