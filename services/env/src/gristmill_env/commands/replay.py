@@ -22,7 +22,7 @@ from gristmill_env.launch import Launch
 from gristmill_env.prepare import create_rewards
 from gristmill_env.rewards import Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
-from gristmill_env.saved.summary import SAME, Summary, all_same
+from gristmill_env.saved.summary import SAME, Summary
 from gristmill_env.settings import DatasetConfig
 from gristmill_env.settings.rewards import RewardSpec
 
@@ -119,7 +119,7 @@ def _sign(value: float) -> int:
 def _advantage_signs(values: Sequence[float]) -> list[int]:
     # A group of one is trained on its raw reward.
     mean = sum(values) / len(values) if len(values) > 1 else 0.0
-    return [0 if all_same(values) else _sign(value - mean) for value in values]
+    return [_sign(value - mean) for value in values]
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
