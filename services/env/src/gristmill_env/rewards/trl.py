@@ -109,7 +109,7 @@ def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any])
         try:
             target = target(**params)
         except Exception as error:  # the user's code
-            reason = f"TRL reward '{name}' cannot be made with {params}: {type(error).__name__}: {error}"
+            reason = f"TRL reward '{name}' cannot be made with these params: {type(error).__name__}: {error}"
             raise RewardError(reason) from error
         params = {}
         if not callable(target) or not _takes_completions(target):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from gristmill.settings import Settings
 
@@ -24,3 +24,8 @@ class RewardSpec(Settings):
 
     params: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward, e.g. {target_tokens: 64}."""
+
+    @model_serializer(mode="wrap")
+    def _without_an_unset_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run's record is the same as before there were names."""
+        return {key: value for key, value in write(self).items() if key != "name" or value is not None}
