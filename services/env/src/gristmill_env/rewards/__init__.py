@@ -2,8 +2,10 @@
 
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
+import gristmill_env.rewards.exact_match
 import gristmill_env.rewards.format
-import gristmill_env.rewards.length  # noqa: F401
+import gristmill_env.rewards.length
+import gristmill_env.rewards.mcq  # noqa: F401
 from gristmill_env.rewards.registry import Reward, create_reward, reward, reward_names
 from gristmill_env.rewards.sample import Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
