@@ -9,8 +9,10 @@ As a library::
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
 import gristmill_env.rewards.episode
+import gristmill_env.rewards.exact_match
 import gristmill_env.rewards.format
-import gristmill_env.rewards.length  # noqa: F401
+import gristmill_env.rewards.length
+import gristmill_env.rewards.mcq  # noqa: F401
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
