@@ -99,7 +99,7 @@ def test_two_rewards_cannot_have_one_name() -> None:
 
 
 def test_an_unknown_reward_lists_the_known_and_the_nearest() -> None:
-    with pytest.raises(RewardError, match=r"no reward 'lenght'.*accuracy, format, length.*Did you mean 'length'\?"):
+    with pytest.raises(RewardError, match=r"no reward 'lenght'.*accuracy, .*format, length.*Did you mean 'length'\?"):
         create_reward("lenght")
 
 

@@ -2,8 +2,13 @@
 
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
+import gristmill_env.rewards.cosine_length
 import gristmill_env.rewards.format
-import gristmill_env.rewards.length  # noqa: F401
+import gristmill_env.rewards.length
+import gristmill_env.rewards.reasoning_steps
+import gristmill_env.rewards.repetition_penalty
+import gristmill_env.rewards.soft_overlong
+import gristmill_env.rewards.tag_count  # noqa: F401
 from gristmill_env.rewards.registry import Reward, create_reward, reward, reward_names
 from gristmill_env.rewards.sample import Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
