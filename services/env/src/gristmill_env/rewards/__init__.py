@@ -3,6 +3,7 @@
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
 import gristmill_env.rewards.cosine_length
+import gristmill_env.rewards.cosine_scaled
 import gristmill_env.rewards.format
 import gristmill_env.rewards.length
 import gristmill_env.rewards.reasoning_steps

@@ -92,7 +92,7 @@ class EnvConfig(Settings):
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
             "dataset": {
                 **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
-                "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],
+                "reward_functions": [spec.recorded() for spec in self.dataset.rewards()],
             },
             "trainer": trainer,
         }
