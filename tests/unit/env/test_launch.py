@@ -75,6 +75,24 @@ def test_command_line_over_variables_over_file_over_defaults(tmp_path: Path) -> 
     assert told.config.server.base_url == "http://told:3"
 
 
+def test_one_address_does_not_stand_above_a_list_of_several(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "server_configs: [{base_url: http://a:1}, {base_url: http://b:2, weight: 2}]\n")
+    servers = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_MODEL_URL="http://model:9001").config
+    assert [(server.base_url, server.weight) for server in servers.server_configs] == [
+        ("http://a:1", 1), ("http://b:2", 2)
+    ]  # fmt: skip
+    first = read("--config sums --base_url http://c:3", GRISTMILL_CONFIG_DIR=folder).config
+    assert [server.base_url for server in first.server_configs] == ["http://c:3", "http://b:2"]
+
+
+def test_the_record_keeps_what_is_asked_of_thinking_only_where_it_is_set() -> None:
+    assert "thinking_mode" not in read().config.recorded("tiny")
+    record = read("--reasoning_effort low --thinking_mode").config.recorded("tiny")
+    assert (record["thinking_mode"], record["reasoning_effort"]) == (True, "low")
+    with pytest.raises(ConfigError, match="reasoning_effort"):
+        read("--reasoning_effort much")
+
+
 def test_the_run_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "group_size: 2\n")
     assert read("--config sums", GRISTMILL_CONFIG_DIR=folder).run_id == "sums"
