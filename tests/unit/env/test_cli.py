@@ -103,10 +103,11 @@ def test_commands_are_known_before_anything_heavy_is_imported() -> None:
         (["sft", "rows.jsonl", "--out", "x.jsonl"], "line 1 of rows.jsonl is no saved group"),
         (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "Did you mean 'min_difference'?"),
         (["process", "rows.jsonl"], "unknown argument 'rows.jsonl'"),
-        (["check", "--config", "sums", "--answer_field", "question"], "check found 1 mistake, see above"),
+        (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check found 1 mistake, see above"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(folder: Path, arguments: list[str], message: str) -> None:
+    (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
     code, lines = run(folder, *arguments)
     errors = [line for line in lines if " ERROR " in line]
