@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from gristmill.settings import Settings
+from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.launch import Launch, NoOptions
 
 Options = TypeVar("Options", bound=Settings)
@@ -50,6 +51,12 @@ def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     return serve(order.launch, order.environ)
 
 
+def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.evaluation.command import run_evaluate
+
+    return run_evaluate(order.launch, order.options, order.console)
+
+
 def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.try_items import try_items
 
@@ -58,5 +65,6 @@ def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
 
 COMMANDS: Mapping[str, Command[Any]] = {
     "serve": Command("feeds a training run (the default)", NoOptions, _serve, tells_all=True),
+    "evaluate": Command("measures a model on a fixed set of prompts, or compares two", EvaluateOptions, _evaluate),
     "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
 }

@@ -23,3 +23,11 @@ class RewardError(EnvError):
 
 class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
+
+
+class EvaluationError(EnvError):
+    """An evaluation cannot be begun, resumed or compared as asked."""
+
+
+class BusyEvaluationError(EvaluationError):
+    """Another process has the evaluation's folder open."""

@@ -7,6 +7,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data.dataset import Item
@@ -47,8 +49,12 @@ class Roller:
         self._scorer = scorer
         self._max_length = max_length
 
-    async def roll(self, item: Item, name: str) -> Rollout:
-        """Sample `group_size` completions of the item and score them. `name` stands in the logs.
+    async def roll(
+        self, item: Item, name: str, *, sampling: SamplingParams | None = None, count: int | None = None
+    ) -> Rollout:
+        """Sample `count` (`group_size`) completions of the item and score them. `name` stands in the logs.
+
+        `sampling`: instead of the run's. Its max_tokens is cut to the room that the prompt leaves.
 
         Raises PromptTooLongError, PromptError, InferenceError; a failing reward is in its score.
         """
@@ -58,12 +64,14 @@ class Roller:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt.token_ids)} tokens; prompt and completion may have {self._max_length}"
             )
-        settings = self._config.dataset
-        sampling = SamplingParams(
-            temperature=settings.temperature, top_p=settings.top_p, max_tokens=min(settings.max_tokens, room)
-        )
+        if sampling is None:
+            settings = self._config.dataset
+            sampling = SamplingParams(
+                temperature=settings.temperature, top_p=settings.top_p, max_tokens=settings.max_tokens
+            )
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         started = time.monotonic()
-        completions = await self._server.generate(prompt.token_ids, sampling, self._config.group_size)
+        completions = await self._server.generate(prompt.token_ids, sampling, count or self._config.group_size)
         seconds = time.monotonic() - started
         texts = [self._prompts.decode(completion.token_ids) for completion in completions]
         # On a thread: a slow reward must not hold up the other items, nor the renewal of permits.

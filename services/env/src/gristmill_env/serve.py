@@ -9,9 +9,13 @@ import socket
 from collections.abc import Mapping
 
 from gristmill import Client, RunState
+from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
+from gristmill_env.evaluation.measure import RunMeasure
+from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.inference import ModelServer
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
 from gristmill_env.worker import Worker
 
@@ -32,6 +36,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     patience = config.startup_patience or _STARTUP_PATIENCE
     async with ModelServer(config.server, patience=config.patience) as server:
         served, roller = await meet_model(launch, task, server, patience)
+        measure = RunMeasure(launch, served.name) if _evaluates(config) else None
         recorded = config.recorded(served.name)
         async with Client(config.rollout_server_url, patience=patience, token=token) as api:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
@@ -44,9 +49,10 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
         try:
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
+                holder = _holder()
                 worker = Worker(
-                    config, run_id, _holder(), api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker,
+                    config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
+                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api),
                 )  # fmt: skip
                 try:
                     await worker.run()
@@ -55,6 +61,17 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         finally:
             tracker.close()
     logger.info("run %s is finished", run_id)
+
+
+def _evaluates(config: EnvConfig) -> bool:
+    return config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
+
+
+def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: Client) -> Evaluations:
+    if measure is None:
+        return NoEvaluations()
+    logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
+    return RunEvaluations(launch.config, launch.run_id, holder, api, measure)
 
 
 def _holder() -> str:

@@ -11,11 +11,12 @@ import asyncio
 import logging
 import time
 
-from gristmill import ApiError, Client, GristmillError, Permit, RunState, TrajectoryGroup, VersionSpan
+from gristmill import ApiError, Client, GristmillError, Permit, RunState, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.logs import line
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.drops import DropReason
 from gristmill_env.errors import DatasetError, PromptError
+from gristmill_env.evaluation.during import Evaluations
 from gristmill_env.groups import build_group, drop_reason
 from gristmill_env.inference import ModelServer
 from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
@@ -48,6 +49,7 @@ class Worker:
         dataset: PromptDataset,
         roller: Roller,
         tracker: Tracker,
+        evaluations: Evaluations,
     ) -> None:
         """`holder`: this process' name towards the API; no other process may have it."""
         self.tally = Tally()
@@ -59,6 +61,8 @@ class Worker:
         self._dataset = dataset
         self._roller = roller
         self._tracker = tracker
+        self._evaluations = evaluations
+        self._version: str | None = None
         self._items: dict[str, asyncio.Task[None]] = {}
         self._settling: set[str] = set()
         self._slot_free = asyncio.Event()
@@ -78,6 +82,7 @@ class Worker:
                 await self._hand_out(tasks)
                 for task in (renewal, *self._items.values()):
                     task.cancel()
+                await self._evaluations.at_end(self._version, self._roll_for_evaluation)
         except BaseExceptionGroup as group:
             raise _first_known(group) or group from group
         finally:
@@ -88,13 +93,18 @@ class Worker:
         waiting_since = time.monotonic()
         while True:
             self._slot_free.clear()
-            free = self._config.max_num_workers - len(self._items)
-            if free == 0:
+            free = self._evaluations.room(self._config.max_num_workers) - len(self._items)
+            if free <= 0:
                 await self._slot_free.wait()
                 continue
             grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
+            self._version = grant.version
             if grant.state == RunState.FINISHED:
                 return
+            if grant.version is not None:
+                due = self._evaluations.see(grant.version, self._roll_for_evaluation, tasks)
+                if due is not None:
+                    due.add_done_callback(lambda _: self._slot_free.set())
             for permit in grant.permits:
                 # After an outage a permit can come a second time while its first work still goes on.
                 if permit.group_id not in self._items and grant.version is not None:
@@ -127,6 +137,7 @@ class Worker:
 
     async def _attempt(self, permit: Permit, version: str) -> None:
         """Bring the permit's row to its end: its group is stored, or dropped with a reason."""
+        await self._evaluations.may_begin()
         try:
             item = self._dataset.item(permit.row)
             rollout, versions = await self._roll(item, permit.group_id, version)
@@ -143,11 +154,18 @@ class Worker:
             errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
             await self._drop(permit, reason, "; ".join(errors))
 
-    async def _roll(self, item: Item, name: str, version: str) -> tuple[Rollout, list[list[VersionSpan]]]:
+    async def _roll_for_evaluation(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Rollout:
+        assert self._version is not None
+        rollout, _ = await self._roll(item, name, self._version, sampling=sampling, count=count)
+        return rollout
+
+    async def _roll(
+        self, item: Item, name: str, version: str, *, sampling: SamplingParams | None = None, count: int | None = None
+    ) -> tuple[Rollout, list[list[VersionSpan]]]:
         """A rollout by weights of this run; one by any others is thrown away and done again."""
         published = await self._is_published()
         while True:
-            rollout = await self._roller.roll(item, name)
+            rollout = await self._roller.roll(item, name, sampling=sampling, count=count)
             try:
                 return rollout, [version_spans(c, version, published=published) for c in rollout.completions]
             except UnpublishedWeightsError:

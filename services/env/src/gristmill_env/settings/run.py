@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +12,17 @@ from gristmill.deployment import API_URL
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.servers import ServerConfig, Url
+
+
+class EvalHandling(StrEnum):
+    """What becomes of this process' rollouts while it evaluates in `serve`."""
+
+    STOP_TRAIN = "STOP_TRAIN"
+    """None is begun; those under way end."""
+    LIMIT_TRAIN = "LIMIT_TRAIN"
+    """No more than eval_limit_ratio of max_num_workers at a time."""
+    NONE = "NONE"
+    """They go on beside the evaluation."""
 
 
 class EnvConfig(Settings):
@@ -38,6 +51,22 @@ class EnvConfig(Settings):
 
     ensure_scores_are_not_same: bool = True
     """Drop groups whose completions all score the same: they carry no gradient."""
+
+    max_eval_workers: int = Field(default=16, ge=1, le=1024)
+    """Prompts of an evaluation worked on at a time."""
+
+    steps_per_eval: int = Field(default=100, ge=-1)
+    """serve evaluates when the policy's step passes a multiple of this, before the first step and at the run's end;
+    0 or -1: never. It needs an evaluation set: dataset.eval_dataset_name, eval_dataset_path or eval_split."""
+
+    eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
+    """Rollouts while this process evaluates: STOP_TRAIN begins none, LIMIT_TRAIN fewer, NONE as many as ever."""
+
+    eval_limit_ratio: float = Field(default=0.5, gt=0, le=1)
+    """Part of max_num_workers that LIMIT_TRAIN leaves to rollouts; at least one worker."""
+
+    data_dir_to_save_evals: Path | None = None
+    """Folder of evaluations, each in a folder of its own. Unset: evaluations/ in the run's folder."""
 
     use_wandb: bool = False
     """Log rewards to Weights & Biases; offline where there are no credentials."""
@@ -81,7 +110,8 @@ class EnvConfig(Settings):
     def recorded(self, model: str) -> dict[str, Any]:
         """The half of the run's record that is the environment's: what makes it this run and no other.
 
-        Addresses, keys, time-outs, worker counts and logging are left out: they may change between restarts.
+        Addresses, keys, time-outs, worker counts, logging and evaluation are left out: they may change between
+        restarts.
         """
         trainer = dict(self.trainer)
         if self.total_steps is not None:
@@ -90,9 +120,6 @@ class EnvConfig(Settings):
             "model": model,
             "max_token_length": self.max_token_length,
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
-            "dataset": {
-                **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
-                "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],
-            },
+            "dataset": self.dataset.recorded(),
             "trainer": trainer,
         }
