@@ -1,7 +1,7 @@
 """Two evaluations of the same prompts: how much better is the second, and may it be chance?
 
 Prompt by prompt the difference is taken, so that what makes a prompt hard for both falls out: far fewer prompts tell
-two models apart than two separate intervals would need (Miller, arXiv:2411.00640, section 4.2).
+two models apart than two separate intervals would need (Miller, arXiv:2411.00640).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The prompt is the unit. Completions of one prompt are alike, so that all of them together say less than as many
 prompts would: standard errors are clustered by prompt, and are those of the per-prompt means (Miller, Adding Error
-Bars to Evals, arXiv:2411.00640, section 2.2; with equally many completions a prompt the two are the same).
+Bars to Evals, arXiv:2411.00640; with equally many completions a prompt the two are the same).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.summary import RewardFigures
 
+_WIDE = 160
+
 
 def show(console: Console, evaluated: Evaluated) -> None:
     """All figures of an evaluation, and where they are kept."""
@@ -28,12 +30,12 @@ def show(console: Console, evaluated: Evaluated) -> None:
         figures |= {f"maj@{plan.samples}": summary.majority} if summary.majority else {}
     for name, estimate in figures.items():
         table.add_row(name, *_estimate(estimate), str(estimate.prompts))
-    console.print(table)
-    names = ("mean", "std. error", "95 % interval", "min", "max", "scored", "skipped", "errors")
+    _put(console, table)
+    names = ("mean", "std. error", "min", "max", "scored", "skipped", "errors")
     rewards = Table("reward", *[_right(name) for name in names])
     for name, one in {**summary.rewards, "total": summary.total}.items():
         rewards.add_row(name, *_reward(one))
-    console.print(rewards)
+    _put(console, rewards)
     for text in _facts(evaluated):
         _say(console, text)
 
@@ -45,15 +47,19 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     _say(console, f"{comparison.prompts} prompts are in both")
     for caution in comparison.cautions:
         console.print(f"note: {caution}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    names = ("first", "second", "difference", "std. error", "95 % interval", "p", "better", "worse", "same")
+    names = ("first", "second", "difference", "std. error", "95 % interval", "p", "better, worse, same")
     table = Table("figure", *[_right(name) for name in names])
     for one in comparison.differences:
         p_value = "–" if one.p_value is None else f"{one.p_value:.2g}"
-        counts = [str(count) for count in (one.better, one.worse, one.same)]
         table.add_row(
-            one.name, f"{one.first:.4f}", f"{one.second:.4f}", *_estimate(one.estimate, sign="+"), p_value, *counts
+            one.name,
+            f"{one.first:.4f}",
+            f"{one.second:.4f}",
+            *_estimate(one.estimate, sign="+"),
+            p_value,
+            f"{one.better}, {one.worse}, {one.same}",
         )
-    console.print(table)
+    _put(console, table)
 
 
 def _facts(evaluated: Evaluated) -> list[str]:
@@ -98,7 +104,7 @@ def _estimate(estimate: Estimate, sign: str = "") -> tuple[str, str, str]:
 
 
 def _reward(figures: RewardFigures) -> list[str]:
-    cells = ("–", "–", "–") if figures.mean is None else _estimate(figures.mean)
+    cells = ("–", "–") if figures.mean is None else _estimate(figures.mean)[:2]
     ends = ["–" if value is None else f"{value:.4g}" for value in (figures.low, figures.high)]
     errors = f"[red]{figures.errors}[/red]" if figures.errors else "0"
     return [*cells, *ends, str(figures.scored), str(figures.skipped), errors]
@@ -106,6 +112,11 @@ def _reward(figures: RewardFigures) -> list[str]:
 
 def _right(name: str) -> Column:
     return Column(name, justify="right")
+
+
+def _put(console: Console, table: Table) -> None:
+    # A file or a pipe has no width, and half a table would help nobody there.
+    (console if console.is_terminal else Console(file=console.file, width=_WIDE)).print(table)
 
 
 def _say(console: Console, text: str) -> None:
