@@ -136,7 +136,7 @@ def _read(folder: Path) -> tuple[list[PromptRecord], int]:
     content = (folder / SAMPLES_FILE).read_bytes()
     whole = content.rfind(b"\n") + 1
     try:
-        # Not splitlines: a completion may hold what that takes for the end of a line.
+        # As bytes: in text, splitlines takes characters that a completion may hold for the end of a line.
         return [_DECODER.decode(row) for row in content[:whole].split(b"\n") if row], whole
     except msgspec.DecodeError as error:
         raise EvaluationError(f"{folder / SAMPLES_FILE} is not what `evaluate` writes: {error}") from error
