@@ -39,3 +39,11 @@ class SavedError(EnvError):
 
 class CheckError(EnvError):
     """`check` found mistakes; it has shown them."""
+
+
+class EvaluationError(EnvError):
+    """An evaluation cannot be begun, resumed or compared as asked."""
+
+
+class BusyEvaluationError(EvaluationError):
+    """Another process has the evaluation's folder open."""

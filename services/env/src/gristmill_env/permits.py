@@ -18,6 +18,7 @@ _GOODBYE = 5.0
 _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
 """Answers to a submit that mean: this row is another's, or nobody's, by now."""
 
+Pause = asyncio.Task[None]
 Work = Callable[[Permit, str], Awaitable[None]]
 """What is done under a permit, given the newest policy version; it ends by `submit` or `give_back`."""
 
@@ -25,30 +26,23 @@ Work = Callable[[Permit, str], Awaitable[None]]
 class Permits:
     """One process' permits of a run."""
 
-    def __init__(self, api: Client, run_id: str, holder: str, slots: int) -> None:
-        """`holder`: this process' name towards the API; no other process may have it. `slots`: permits at a time."""
+    def __init__(
+        self, api: Client, run_id: str, holder: str, room: Callable[[], int], see: Callable[[str], Pause | None]
+    ) -> None:
+        """`holder`: this process' name towards the API; no other process may have it. `room`: permits that may be out
+        now. `see`: is told the newest policy version with every grant; where that means a pause, there may be more
+        room when it ends.
+        """
+        self.version: str | None = None
+        """The newest policy version that the API told of."""
         self._api = api
         self._run_id = run_id
         self._holder = holder
-        self._slots = slots
+        self._room = room
+        self._see = see
         self._items: dict[str, asyncio.Task[None]] = {}
         self._settling: set[str] = set()
         self._changed = asyncio.Event()
-
-    @property
-    def slots(self) -> int:
-        """Permits worked on at a time. Lowered, work in hand goes on and no more is begun until it is below."""
-        return self._slots
-
-    @slots.setter
-    def slots(self, slots: int) -> None:
-        self._slots = slots
-        self._changed.set()
-
-    @property
-    def idle(self) -> bool:
-        """No work is in hand."""
-        return not self._items
 
     async def work(self, tasks: asyncio.TaskGroup, work: Work) -> None:
         """Start `work` on every permit that comes, until the run is finished; what is still in hand is cancelled."""
@@ -88,13 +82,16 @@ class Permits:
         waiting_since = time.monotonic()
         while True:
             self._changed.clear()
-            free = self._slots - len(self._items)
+            free = self._room() - len(self._items)
             if free <= 0:
                 await self._changed.wait()
                 continue
             grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
+            self.version = grant.version
             if grant.state == RunState.FINISHED:
                 return
+            if grant.version is not None and (pause := self._see(grant.version)) is not None:
+                pause.add_done_callback(lambda _: self._changed.set())
             for permit in grant.permits:
                 # After an outage a permit can come a second time while its first work still goes on.
                 if permit.group_id not in self._items and grant.version is not None:

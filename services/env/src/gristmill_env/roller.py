@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gristmill import SamplingParams
@@ -27,6 +28,14 @@ logger = logging.getLogger(__name__)
 
 class PromptTooLongError(Exception):
     """The prompt leaves no room for a completion."""
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """How the completions of one rollout are asked for."""
+
+    sampling: SamplingParams
+    evaluation: bool
 
 
 class Roller:
@@ -58,16 +67,20 @@ class Roller:
         step: int | None = None,
         sampling: SamplingParams | None = None,
         count: int | None = None,
+        evaluation: bool = False,
     ) -> Rollout:
         """Make `count` attempts (default: `group_size`) at the item and score them. `name` stands in the logs.
 
         `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: other than the
-        configuration's. Raises PromptTooLongError, PromptError, DatasetError, InferenceError, EpisodeError; a failing
-        reward is in its score.
+        configuration's. `evaluation`: it counts against num_requests_for_eval of the servers.
+
+        Raises PromptTooLongError, PromptError, DatasetError, InferenceError, EpisodeError; a failing reward is in its
+        score.
         """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
-        attempts = await self._play(item, sampling, count or self._config.group_size)
+        ask = _Ask(sampling, evaluation)
+        attempts = await self._play(item, ask, count or self._config.group_size)
         self._tell_attempts(item, attempts, name, time.monotonic() - started)
         scores = await self._scorer.score([_sample(item, attempt, step) for attempt in attempts])
         rollout = Rollout(item, sampling, attempts, scores, time.monotonic() - started)
@@ -83,40 +96,40 @@ class Roller:
             most = max(1, round(dataset.min_tokens + progress * (dataset.max_tokens - dataset.min_tokens)))
         return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
 
-    async def _play(self, item: Item, sampling: SamplingParams, count: int) -> list[Attempt]:
+    async def _play(self, item: Item, ask: _Ask, count: int) -> list[Attempt]:
         environments = [self._environment() for _ in range(count)]
         openings = await together(_call(environment.reset, item) for environment in environments)
         prompts = [self._prompts.build(opening) for opening in openings]
-        first = await self._first_replies(prompts, sampling)
+        first = await self._first_replies(prompts, ask)
         return await together(
-            self._go_on(environment, Transcript(prompt), completion, sampling)
+            self._go_on(environment, Transcript(prompt), completion, ask)
             for environment, prompt, completion in zip(environments, prompts, first, strict=True)
         )
 
-    async def _first_replies(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    async def _first_replies(self, prompts: Sequence[Prompt], ask: _Ask) -> list[Completion]:
         """A completion of each prompt. Equal ones are one request: the server then reads the prompt once."""
         alike: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             alike.setdefault(prompt.text, []).append(prompt)
-        answers = await together(self._ask(same[0], sampling, len(same)) for same in alike.values())
+        answers = await together(self._ask(same[0], ask, len(same)) for same in alike.values())
         replies = dict(zip(alike, map(iter, answers), strict=True))
         return [next(replies[prompt.text]) for prompt in prompts]
 
-    async def _ask(self, prompt: Prompt, sampling: SamplingParams, count: int = 1) -> list[Completion]:
+    async def _ask(self, prompt: Prompt, ask: _Ask, count: int = 1) -> list[Completion]:
         dataset = self._config.dataset
         request = GenerationRequest(
             token_ids=prompt.token_ids,
             messages=prompt.messages,
             prefill=prompt.prefill,
-            sampling=self._within_room(len(prompt.token_ids), sampling),
+            sampling=self._within_room(len(prompt.token_ids), ask.sampling),
             count=count,
             stop=dataset.stop,
             stop_token_ids=dataset.stop_token_ids,
         )
-        return await self._server.generate(request)
+        return await self._server.generate(request, evaluation=ask.evaluation)
 
     async def _go_on(
-        self, environment: Environment, transcript: Transcript, completion: Completion, sampling: SamplingParams
+        self, environment: Environment, transcript: Transcript, completion: Completion, ask: _Ask
     ) -> Attempt:
         """Play the attempt from its first reply to its end."""
         replies = 0
@@ -140,7 +153,7 @@ class Roller:
                 return transcript.end("length")
             transcript.add_messages(turn.messages, between)
             prompt = Prompt("", transcript.token_ids, transcript.messages)
-            (completion,) = await self._ask(prompt, sampling)
+            (completion,) = await self._ask(prompt, ask)
 
     def _room(self, tokens: int) -> int:
         return self._max_length - tokens

@@ -9,9 +9,13 @@ import socket
 from collections.abc import Mapping
 
 from gristmill import Client, RunState
+from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
+from gristmill_env.evaluation.measure import RunMeasure
+from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
 from gristmill_env.worker import Worker
@@ -35,6 +39,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     async with task.scorer, servers as server:
         served, roller = await meet_model(launch, task, server, patience)
         server.refuse_text_only()
+        measure = RunMeasure(launch, served.name) if _evaluates(config) else None
         recorded = config.recorded(served.name)
         async with Client(config.rollout_server_url, patience=patience, token=token) as api:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
@@ -50,7 +55,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                 holder = _holder()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker,
+                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api),
                 )  # fmt: skip
                 try:
                     async with registered(api, run_id, holder, config):
@@ -60,6 +65,17 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         finally:
             tracker.close()
     logger.info("run %s is finished", run_id)
+
+
+def _evaluates(config: EnvConfig) -> bool:
+    return config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
+
+
+def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: Client) -> Evaluations:
+    if measure is None:
+        return NoEvaluations()
+    logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
+    return RunEvaluations(launch.config, launch.run_id, holder, api, measure)
 
 
 def _holder() -> str:

@@ -10,11 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gristmill import ApiError, Client, GristmillError, Permit, PolicyVersion, TrajectoryGroup, VersionSpan
+from gristmill import (
+    ApiError,
+    Client,
+    GristmillError,
+    Permit,
+    PolicyVersion,
+    SamplingParams,
+    TrajectoryGroup,
+    VersionSpan,
+)
 from gristmill.logs import line
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.drops import DropReason
 from gristmill_env.errors import DatasetError, EpisodeError, PromptError
+from gristmill_env.evaluation.during import Evaluations
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
@@ -43,10 +53,11 @@ class Worker:
         dataset: PromptDataset,
         roller: Roller,
         tracker: Tracker,
+        evaluations: Evaluations,
     ) -> None:
         """`holder`: this process' name towards the API; no other process may have it."""
         self.tally = Tally()
-        self.permits = Permits(api, run_id, holder, config.workers)
+        self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
         self._run_id = run_id
         self._holder = holder
@@ -56,6 +67,8 @@ class Worker:
         self._dataset = dataset
         self._roller = roller
         self._tracker = tracker
+        self._evaluations = evaluations
+        self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
         """Work until the run is finished. Cancelled, it gives its permits back first.
@@ -63,8 +76,9 @@ class Worker:
         Raises the first GristmillError that no patience helps against.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._tasks as tasks:
                 await self.permits.work(tasks, self._work)
+                await self._evaluations.at_end(self.permits.version, self._roll_for_evaluation)
         except BaseExceptionGroup as group:
             known, _ = group.split(GristmillError)
             raise (first_error(known) if known is not None else group) from group
@@ -73,6 +87,7 @@ class Worker:
 
     async def _work(self, permit: Permit, version: str) -> None:
         """Bring the permit's row to its end: its group is stored, or dropped with a reason."""
+        await self._evaluations.may_begin()
         limit = self._config.worker_timeout
         try:
             async with asyncio.timeout(limit if limit > 0 else None) as bound:
@@ -98,6 +113,13 @@ class Worker:
         else:
             errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
             await self._drop(permit, reason, "; ".join(errors))
+
+    def _see(self, version: str) -> asyncio.Task[None] | None:
+        return self._evaluations.see(version, self._roll_for_evaluation, self._tasks)
+
+    async def _roll_for_evaluation(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Rollout:
+        await self._is_published()
+        return await self._roller.roll(item, name, sampling=sampling, count=count, evaluation=True)
 
     async def _roll(self, item: Item, name: str, version: str) -> tuple[Rollout, list[list[VersionSpan]]]:
         """A rollout by weights of this run: completions by any others are thrown away and asked for again."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from gristmill.settings import Settings
 from gristmill_env.commands.options import DpoOptions, ProcessOptions, ReplayOptions, SftOptions
+from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.launch import Launch, NoOptions
 
 Options = TypeVar("Options", bound=Settings)
@@ -71,6 +72,12 @@ def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     return check(order.launch, order.console)
 
 
+def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.evaluation.command import run_evaluate
+
+    return run_evaluate(order.launch, order.options, order.console)
+
+
 def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.replay import replay
 
@@ -94,6 +101,7 @@ COMMANDS: Mapping[str, Command[Any]] = {
     "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
     "check": Command("looks at prompts, answers and rewards; needs no model", NoOptions, _check),
     "process": Command("writes groups to JSONL and a page to read; needs no API", ProcessOptions, _process),
+    "evaluate": Command("measures a model on a fixed set of prompts; needs no API", EvaluateOptions, _evaluate),
     "replay": Command("scores saved groups again, with other rewards", ReplayOptions, _replay, takes="saved"),
     "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
     "dpo": Command("writes pairs of saved completions for DPO", DpoOptions, _dpo, takes="saved"),

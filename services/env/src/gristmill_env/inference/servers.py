@@ -94,6 +94,11 @@ class ModelServers:
         missing = request.count - len(completions)
         return completions + (await self._one_by_one(request, missing, evaluation) if missing else [])
 
+    async def weight_label(self) -> str:
+        """Which weights the first of them samples by; "default" when none were published to it. Raises
+        ServerTroubleError when it does not answer, InferenceError when it has no labels."""
+        return await self._lanes[0].server.weight_label()
+
     async def close(self) -> None:
         """Close all connections."""
         await self._bench.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -74,6 +74,28 @@ class DatasetConfig(Settings):
     stop_token_ids: list[int] = Field(default_factory=list)
     """Tokens that end a completion. They stay in it, too."""
 
+    eval_dataset_name: str | None = None
+    """Data set to evaluate on, from the hub or a path. Unset, as the next two: the run's own, in `eval_split`."""
+
+    eval_dataset_config: str | None = None
+    """Configuration of eval_dataset_name."""
+
+    eval_dataset_path: str | None = None
+    """Local data to evaluate on, as dataset_path."""
+
+    eval_split: str | None = None
+    """Split to evaluate on. Unset: `split`."""
+
+    eval_limit: int | None = Field(default=None, ge=1)
+    """Most prompts of an evaluation, the data set's first. Unset: 100 in serve, all in `evaluate`."""
+
+    eval_samples: int = Field(default=1, ge=1)
+    """Completions a prompt in an evaluation."""
+
+    eval_temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature of an evaluation; 0 is greedy. Unset: greedy for one completion a prompt, `temperature` for
+    several."""
+
     reward_functions: list[str | RewardSpec] = Field(default_factory=list)
     """Rewards: names, or {type, weight, params}. A bare name has weight 1."""
 
@@ -81,6 +103,13 @@ class DatasetConfig(Settings):
     def _one_source(self) -> Self:
         if self.dataset_name and self.dataset_path:
             raise ValueError("both dataset_name and dataset_path are set; keep one of them")
+        if self.eval_dataset_name and self.eval_dataset_path:
+            raise ValueError("both eval_dataset_name and eval_dataset_path are set; keep one of them")
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise ValueError(
+                f"eval_samples is {self.eval_samples} but eval_temperature is 0: greedy completions are all the same; "
+                "take one sample, or a temperature above 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -93,6 +122,12 @@ class DatasetConfig(Settings):
     def gold_field(self) -> str | None:
         """Field of a row that rewards compare with; None when rows bring no answer."""
         return self.ground_truth_field or self.answer_field
+
+    def recorded(self) -> dict[str, Any]:
+        """What of it makes a run this run and no other: all but the evaluation, which only measures it."""
+        kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
+        rewards = [spec.recorded() for spec in self.rewards()]
+        return {**self.model_dump(mode="json", include=kept), "reward_functions": rewards}
 
     def rewards(self) -> list[RewardSpec]:
         """`reward_functions` with names spelled out."""

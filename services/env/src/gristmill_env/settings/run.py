@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -18,6 +20,17 @@ def _count_or_computed(value: int) -> int:
     if value == 0:
         raise ValueError("0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server")
     return value
+
+
+class EvalHandling(StrEnum):
+    """What becomes of this process' rollouts while it evaluates in `serve`."""
+
+    STOP_TRAIN = "STOP_TRAIN"
+    """None is begun; those under way end."""
+    LIMIT_TRAIN = "LIMIT_TRAIN"
+    """No more than eval_limit_ratio of max_num_workers at a time."""
+    NONE = "NONE"
+    """They go on beside the evaluation."""
 
 
 class EnvConfig(Settings):
@@ -75,6 +88,22 @@ class EnvConfig(Settings):
 
     worker_timeout: float = -1
     """Seconds that one prompt may take from request to scores, after which it is dropped; -1: no bound."""
+
+    max_eval_workers: int = Field(default=16, ge=1, le=1024)
+    """Prompts of an evaluation worked on at a time."""
+
+    steps_per_eval: int = Field(default=100, ge=-1)
+    """serve evaluates when the policy's step passes a multiple of this, before the first step and at the run's end;
+    0 or -1: never. It needs an evaluation set: dataset.eval_dataset_name, eval_dataset_path or eval_split."""
+
+    eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
+    """Rollouts while this process evaluates: STOP_TRAIN begins none, LIMIT_TRAIN fewer, NONE as many as ever."""
+
+    eval_limit_ratio: float = Field(default=0.5, gt=0, le=1)
+    """Part of max_num_workers that LIMIT_TRAIN leaves to rollouts; at least one worker."""
+
+    data_dir_to_save_evals: Path | None = None
+    """Folder of evaluations, each in a folder of its own. Unset: evaluations/ in the run's folder."""
 
     use_wandb: bool = False
     """Log rewards to Weights & Biases; offline where there are no credentials."""
@@ -151,17 +180,15 @@ class EnvConfig(Settings):
     def recorded(self, model: str) -> dict[str, Any]:
         """The half of the run's record that is the environment's: what makes it this run and no other.
 
-        Addresses, keys, time-outs, worker counts and logging are left out: they may change between restarts.
+        Addresses, keys, time-outs, worker counts, logging and evaluation are left out: they may change between
+        restarts.
         """
         return {
             "model": model,
             "max_token_length": self.max_token_length,
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
             "environment": self.environment.model_dump(mode="json"),
-            "dataset": {
-                **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
-                "reward_functions": [spec.recorded() for spec in self.dataset.rewards()],
-            },
+            "dataset": self.dataset.recorded(),
             "trainer": self.trainer_block(),
             **self._thinking(),
         }

@@ -1,0 +1,156 @@
+"""Two evaluations of the same prompts: how much better is the second, and may it be chance?
+
+Prompt by prompt the difference is taken, so that what makes a prompt hard for both falls out: far fewer prompts tell
+two models apart than two separate intervals would need (Miller, arXiv:2411.00640).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill_env.errors import EvaluationError
+from gristmill_env.evaluation.estimators import Estimate, mean, pass_at_k, pass_ks
+from gristmill_env.evaluation.plan import Plan
+from gristmill_env.evaluation.records import PromptRecord, SampleRecord
+from gristmill_env.evaluation.samples import read_plan, read_samples
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure in both evaluations, over the prompts that have it in both."""
+
+    name: str
+    first: float
+    second: float
+    estimate: Estimate
+    """Mean over prompts of second − first, with its clustered standard error and 95 % interval."""
+    p_value: float | None
+    """Two-sided, of no difference, by the normal distribution; None where all prompts differ alike, or there is one."""
+    better: int
+    worse: int
+    same: int
+    """Prompts by the sign of their difference."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two."""
+
+    folder: Path
+    plan: Plan
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The second evaluation against the first."""
+
+    first: Side
+    second: Side
+    prompts: int
+    """Prompts in both."""
+    cautions: list[str]
+    """What else is not the same."""
+    differences: list[Difference]
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Compare the evaluations in two folders. Raises EvaluationError when they share no prompts."""
+    sides = [(read_plan(folder), _answered(folder)) for folder in (first, second)]
+    (plan_a, a), (plan_b, b) = sides
+    rows = sorted(a.keys() & b.keys())
+    if not rows:
+        raise EvaluationError(f"the evaluations in {first} and {second} have no row in common")
+    for row in rows:
+        if a[row].answer != b[row].answer:
+            raise EvaluationError(
+                f"row {row} has the answer {a[row].answer!r:.40} in {first}, but {b[row].answer!r:.40} in {second}: "
+                "they are not of the same data set"
+            )
+    pairs = [(a[row], b[row]) for row in rows]
+    return Comparison(
+        Side(first, plan_a, len(a)),
+        Side(second, plan_b, len(b)),
+        len(rows),
+        _cautions(plan_a, plan_b, pairs),
+        [found for name, value in _figures(plan_a, plan_b, pairs).items() if (found := difference(name, pairs, value))],
+    )
+
+
+Value = Callable[[PromptRecord], float | None]
+
+
+def difference(name: str, pairs: Sequence[tuple[PromptRecord, PromptRecord]], value: Value) -> Difference | None:
+    """The paired difference of a per-prompt figure; None when no pair has it on both sides."""
+    known = [(x, y) for one, other in pairs if (x := value(one)) is not None and (y := value(other)) is not None]
+    deltas = [y - x for x, y in known]
+    estimate = mean(deltas)
+    if estimate is None:
+        return None
+    p_value = math.erfc(abs(estimate.value) / estimate.stderr / math.sqrt(2)) if estimate.stderr else None
+    return Difference(
+        name,
+        math.fsum(x for x, _ in known) / len(known),
+        math.fsum(y for _, y in known) / len(known),
+        estimate,
+        p_value,
+        better=sum(delta > 0 for delta in deltas),
+        worse=sum(delta < 0 for delta in deltas),
+        same=sum(delta == 0 for delta in deltas),
+    )
+
+
+def _answered(folder: Path) -> dict[int, PromptRecord]:
+    return {record.index: record for record in read_samples(folder) if record.skipped is None}
+
+
+def _figures(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord]]) -> dict[str, Value]:
+    figures: dict[str, Value] = {"right": _right}
+    figures |= {f"pass@{k}": _passes(k) for k in pass_ks(min(a.samples, b.samples)) if k > 1}
+    one, other = (side.samples[0].parts for side in pairs[0])
+    figures |= {name: _mean_of(_part(name)) for name in one if name in other}
+    return {**figures, "total": _mean_of(lambda sample: sample.total)}
+
+
+def _right(record: PromptRecord) -> float | None:
+    judged = [sample.right for sample in record.samples if sample.right is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def _passes(k: int) -> Value:
+    def value(record: PromptRecord) -> float | None:
+        judged = [sample.right for sample in record.samples if sample.right is not None]
+        return pass_at_k(len(judged), sum(judged), k) if len(judged) >= k else None
+
+    return value
+
+
+def _part(name: str) -> Callable[[SampleRecord], float | None]:
+    return lambda sample: sample.parts[name]
+
+
+def _mean_of(part: Callable[[SampleRecord], float | None]) -> Value:
+    def value(record: PromptRecord) -> float | None:
+        known = [found for sample in record.samples if (found := part(sample)) is not None]
+        return math.fsum(known) / len(known) if known else None
+
+    return value
+
+
+def _cautions(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord]]) -> list[str]:
+    told = []
+    if a.dataset != b.dataset:
+        told.append(f"the data sets are named differently: {a.dataset}; {b.dataset}")
+    if other := sum(x.prompt != y.prompt for x, y in pairs):
+        told.append(f"{other} of {len(pairs)} prompts are not the same, word for word")
+    what: Mapping[str, tuple[object, object]] = {
+        "samples": (a.samples, b.samples),
+        "temperature": (a.sampling.temperature, b.sampling.temperature),
+        "top_p": (a.sampling.top_p, b.sampling.top_p),
+        "max_tokens": (a.sampling.max_tokens, b.sampling.max_tokens),
+        "the deciding reward": (a.decides, b.decides),
+    }
+    return told + [f"{name} is {x} in the first and {y} in the second" for name, (x, y) in what.items() if x != y]

@@ -1,0 +1,105 @@
+"""The formulas of an evaluation: estimates over prompts, and how far they can be trusted.
+
+The prompt is the unit. Completions of one prompt are alike, so that all of them together say less than as many
+prompts would: standard errors are clustered by prompt, and are those of the per-prompt means (Miller, Adding Error
+Bars to Evals, arXiv:2411.00640; with equally many completions a prompt the two are the same).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Z95 = statistics.NormalDist().inv_cdf(0.975)
+"""1.96: half the width of a 95 % interval, in standard errors."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over prompts."""
+
+    value: float
+    stderr: float | None
+    """Standard deviation of the per-prompt values / √prompts; None for a single prompt."""
+    low: float | None
+    high: float | None
+    """The 95 % interval."""
+    prompts: int
+    """How many it is the mean of."""
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that k of the prompt's completions, drawn without replacement, hold a right one.
+
+    1 − C(n−c, k) / C(n, k) without bias for k ≤ n, as a product of k factors ≤ 1: no large numbers are divided.
+    (Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374, section 2.1.)
+    Raises ValueError unless 1 ≤ k ≤ samples and 0 ≤ right ≤ samples.
+    """
+    if not (1 <= k <= samples and 0 <= right <= samples):
+        raise ValueError(f"pass@{k} of {right} right among {samples} samples")
+    wrong = samples - right
+    # With fewer than k wrong ones a factor is 0.
+    return 1.0 - math.prod((wrong - i) / (samples - i) for i in range(k))
+
+
+def pass_ks(samples: int) -> list[int]:
+    """The k that pass@k is told for: 1, 2, 4, ... and the number of samples."""
+    powers = [2**n for n in range(samples.bit_length())]
+    return powers if powers[-1] == samples else [*powers, samples]
+
+
+def majority(votes: Sequence[tuple[str | None, bool]]) -> float:
+    """maj@k: probability that the answer given most often is right. 1, 0, or less than 1 where the vote is a tie.
+
+    `votes`: final answer and whether it is right, one a completion. All right completions give one answer, however
+    it is written; wrong ones the same if their text is; a wrong one without an answer does not vote. Of t answers
+    given equally often each wins with probability 1/t, so that the order of completions does not matter.
+    (Wang et al., Self-Consistency, arXiv:2203.11171, without a rule for ties.)
+    """
+    right = sum(is_right for _, is_right in votes)
+    wrong = Counter(answer for answer, is_right in votes if not is_right and answer is not None)
+    most = max(wrong.values(), default=0)
+    if right == 0 or right < most:
+        return 0.0
+    return 1.0 / (1 + sum(count == right for count in wrong.values()))
+
+
+def mean(values: Iterable[float]) -> Estimate | None:
+    """Of per-prompt values on any scale; None when there is none. The interval is that of the normal distribution."""
+    known = list(values)
+    if not known:
+        return None
+    value = math.fsum(known) / len(known)
+    stderr = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    if stderr is None:
+        return Estimate(value, None, None, None, 1)
+    return Estimate(value, stderr, value - Z95 * stderr, value + Z95 * stderr, len(known))
+
+
+def share(values: Iterable[float]) -> Estimate | None:
+    """Of per-prompt values from 0 to 1; None when there is none.
+
+    At 0 and 1 the prompts do not differ, and a normal interval would have no width; there it is Wilson's, over
+    prompts. Elsewhere it is the normal one, cut to [0, 1].
+    """
+    estimate = mean(values)
+    if estimate is None:
+        return None
+    if estimate.value in (0.0, 1.0):
+        low, high = wilson(round(estimate.value) * estimate.prompts, estimate.prompts)
+        return Estimate(estimate.value, estimate.stderr, low, high, estimate.prompts)
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    return Estimate(estimate.value, estimate.stderr, max(0.0, estimate.low), min(1.0, estimate.high), estimate.prompts)
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's score interval, 95 % (Probable Inference, 1927): of 0 out of m, from 0 to z² / (m + z²)."""
+    rate, z2 = successes / trials, Z95 * Z95
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
+    # At the ends the two terms are equal, and must not leave a rounding error of the wrong sign.
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == trials else centre + half)

@@ -1,0 +1,81 @@
+"""The work itself: every prompt of a plan that is not done yet, a bounded number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Iterator
+from typing import Any, Protocol
+
+from gristmill import SamplingParams
+from gristmill_env.data import Item, PromptDataset
+from gristmill_env.drops import DropReason
+from gristmill_env.errors import DatasetError, EpisodeError, PromptError
+from gristmill_env.evaluation.progress import EvaluationProgress
+from gristmill_env.evaluation.records import PromptRecord, answered, skipped
+from gristmill_env.evaluation.results import Evaluated, write_results
+from gristmill_env.evaluation.samples import SampleFile
+from gristmill_env.evaluation.summary import summarise
+from gristmill_env.roller import PromptTooLongError
+from gristmill_env.rollout import Rollout
+
+
+class Roll(Protocol):
+    """Makes completions of an item and scores them, as `Roller.roll` does; the name stands in the logs."""
+
+    def __call__(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]: ...
+
+
+async def evaluate(
+    file: SampleFile, dataset: PromptDataset, roll: Roll, *, workers: int, progress: EvaluationProgress
+) -> Evaluated:
+    """Do what is missing of `file.plan`, and write the results. What is done is kept, however this ends.
+
+    Raises InferenceError when the model server does not answer.
+    """
+    started, before = time.time(), len(file.done)
+    missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
+    with progress:
+        await _all([_work(file, dataset, roll, missing, progress) for _ in range(workers)])
+    # On a thread: serve goes on with rollouts meanwhile.
+    return await asyncio.to_thread(_conclude, file, started, before)
+
+
+def _conclude(file: SampleFile, started: float, resumed: int) -> Evaluated:
+    summary = summarise(file.plan, file.finish())
+    evaluated = Evaluated(file.plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
+    write_results(evaluated)
+    return evaluated
+
+
+async def _work(
+    file: SampleFile, dataset: PromptDataset, roll: Roll, missing: Iterator[int], progress: EvaluationProgress
+) -> None:
+    for number in missing:  # shared: each number goes to one worker
+        record = await _ask(file, dataset, roll, number)
+        await file.add(record)
+        progress.add(sum(sample.tokens or 0 for sample in record.samples))
+
+
+async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, number: int) -> PromptRecord:
+    try:
+        item, plan = dataset.item(number), file.plan
+        rollout = await roll(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
+    except PromptTooLongError as error:
+        return skipped(number, DropReason.TOO_LONG, str(error))
+    except (DatasetError, PromptError) as error:
+        return skipped(number, DropReason.BAD_ROW, str(error))
+    except EpisodeError as error:
+        return skipped(number, DropReason.ENVIRONMENT_ERROR, str(error))
+    return answered(number, rollout, plan)
+
+
+async def _all(works: list[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all. When one fails the others are cancelled, and its error is raised as it is."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,133 @@
+"""What an evaluation measures: all that must be the same for its prompts to belong together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill import SamplingParams
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task
+from gristmill_env.rewards import Scorer
+from gristmill_env.settings import DatasetConfig
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation's settings, whole and resolved. Kept beside its results."""
+
+    task: str
+    """Name of the run or configuration."""
+    model: str
+    weights: str | None
+    """The server's weight label at the start ("1.20"; "default" for what it was started with); None: it has none."""
+    dataset: str
+    """Which data set and split."""
+    rows: int
+    """Rows it has."""
+    prompts: int
+    """The first so many of them are evaluated, in their order."""
+    samples: int
+    """Completions a prompt."""
+    sampling: SamplingParams
+    """As asked for. max_tokens is less for prompts that leave less room."""
+    max_length: int
+    """max_token_length: most tokens of prompt and completion together."""
+    decides: str
+    """The reward that says whether a completion is right: with a value of 1 or more."""
+    compares: bool
+    """Whether that reward compares the completion with the row's answer, so that there is an answer to look for."""
+    settings: dict[str, Any]
+    """The rest of `dataset:`, and the rewards."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature == 0
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole, as hexadecimal digits."""
+        return hashlib.sha256(json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: Plan) -> list[str]:
+        """ "samples: 1 -> 4", a line for every setting that `other` has otherwise."""
+        here, there = _flat(msgspec.to_builtins(self)), _flat(msgspec.to_builtins(other))
+        names = dict.fromkeys([*here, *there])
+        return [f"{name}: {here.get(name)} -> {there.get(name)}" for name in names if here.get(name) != there.get(name)]
+
+
+def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
+    """The settings of the data set to evaluate on, in its own order."""
+    update: dict[str, Any] = {"shuffle_dataset": False, "split": config.eval_split or config.split}
+    if config.eval_dataset_name or config.eval_dataset_path:
+        update |= {
+            "dataset_name": config.eval_dataset_name,
+            "dataset_config": config.eval_dataset_config,
+            "dataset_path": config.eval_dataset_path,
+        }
+    return config.model_copy(update=update)
+
+
+def evaluation_task(launch: Launch) -> Task:
+    """The rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
+    settings = launch.config
+    dataset = evaluation_dataset(settings.dataset)
+    return Task.load(dataclasses.replace(launch, config=settings.model_copy(update={"dataset": dataset})))
+
+
+def evaluations_folder(launch: Launch) -> Path:
+    """Where the run's evaluations are, each in a folder of its own."""
+    return launch.config.data_dir_to_save_evals or launch.deployment.runs_dir / launch.run_id / "evaluations"
+
+
+def has_evaluation_set(config: DatasetConfig) -> bool:
+    """Whether the run names prompts to evaluate on. What it trains on is not evaluated unasked."""
+    return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
+
+
+def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, limit: int | None = None) -> Plan:
+    """`model`: its served name. `weights`: the label. `limit`: most prompts where the configuration does not say."""
+    config, scorer, rows = launch.config, task.scorer, len(task.dataset)
+    settings = config.dataset
+    decisive = deciding_reward(scorer)
+    temperature = settings.eval_temperature
+    if temperature is None:
+        temperature = settings.temperature if settings.eval_samples > 1 else 0.0
+    return Plan(
+        task=launch.run_id,
+        model=model,
+        weights=weights,
+        dataset=task.dataset.label,
+        rows=rows,
+        prompts=min(settings.eval_limit or limit or rows, rows),
+        samples=settings.eval_samples,
+        sampling=SamplingParams(
+            temperature=temperature, top_p=settings.top_p if temperature else 1.0, max_tokens=settings.max_tokens
+        ),
+        max_length=config.max_token_length,
+        decides=decisive,
+        compares=any(w.reward.name == decisive and "answer" in w.reward.asks_for for w in scorer.rewards),
+        settings={
+            key: value
+            for key, value in evaluation_dataset(settings).recorded().items()
+            if key not in {"temperature", "top_p", "max_tokens", "seed", "shuffle_dataset"}
+        },
+    )
+
+
+def deciding_reward(scorer: Scorer) -> str:
+    """The first reward that compares with the row's answer; the first of all where none does."""
+    for weighted in scorer.rewards:
+        if "answer" in weighted.reward.asks_for:
+            return weighted.reward.name
+    return scorer.names[0]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix.removesuffix("."): value}
+    return {name: item for key, inner in value.items() for name, item in _flat(inner, f"{prefix}{key}.").items()}

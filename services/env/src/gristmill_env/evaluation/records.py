@@ -1,0 +1,104 @@
+"""What one evaluated prompt leaves behind: a line of samples.jsonl."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gristmill_env.drops import DropReason
+from gristmill_env.evaluation.plan import Plan
+from gristmill_env.rewards.answers.number import read_number
+from gristmill_env.rewards.extraction import final_answer
+from gristmill_env.rollout import Rollout
+
+_RIGHT = 1 - 1e-9
+
+
+class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion."""
+
+    text: str
+    tokens: int | None
+    """Tokens it has; None where the server does not tell."""
+    finish_reason: str
+    """ "stop", or "length" when it was cut."""
+    answer: str | None
+    """The final answer it states, numbers in one form; None: none is found."""
+    right: bool | None
+    """By the deciding reward; None where that said nothing, or failed."""
+    total: float | None
+    parts: dict[str, float | None]
+    """Each reward's value, unweighted; None where it skipped or failed."""
+    error: str | None = None
+    """The reward that failed, and how."""
+    versions: list[str]
+    """Weight labels that sampled it, in order; empty where the server tells none."""
+
+    @property
+    def failed(self) -> str | None:
+        """Name of the reward that failed."""
+        return None if self.error is None else self.error.partition(":")[0]
+
+
+class PromptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its completions, or why there are none."""
+
+    number: int
+    """Its place in the evaluation, from 0."""
+    index: int
+    """Its row in the data set."""
+    prompt: str
+    """As the model saw it."""
+    answer: str | None
+    """The row's own answer."""
+    prompt_tokens: int
+    max_tokens: int
+    """Most tokens its completions could have."""
+    samples: list[SampleRecord]
+    skipped: str | None = None
+    """Why it was not asked: "too_long" or "bad_row"."""
+    why: str | None = None
+    """The same in a sentence."""
+
+
+def answered(number: int, rollout: Rollout, plan: Plan) -> PromptRecord:
+    """The record of a prompt that has completions."""
+    samples = []
+    for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
+        value = score.parts[plan.decides]
+        samples.append(
+            SampleRecord(
+                text=attempt.text,
+                tokens=attempt.sampled,
+                finish_reason=attempt.finish_reason,
+                answer=_stated(attempt.text) if plan.compares else None,
+                right=None if value is None else value >= _RIGHT,
+                total=score.total,
+                parts=dict(score.parts),
+                error=score.error,
+                versions=list(dict.fromkeys(span.version for span in attempt.labels)),
+            )
+        )
+    return PromptRecord(
+        number=number,
+        index=rollout.item.index,
+        prompt=rollout.prompt.text,
+        answer=rollout.item.answer,
+        prompt_tokens=len(rollout.prompt.token_ids),
+        max_tokens=rollout.sampling.max_tokens,
+        samples=samples,
+    )
+
+
+def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:
+    """The record of a prompt that could not be asked. (An evaluation takes rows in order: its number is its row.)"""
+    return PromptRecord(
+        number=number, index=number, prompt="", answer=None, prompt_tokens=0, max_tokens=0, samples=[],
+        skipped=reason.value, why=why,
+    )  # fmt: skip
+
+
+def _stated(text: str) -> str | None:
+    """The final answer: 72, $72.00 and 72. are the same one."""
+    answer = final_answer(text)
+    number = None if answer is None else read_number(answer)
+    return answer if number is None else str(number.value) + "%" * number.percent

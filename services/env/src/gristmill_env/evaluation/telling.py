@@ -1,0 +1,28 @@
+"""An evaluation as a row of metrics at the trajectory API, where it can be drawn over the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill_env.evaluation.results import Evaluated, metrics
+
+SOURCE = "eval"
+"""Evaluations of `serve`."""
+SOURCE_BY_HAND = "evaluate"
+"""Those of the command: they may sample otherwise, and do not replace the others."""
+
+
+def row(evaluated: Evaluated) -> dict[str, Any]:
+    """The values of the row: the figures by name, and what they are figures of."""
+    plan, summary = evaluated.plan, evaluated.summary
+    return {
+        **metrics(summary, plan.samples),
+        "errors": {name: figures.errors for name, figures in summary.rewards.items()},
+        "prompts": summary.asked,
+        "prompts_skipped": sum(summary.skipped.values()),
+        "samples": plan.samples,
+        "temperature": plan.sampling.temperature,
+        "seconds": evaluated.ended - evaluated.started,
+        "versions": ",".join(summary.versions)[:256],
+        "dataset": plan.dataset[:256],
+    }

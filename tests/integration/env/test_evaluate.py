@@ -1,0 +1,167 @@
+"""`evaluate` against a real vLLM: what it measures, how it goes on after a kill, and what it tells the API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.env.conftest import HandTrainer
+from tests.support.stack import Vllm
+
+from gristmill_env.evaluation.records import PromptRecord
+from gristmill_env.evaluation.samples import SAMPLES_FILE, read_plan, read_samples
+
+RUN = """
+max_token_length: 96
+startup_patience: 30
+dataset:
+  dataset_path: sums.jsonl
+  prompt_field: question
+  answer_field: answer
+  max_tokens: 24
+  temperature: 1.0
+  reward_functions: [{type: format, weight: 0.2}, {type: accuracy, weight: 0.8}]
+"""
+
+
+class Evaluate:
+    """The command as a process, in a folder of its own."""
+
+    def __init__(self, folder: Path, vllm: Vllm) -> None:
+        self.folder = folder
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("GRISTMILL_")}
+        self.environ = kept | {
+            "GRISTMILL_CONFIG_DIR": str(folder),
+            "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
+            "GRISTMILL_MODEL_URL": vllm.url,
+            "GRISTMILL_RUNS_DIR": str(folder / "runs"),
+        }
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gristmill_env", "evaluate", "--config", "sums", *flags]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def __call__(self, *flags: str, code: int = 0) -> str:
+        """What it says, errors too. Fails unless it ends with `code`."""
+        process = self.start(*flags)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, f"{out}\n{err}"
+        return out + err
+
+    def results(self, folder: str) -> Any:
+        return json.loads((self.folder / folder / "results.json").read_text())
+
+    def samples(self, folder: str) -> list[PromptRecord]:
+        return read_samples(self.folder / folder)
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, vllm: Vllm) -> Evaluate:
+    rows = [{"question": f"What is {n} + {n % 7}?", "answer": f"#### {n + n % 7}"} for n in range(60)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(RUN)
+    return Evaluate(tmp_path, vllm)
+
+
+def test_greedy_twice_is_the_same_to_the_letter(evaluate: Evaluate) -> None:
+    said = evaluate("--out", "a", "--eval_limit", "40")
+    evaluate("--out", "b", "--eval_limit", "40", "--max_eval_workers", "3", "--seed", "7")
+    assert (evaluate.folder / "a" / SAMPLES_FILE).read_bytes() == (evaluate.folder / "b" / SAMPLES_FILE).read_bytes()
+    records, plan = evaluate.samples("a"), read_plan(evaluate.folder / "a")
+    assert [record.number for record in records] == [record.index for record in records] == list(range(40))
+    assert {len(record.samples) for record in records} == {1}
+    assert (plan.model, plan.sampling.temperature, plan.samples, plan.decides) == ("tiny", 0, 1, "accuracy")
+    found = evaluate.results("a")
+    right = sum(bool(record.samples[0].right) for record in records)
+    assert found["results"]["sums"]["pass@1,none"] == pytest.approx(right / 40)
+    assert found["results"]["sums"]["reward/accuracy,none"] == pytest.approx(right / 40)
+    for part in ("40 of 60 prompts, 1 sample each, greedy", "pass@1", "evaluate: 40 of 40 prompts", "prompts/s"):
+        assert part in said
+    assert "0, 0, 40" in evaluate("--compare", "a", "b")  # better, worse, same
+
+
+def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
+    said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy", code=1)
+    assert "no evaluation in greedy" in said
+    assert not (evaluate.folder / "a").exists()  # told before the work, not after
+    evaluate("--out", "greedy", "--eval_limit", "20")
+    said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy")
+    records = evaluate.samples("a")
+    assert {len(record.samples) for record in records} == {4}
+    assert any(len({sample.text for sample in record.samples}) > 1 for record in records)
+    results = evaluate.results("a")["results"]["sums"]
+    assert results["pass@1,none"] <= results["pass@2,none"] <= results["pass@4,none"]
+    for part in ("temperature 1, top_p 1", "maj@4", "20 prompts are in both", "samples is 1 in the first and 4"):
+        assert part in said
+    assert (evaluate.folder / "a" / "comparison.json").exists()
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
+    flags = ("--eval_samples", "2", "--max_eval_workers", "1")
+    process = evaluate.start(*flags)
+    done = _wait_for_lines(evaluate.folder / "runs" / "sums" / "evaluations", 5)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (path,) = (evaluate.folder / "runs").rglob(SAMPLES_FILE)
+    before = path.read_bytes()
+    kept = before[: before.rfind(b"\n") + 1].splitlines(keepends=True)
+    assert 5 <= done <= len(kept) < 60
+
+    assert "temperature: 1.0 -> 0.5" in evaluate(*flags, "--resume", "--eval_temperature", "0.5", code=1)
+    assert f"{len(kept)} prompts resumed" in evaluate(*flags, "--resume")
+    after = path.read_bytes().splitlines(keepends=True)
+    assert after[: len(kept)] == kept  # one worker: in order
+    assert [record.number for record in read_samples(path.parent)] == list(range(60))
+    assert "no unfinished evaluation" in evaluate(*flags, "--resume", code=1)
+    assert "60 prompts resumed" in evaluate(*flags, "--resume", "--out", str(path.parent))
+
+
+def test_a_stop_keeps_what_is_done(evaluate: Evaluate) -> None:
+    process = evaluate.start("--out", "a", "--max_eval_workers", "1", "--eval_samples", "2")
+    _wait_for_lines(evaluate.folder, 3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 143
+    assert len(evaluate.samples("a")) >= 3
+    evaluate("--out", "a", "--max_eval_workers", "1", "--eval_samples", "2", "--resume")
+    assert len(evaluate.samples("a")) == 60
+
+
+def test_prompts_that_leave_no_room_are_counted_and_not_wrong(evaluate: Evaluate) -> None:
+    said = evaluate("--out", "a", "--max_token_length", "4", "--eval_limit", "3")
+    assert "not asked: 3 too_long" in said
+    assert evaluate.results("a")["n-samples"] == {"sums": {"original": 60, "effective": 0}}
+
+
+def test_the_api_is_told_when_the_weights_are_the_runs(evaluate: Evaluate, trainer: HandTrainer) -> None:
+    trainer.label("default")
+    evaluate("--out", "a", "--eval_limit", "4", "--rollout_server_url", trainer.url)
+    trainer.api.create_run("sums", {}, 2)
+    trainer.take()
+    trainer.publish(3)
+    evaluate("--out", "b", "--eval_limit", "4", "--rollout_server_url", trainer.url)
+    (row,) = trainer.api.metrics("sums", "evaluate")
+    assert (row.step, row.values["prompts"], row.values["versions"]) == (3, 4, "1.3")
+    assert read_plan(evaluate.folder / "b").weights == "1.3"
+    trainer.label("9.9")
+    said = evaluate("--out", "c", "--eval_limit", "4", "--rollout_server_url", trainer.url)
+    assert "run sums never had the weights 9.9" in said
+
+
+def _wait_for_lines(folder: Path, lines: int) -> int:
+    deadline = time.monotonic() + 60
+    while True:
+        found = sum(path.read_bytes().count(b"\n") for path in folder.rglob(SAMPLES_FILE))
+        if found >= lines:
+            return found
+        assert time.monotonic() < deadline, "no samples came"
+        time.sleep(0.01)

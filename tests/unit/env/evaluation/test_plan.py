@@ -1,0 +1,113 @@
+"""What is measured: which rows, sampled how, and what counts as right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.evaluation.options import EvaluateOptions
+from gristmill_env.evaluation.plan import Plan, evaluation_task, evaluations_folder, has_evaluation_set, make_plan
+from gristmill_env.launch import Launch
+
+CONFIG = """
+dataset:
+  dataset_path: train.jsonl
+  prompt_field: question
+  answer_field: answer
+  temperature: 0.7
+  top_p: 0.9
+  reward_functions: [length, format, accuracy]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, count in (("train", 9), ("test", 5)):
+        rows = [{"question": f"{name} {n}", "answer": f"#### {n}"} for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def launch(folder: Path, *flags: str) -> Launch:
+    return Launch.read(["--config", "sums", *flags], {"GRISTMILL_CONFIG_DIR": str(folder)}, "test")
+
+
+def planned(folder: Path, *flags: str, limit: int | None = None) -> Plan:
+    read = launch(folder, *flags)
+    return make_plan(read, evaluation_task(read), model="tiny", weights="1.20", limit=limit)
+
+
+def test_rows_come_in_their_order_and_not_shuffled(folder: Path) -> None:
+    dataset = evaluation_task(launch(folder)).dataset
+    assert [dataset.item(row).prompt for row in range(9)] == [f"train {row}" for row in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "count"),
+    [
+        ((), "train 0", 9),
+        (("--eval_dataset_path", "test.jsonl"), "test 0", 5),
+        (("--eval_dataset_name", "test.jsonl", "--eval_split", "test[1:]"), "test 1", 4),
+        (("--eval_split", "test[6:]"), "train 6", 3),
+        (("--split", "train[:3]", "--eval_split", "train[3:]"), "train 3", 6),
+    ],
+)
+def test_the_evaluation_set(folder: Path, flags: tuple[str, ...], first: str, count: int) -> None:
+    dataset = evaluation_task(launch(folder, *flags)).dataset
+    assert (dataset.item(0).prompt, len(dataset)) == (first, count)
+    assert has_evaluation_set(launch(folder, *flags).config.dataset) == bool([f for f in flags if "--eval" in f])
+
+
+def test_one_completion_is_greedy_and_several_are_sampled_as_in_training(folder: Path) -> None:
+    greedy, sampled = planned(folder).sampling, planned(folder, "--eval_samples", "4").sampling
+    assert (greedy.temperature, greedy.top_p) == (0, 1)
+    assert (sampled.temperature, sampled.top_p) == (0.7, 0.9)
+    assert planned(folder, "--eval_temperature", "0.2").sampling.temperature == 0.2
+    with pytest.raises(ConfigError, match="greedy completions are all the same"):
+        planned(folder, "--eval_samples", "4", "--eval_temperature", "0")
+
+
+def test_the_number_of_prompts(folder: Path) -> None:
+    assert planned(folder).prompts == 9
+    assert planned(folder, limit=4).prompts == 4
+    assert planned(folder, "--eval_limit", "6", limit=4).prompts == 6
+    assert planned(folder, "--eval_limit", "60").prompts == 9
+
+
+def test_the_first_reward_that_compares_decides(folder: Path) -> None:
+    assert (planned(folder).decides, planned(folder).compares) == ("accuracy", True)
+    without = planned(folder, "--reward_functions", "length", "format")
+    assert (without.decides, without.compares) == ("length", False)
+
+
+def test_the_digest_is_of_all_that_matters_and_of_nothing_else(folder: Path) -> None:
+    plan = planned(folder)
+    for same in (("--seed", "7"), ("--max_eval_workers", "2"), ("--group_size", "3"), ("--testing",)):
+        assert planned(folder, *same).digest == plan.digest
+    for other in (
+        ("--max_tokens", "9"),
+        ("--system_prompt", "Think."),
+        ("--eval_limit", "3"),
+        ("--reward_functions", "accuracy"),
+        ("--max_token_length", "99"),
+    ):
+        assert planned(folder, *other).digest != plan.digest
+
+
+def test_evaluation_settings_are_not_part_of_what_a_run_is(folder: Path) -> None:
+    measured = launch(folder, "--eval_split", "test", "--eval_samples", "4", "--steps_per_eval", "5")
+    assert measured.config.recorded("tiny") == launch(folder).config.recorded("tiny")
+
+
+def test_where_evaluations_are(folder: Path, tmp_path: Path) -> None:
+    assert evaluations_folder(launch(folder)) == Path("runs/sums/evaluations")
+    assert evaluations_folder(launch(folder, "--data_dir_to_save_evals", str(tmp_path))) == tmp_path
+
+
+def test_at_most_two_are_compared(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="compare"):
+        Launch.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")

@@ -1,0 +1,124 @@
+"""What is done stays done: kills, torn lines, other settings, two processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.stack import ROOT
+
+from gristmill_env.errors import BusyEvaluationError, EvaluationError
+from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, SampleFile, read_samples
+
+from .made import PLAN, judged, plan, prompt, sample
+
+
+async def test_a_resumed_evaluation_has_what_was_done(tmp_path: Path) -> None:
+    with SampleFile(tmp_path / "e", PLAN, resume=False) as file:
+        assert file.done == {}
+        for number in (2, 0):
+            await file.add(judged(number, 1, 0))
+    with SampleFile(tmp_path / "e", PLAN, resume=True) as file:
+        assert file.done == {0: judged(0, 1, 0), 2: judged(2, 1, 0)}
+        await file.add(judged(1, 0, 0))
+        assert [record.number for record in file.finish()] == [0, 1, 2]
+    assert [record.number for record in read_samples(tmp_path / "e")] == [0, 1, 2]
+
+
+async def test_a_torn_last_line_is_done_again(tmp_path: Path) -> None:
+    with SampleFile(tmp_path, PLAN, resume=False) as file:
+        await file.add(judged(0, 1, 0))
+        await file.add(judged(1, 1, 0))
+    path = tmp_path / SAMPLES_FILE
+    path.write_bytes(path.read_bytes()[:-20])
+    with SampleFile(tmp_path, PLAN, resume=True) as file:
+        assert list(file.done) == [0]
+        await file.add(judged(1, 0, 0))
+    assert read_samples(tmp_path) == [judged(0, 1, 0), judged(1, 0, 0)]
+
+
+async def test_completions_may_hold_any_character(tmp_path: Path) -> None:
+    text = "a\u2028b\x85c\x0cd\r\ne\x00\U0001f600"
+    with SampleFile(tmp_path, PLAN, resume=False) as file:
+        await file.add(prompt(0, [sample(1, text=text)]))
+        await file.add(judged(1, 1))
+    with SampleFile(tmp_path, PLAN, resume=True) as file:
+        assert file.done[0].samples[0].text == text
+        assert list(file.done) == [0, 1]
+
+
+def test_an_evaluation_is_not_written_over(tmp_path: Path) -> None:
+    SampleFile(tmp_path, PLAN, resume=False).close()
+    with pytest.raises(EvaluationError, match=r"holds an evaluation already; go on with it by --resume"):
+        SampleFile(tmp_path, PLAN, resume=False)
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    SampleFile(tmp_path, PLAN, resume=False).close()
+    hotter = msgspec.structs.replace(PLAN.sampling, temperature=0.5)
+    changed = plan(sampling=hotter, settings=PLAN.settings | {"split": "train"})
+    assert changed.digest != PLAN.digest
+    with pytest.raises(EvaluationError, match=r"sampling\.temperature: 1\.0 -> 0\.5; settings\.split: test -> train"):
+        SampleFile(tmp_path, changed, resume=True)
+
+
+def test_samples_of_something_else_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / SAMPLES_FILE).write_text('{"prompt": "hello"}\n')
+    for resume in (False, True):
+        with pytest.raises(EvaluationError, match="of something else"):
+            SampleFile(tmp_path, PLAN, resume=resume)
+    (tmp_path / PLAN_FILE).write_bytes(msgspec.json.encode(PLAN))
+    with pytest.raises(EvaluationError, match="is not what `evaluate` writes"):
+        SampleFile(tmp_path, PLAN, resume=True)
+
+
+def test_two_processes_do_not_share_an_evaluation(tmp_path: Path) -> None:
+    with (
+        SampleFile(tmp_path, PLAN, resume=False),
+        pytest.raises(BusyEvaluationError, match="another process is at work"),
+    ):
+        SampleFile(tmp_path, PLAN, resume=True)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvaluationError, match=r"file/e cannot be written: Not a directory"):
+        SampleFile(tmp_path / "file" / "e", PLAN, resume=False)
+
+
+APPENDS = """
+import asyncio, sys
+from pathlib import Path
+from tests.unit.env.evaluation.made import PLAN, judged
+from gristmill_env.evaluation.samples import SampleFile
+
+async def main():
+    with SampleFile(Path(sys.argv[1]), PLAN, resume=True) as file:
+        while True:
+            number = len(file.done)
+            await file.add(judged(number, 1, 0))
+            print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_kill_loses_nothing_that_was_told_as_done(tmp_path: Path) -> None:
+    told = -1
+    for _ in range(3):
+        command = [sys.executable, "-c", APPENDS, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                told = int(line)
+                if told % 7 == 6:
+                    break
+            process.send_signal(signal.SIGKILL)
+            told = max([told, *map(int, process.stdout.read().split())])
+        numbers = [record.number for record in read_samples(tmp_path)]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > told
