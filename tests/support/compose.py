@@ -53,8 +53,9 @@ class ComposeStack(DockerCompose):
         )
         return done.stdout
 
-    def up(self, *services: str, wait: bool = False) -> None:
-        self.compose("up", "--detach", *(["--wait"] if wait else []), *services)
+    def up(self, *services: str, wait: bool = False, scale: dict[str, int] | None = None) -> None:
+        replicas = [word for name, count in (scale or {}).items() for word in ("--scale", f"{name}={count}")]
+        self.compose("up", "--detach", *(["--wait"] if wait else []), *replicas, *services)
 
     @property
     def api_url(self) -> str:
@@ -65,9 +66,11 @@ class ComposeStack(DockerCompose):
         return f"http://127.0.0.1:{self.ports['MODEL_PORT']}"
 
     def exit_code(self, service: str) -> int | None:
-        """Exit code of the service's container; None while it runs."""
+        """Exit code of the service's container, the highest of several replicas; None while one runs."""
         found = [item for item in self.get_containers(include_all=True) if item.Service == service]
-        return found[0].ExitCode if found and found[0].State == "exited" else None
+        if not found or any(item.State != "exited" for item in found):
+            return None
+        return max(item.ExitCode or 0 for item in found)
 
     def logs(self, service: str) -> str:
         return self.compose("logs", "--no-log-prefix", "--no-color", service)

@@ -178,6 +178,14 @@ class Client:
         body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
         await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
 
+    async def heartbeat_env(self, run_id: str, env_id: str) -> None:
+        """Tell that a registered environment lives: what asks for permits need not."""
+        await self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat")
+
+    async def leave_env(self, run_id: str, env_id: str) -> None:
+        """Give a registered environment's share back."""
+        await self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
+
     async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
         """Tell one row of metrics; a later row of the same source and step replaces it.
 

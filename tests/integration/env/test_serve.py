@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
 
@@ -125,3 +126,16 @@ def _until(true: Callable[[], bool], timeout: float = 60) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def test_a_share_of_its_own_is_held_while_it_serves(environments: Environments, trainer: HandTrainer) -> None:
+    env = environments.here(trainer.url, "--inference_weight", "2", "--min_batch_allocation", "0.5")
+    trainer.take()
+    trainer.train(until=2)
+    (share,) = httpx.get(f"{trainer.url}/v1/runs/sums/envs").json()
+    assert (share["weight"], share["min_batch_allocation"], share["alive"]) == (2.0, 0.5, True)
+    groups = trainer.train(until=4)
+    assert {group.env_id for group in groups} == {share["env_id"]}
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    assert httpx.get(f"{trainer.url}/v1/runs/sums/envs").json() == []

@@ -14,29 +14,15 @@ from statistics import fmean
 import httpx
 import pytest
 from tests.support.held_out import exact_match
-from tests.support.stack import ROOT, Vllm
+from tests.support.launcher import SCRIPT, launch
+from tests.support.stack import Vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer
 from gristmill_trainer.publish.token import publish_token
-from local_processes import free_port, listens
-
-SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
-
-
-def _launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Popen[str], int]:
-    """The launcher attached to a server that runs, with a state folder of its own."""
-    state = tmp_path / "state"
-    state.mkdir()
-    # The launcher's stack and the running server share their folders, as they do by default.
-    (state / "models").symlink_to(vllm.models_dir)
-    (state / "weights").symlink_to(vllm.weights_dir)
-    port = free_port()
-    command = [sys.executable, str(SCRIPT), "--state_dir", str(state), "--runs_dir", str(tmp_path / "runs")]
-    command += ["--api_port", str(port), "--model_port", vllm.url.rsplit(":", 1)[1], *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), port
+from local_processes import listens
 
 
 def _descendants(pid: int) -> set[int]:
@@ -46,7 +32,7 @@ def _descendants(pid: int) -> set[int]:
 
 
 def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
-    process, _ = _launch(tmp_path, vllm, "--training_steps", "3")
+    process, _ = launch(tmp_path, vllm, "--training_steps", "3")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert "using the model server that already answers" in output
@@ -69,7 +55,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     FilesystemPublisher(server, vllm.weights_dir / "untrained", None).publish(untrained, PolicyVersion(1, 0))
     assert exact_match(vllm.url) <= 0.35
 
-    process, _ = _launch(tmp_path, vllm)
+    process, _ = launch(tmp_path, vllm)
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     rows = read_jsonl(tmp_path / "runs/quickstart/metrics.jsonl")
@@ -84,7 +70,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
 
 
 def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
-    process, port = _launch(tmp_path, vllm, "--training_steps", "500")
+    process, port = launch(tmp_path, vllm, "--training_steps", "500")
     deadline = time.monotonic() + 120
     while not (tmp_path / "runs/quickstart/metrics.jsonl").exists():
         assert process.poll() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,9 +37,19 @@ Answer = tuple[int, Any]
 
 
 class FailingServer:
-    """Answers each path with what a test prescribes; never with a completion that could be trained on."""
+    """Answers each path with what a test prescribes; never with a completion that could be trained on.
+
+    While `takes_tokens`, an empty request for token ids is told, as by vLLM, that it lacks them.
+    """
 
     def __init__(self) -> None:
+        self.takes_tokens = True
+        self.delay = 0.0
+        """Seconds before each answer to a POST."""
+        self.bodies: list[Any] = []
+        """What was posted, read as JSON."""
+        self.headers: dict[str, str] = {}
+        """Sent with every answer."""
         self.answers: dict[str, Callable[[], Answer]] = {
             "/v1/models": lambda: (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 1024}]})
         }
@@ -47,12 +58,22 @@ class FailingServer:
 
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if posted == b"{}":
+                    self._send(*((400, "body.token_ids is missing") if failing.takes_tokens else (404, "Not Found")))
+                    return
                 failing.asked.append(self.path)
-                status, body = failing.answers.get(self.path, lambda: (404, {"detail": "Not Found"}))()
+                if posted:
+                    failing.bodies.append(json.loads(posted))
+                    time.sleep(failing.delay)
+                self._send(*failing.answers.get(self.path, lambda: (404, {"detail": "Not Found"}))())
+
+            def _send(self, status: int, body: Any) -> None:
                 raw = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(raw)))
+                for name, value in failing.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(raw)
 
@@ -64,7 +85,7 @@ class FailingServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -76,3 +97,11 @@ def failing_server() -> Iterator[FailingServer]:
     server = FailingServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def two_servers() -> Iterator[tuple[FailingServer, FailingServer]]:
+    pair = FailingServer(), FailingServer()
+    yield pair
+    for server in pair:
+        server.close()

@@ -97,7 +97,7 @@ def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path
     record = quiet.config.recorded("tiny")
     assert record == loud.config.recorded("tiny")
     assert record["trainer"] == {"training_steps": 7}
-    assert record["dataset"]["reward_functions"] == [{"type": "length", "weight": 1.0, "params": {}}]
+    assert record["dataset"]["reward_functions"] == [{"type": "length", "name": None, "weight": 1.0, "params": {}}]
     assert record != read("--dataset_name a/b --reward_functions length --total_steps 7 --seed 1").config.recorded(
         "tiny"
     )

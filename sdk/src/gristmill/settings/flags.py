@@ -113,3 +113,13 @@ def _is_mapping(annotation: Any) -> bool:
 
 def _only_models(annotation: Any) -> bool:
     return all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in typing.get_args(annotation))
+
+
+def flag_names(model: type[BaseModel]) -> dict[str, str]:
+    """The flag of every setting that has one, by the setting's place: {"dataset.split": "--split"}.
+
+    A list of sections stands for its first: {"server_configs.base_url": "--base_url"}.
+    """
+    return {
+        ".".join(part for part in flag.path if isinstance(part, str)): f"--{flag.name}" for flag in _flags(model, ())
+    }

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill import ConfigError, Deployment
-from gristmill.settings import find_config, load_yaml, merge, parse, parse_flags
+from gristmill.settings import find_config, merge, parse, parse_flags
+from gristmill_env.atropos import read_file, without_section
 from gristmill_env.settings import EnvConfig
+from gristmill_env.slurm import discover
 
 UNNAMED_RUN = "local"
 """Run id of a run that has neither a name nor a configuration file."""
@@ -37,18 +39,22 @@ class Launch:
         name, flags = _take_config(arguments)
         given = parse_flags(flags, EnvConfig, prog, DESCRIPTION)
         path = find_config(name, deployment.config_dir) if name is not None else None
-        in_file = load_yaml(path, environ) if path is not None else {}
-        values = merge(merge(in_file, _from_environment(deployment)), given)
+        in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
+        values = merge(merge(in_file, _from_environment(deployment, in_file)), given)
         config = parse(EnvConfig, values, str(path) if path is not None else "command line")
+        if config.slurm:
+            config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
         return cls(config, run_id, path, deployment)
 
 
-def _from_environment(deployment: Deployment) -> dict[str, Any]:
+def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if deployment.api_url:
         values["rollout_server_url"] = deployment.api_url
-    if deployment.model_url:
+    listed = in_file.get("server_configs")
+    # Of a list of servers it cannot mean one.
+    if deployment.model_url and not (isinstance(listed, list) and len(listed) > 1):
         values["server_configs"] = [{"base_url": deployment.model_url}]
     if deployment.run_id:
         values["run_id"] = deployment.run_id
@@ -68,5 +74,5 @@ def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         elif word.startswith("--config="):
             name = word.removeprefix("--config=")
         else:
-            rest.append(word)
+            rest.append(without_section(word))
     return name, rest

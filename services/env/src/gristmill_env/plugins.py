@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,16 +24,30 @@ def is_plugin(name: str) -> bool:
 def load_plugin(name: str, folder: Path | None) -> Any:
     """What `name` stands for. A relative path is looked for in `folder` (the configuration's) first, then here.
 
-    Raises PluginError: no such file, module or name in it, or it cannot be imported.
+    Raises PluginError: no such file, module or name in it (those that are there are listed, and the nearest), or what
+    the user's code raises on import, with its traceback.
     """
     place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise PluginError(f"'{name}' names no code; write path/to/file.py:name or package.module:name")
     module = _from_file(place, folder) if place.endswith(".py") else _from_package(place)
     if not hasattr(module, attribute):
-        there = [key for key in vars(module) if not key.startswith("_")]
+        there = _defined_in(module)
         raise PluginError(
             f"{place} has no '{attribute}'; it has {', '.join(there) or 'nothing'}.{did_you_mean(attribute, there)}"
         )
     return getattr(module, attribute)
+
+
+def import_error(what: str, error: BaseException) -> PluginError:
+    """What is told of user code that fails on import: its own traceback, without the frames that led there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename not in _OURS]
+    told = "".join(traceback.format_list(theirs) + traceback.format_exception_only(error)).rstrip()
+    return PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}\n{told}")
+
+
+_OURS = frozenset({__file__, importlib.__file__, importlib.metadata.__file__})
 
 
 def _from_file(place: str, folder: Path | None) -> ModuleType:
@@ -50,17 +66,28 @@ def _from_file(place: str, folder: Path | None) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code may raise anything; it is the cause that is shown
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise import_error(str(path), error) from error
     return module
 
 
 def _from_package(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
-    except Exception as error:
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise import_error(f"module '{place}'", error) from error
         raise PluginError(
-            f"module '{place}' cannot be imported: {type(error).__name__}: {error}; is it installed, or did you mean a "
-            "file (path/to/file.py:name)?"
+            f"module '{place}' cannot be imported: there is no {error.name}. Install it, put its folder on PYTHONPATH, "
+            "or name a file (path/to/file.py:name)"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise import_error(f"module '{place}'", error) from error
+
+
+def _defined_in(module: ModuleType) -> list[str]:
+    """Names to choose from: the module's own functions and classes, or whatever it has where there are none."""
+    names = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = [name for name, value in names.items() if getattr(value, "__module__", None) == module.__name__]
+    return sorted(own or names)

@@ -9,9 +9,9 @@ from pathlib import Path
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentFactory, create_environment
-from gristmill_env.inference import ModelServer, ServedModel
+from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.roller import Roller
 from gristmill_env.settings import DatasetConfig, EnvConfig
@@ -31,33 +31,42 @@ class Task:
     def load(cls, launch: Launch) -> Task:
         """Raises RewardError, DatasetError, EpisodeError, PluginError."""
         config = launch.config.dataset
-        scorer = build_scorer(config)
         folder = launch.config_path.parent if launch.config_path is not None else None
         spec = launch.config.environment
         environment = create_environment(spec.type, spec.params, folder)
+        rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
+        scorer = Scorer(rewards, has_answer=config.has_answer, columns=dataset.columns)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environment)
 
 
-def build_scorer(config: DatasetConfig) -> Scorer:
-    """The rewards that the configuration lists. Raises RewardError."""
-    return Scorer(
-        [WeightedReward(create_reward(spec.type, spec.params), spec.weight) for spec in config.rewards()],
-        has_answer=config.has_answer,
-    )
+def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
+    """The rewards that the configuration lists. `folder`: the configuration file's. Raises RewardError."""
+    return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
 
 
-async def meet_model(launch: Launch, task: Task, server: ModelServer, patience: float) -> tuple[ServedModel, Roller]:
+async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
     """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
     config = launch.config
     manifest = _read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
-    dataset = config.dataset
-    prompts = PromptBuilder.load(_tokenizer(config, manifest, served), dataset.system_prompt, dataset.prefill)
-    logger.info("model %s at %s", served.name, server.url)
+    if served.text_only:
+        logger.warning("%s gives text only: no token ids, so nothing here can be trained on", server.description)
+        tokenizer = None
+    else:
+        tokenizer = load_tokenizer(_tokenizer(config, manifest, served))
+    prompts = PromptBuilder(
+        tokenizer, _system_prompt(config), config.dataset.prefill, thinking=Thinking.of(config).enabled
+    )
+    logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
     return served, roller
+
+
+def _system_prompt(config: EnvConfig) -> str | None:
+    parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
+    return "\n\n".join(part for part in parts if part) or None
 
 
 def _read_manifest(models_dir: Path) -> Manifest | None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
@@ -22,6 +22,19 @@ _REPLY = "\u2063reply\u2063"
 """Stands for what the model said where only what a template writes after it is wanted."""
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a path or hub id. Raises PromptError when there is none."""
+    from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PromptError(f"no tokenizer '{name}' {where}: {reason}") from error
+    return tokenizer
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt, ready to be sent."""
@@ -29,6 +42,7 @@ class Prompt:
     text: str
     """Template and all, up to and including the marker after which the model answers, and the prefill."""
     token_ids: tuple[int, ...]
+    """Empty where no tokenizer is known, as for a text server."""
     messages: tuple[Message, ...] = ()
     """The conversation that was rendered, the system prompt included."""
     prefill: str = ""
@@ -39,27 +53,27 @@ class PromptBuilder:
     """Renders messages with a tokenizer's chat template, and reads completions back as text."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None, prefill: str | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        system_prompt: str | None = None,
+        prefill: str | None = None,
+        *,
+        thinking: bool | None = None,
     ) -> None:
+        """`tokenizer`: None for a text server, which is sent messages. `thinking`: what a template that knows of
+        `enable_thinking` is told; None leaves it to the template."""
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
         self.prefill = prefill or ""
         """Beginning of every first reply."""
-        if tokenizer.chat_template is None:
+        self._options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        if tokenizer is not None and tokenizer.chat_template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
     @classmethod
     def load(cls, name: str, system_prompt: str | None = None, prefill: str | None = None) -> PromptBuilder:
-        """Load the tokenizer of a path or hub id. Raises PromptError when there is none."""
-        from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise PromptError(f"no tokenizer '{name}' {where}: {reason}") from error
-        return cls(tokenizer, system_prompt, prefill)
+        """With the tokenizer of a path or hub id. Raises PromptError when there is none."""
+        return cls(load_tokenizer(name), system_prompt, prefill)
 
     def build(self, opening: str | Sequence[Message]) -> Prompt:
         """The prompt of a conversation, or of one user message.
@@ -70,34 +84,44 @@ class PromptBuilder:
         if self._system_prompt and messages[0]["role"] != "system":
             messages = (system(self._system_prompt), *messages)
         text = self._render(messages) + self.prefill
+        if self._tokenizer is None:
+            return Prompt(text, (), messages, self.prefill)
         # A template has already written the special tokens; a second BOS would shift the model's inputs.
         ids = self._tokenizer(text, add_special_tokens=self._tokenizer.chat_template is None)["input_ids"]
         return Prompt(text, tuple(ids), messages, self.prefill)
 
-    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int) -> tuple[int, ...]:
+    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int | None) -> tuple[int, ...]:
         """What comes between the model's reply and its next: the end of its turn, `more`, the generation marker.
 
         `said`: the conversation before the reply. `last_token`: the reply's last; where that is the end of the turn it
         is not written again. The reply itself stays the tokens that were sampled: nothing of it is tokenized again.
         Raises PromptError when the template refuses the messages.
         """
+        if self._tokenizer is None:
+            return ()
         text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)[2]
         ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids[1:] if ids[:1] == (last_token,) else ids
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a completion's tokens, without special tokens unless `special`."""
+        assert self._tokenizer is not None, "a text server's completions are text already"
+        if self._tokenizer is None:
+            raise PromptError("there is no tokenizer to read token ids with")
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
 
     def _render(self, messages: Sequence[Message]) -> str:
-        if self._tokenizer.chat_template is None:
+        if self._tokenizer is None or self._tokenizer.chat_template is None:
             return "\n\n".join(str(message["content"]) for message in messages)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                    [dict(message) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **self._options,
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from gristmill.logs import line
 from gristmill_env.data import Item
 from gristmill_env.environments import Environment, EnvironmentFactory, Reply
 from gristmill_env.errors import EnvError, EpisodeError
-from gristmill_env.inference import Completion, ModelServer
+from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.prompts import Prompt, PromptBuilder
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.rollout import Rollout
@@ -37,7 +36,7 @@ class Roller:
         self,
         config: EnvConfig,
         prompts: PromptBuilder,
-        server: ModelServer,
+        server: ModelServers,
         scorer: Scorer,
         environment: EnvironmentFactory,
         *,
@@ -70,7 +69,7 @@ class Roller:
         sampling = sampling or self.sampling(step)
         attempts = await self._play(item, sampling, count or self._config.group_size)
         self._tell_attempts(item, attempts, name, time.monotonic() - started)
-        scores = await self._scorer.score([_sample(item, attempt) for attempt in attempts])
+        scores = await self._scorer.score([_sample(item, attempt, step) for attempt in attempts])
         rollout = Rollout(item, sampling, attempts, scores, time.monotonic() - started)
         self._tell_scores(rollout, name)
         return rollout
@@ -96,12 +95,25 @@ class Roller:
 
     async def _first_replies(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
         """A completion of each prompt. Equal ones are one request: the server then reads the prompt once."""
-        counts = Counter(prompt.token_ids for prompt in prompts)
-        answers = await together(
-            self._server.generate(ids, self._within_room(len(ids), sampling), count) for ids, count in counts.items()
+        alike: dict[str, list[Prompt]] = {}
+        for prompt in prompts:
+            alike.setdefault(prompt.text, []).append(prompt)
+        answers = await together(self._ask(same[0], sampling, len(same)) for same in alike.values())
+        replies = dict(zip(alike, map(iter, answers), strict=True))
+        return [next(replies[prompt.text]) for prompt in prompts]
+
+    async def _ask(self, prompt: Prompt, sampling: SamplingParams, count: int = 1) -> list[Completion]:
+        dataset = self._config.dataset
+        request = GenerationRequest(
+            token_ids=prompt.token_ids,
+            messages=prompt.messages,
+            prefill=prompt.prefill,
+            sampling=self._within_room(len(prompt.token_ids), sampling),
+            count=count,
+            stop=dataset.stop,
+            stop_token_ids=dataset.stop_token_ids,
         )
-        replies = dict(zip(counts, map(iter, answers), strict=True))
-        return [next(replies[prompt.token_ids]) for prompt in prompts]
+        return await self._server.generate(request)
 
     async def _go_on(
         self, environment: Environment, transcript: Transcript, completion: Completion, sampling: SamplingParams
@@ -111,11 +123,11 @@ class Roller:
         while True:
             said = transcript.messages
             # A prefill is the beginning of the first reply only: later ones follow the environment's words.
-            prefill = self._prompts.prefill if replies == 0 else ""
-            text = prefill + self._prompts.decode(completion.token_ids)
+            text = self._prompts.prefill if replies == 0 else ""
+            text += self._prompts.decode(completion.token_ids) if completion.text is None else completion.text
             transcript.add_reply(completion, text)
             replies += 1
-            turn = await _call(environment.step, Reply(text, completion.finish_reason, len(completion.token_ids)))
+            turn = await _call(environment.step, Reply(text, completion.finish_reason, completion.length))
             transcript.add_reward(turn.reward)
             if not turn.trained:
                 transcript.leave_out_reply()
@@ -127,8 +139,8 @@ class Roller:
             if self._room(len(transcript.token_ids) + len(between)) < 1:
                 return transcript.end("length")
             transcript.add_messages(turn.messages, between)
-            ids = transcript.token_ids
-            (completion,) = await self._server.generate(ids, self._within_room(len(ids), sampling), 1)
+            prompt = Prompt("", transcript.token_ids, transcript.messages)
+            (completion,) = await self._ask(prompt, sampling)
 
     def _room(self, tokens: int) -> int:
         return self._max_length - tokens
@@ -149,7 +161,8 @@ class Roller:
             logger.info(line("prompt", prompt=name, row=item.index, text=attempts[0].prompt.text))
         for number, attempt in enumerate(attempts):
             version = ",".join(dict.fromkeys(span.version for span in attempt.labels)) or "unknown"
-            fields: dict[str, object] = {"prompt": name, "n": number, "tokens": attempt.sampled, "seconds": seconds}
+            tokens = "unknown" if attempt.sampled is None else attempt.sampled
+            fields: dict[str, object] = {"prompt": name, "n": number, "tokens": tokens, "seconds": seconds}
             fields |= {"version": version, "finish": attempt.finish_reason}
             if attempt.replies > 1:
                 fields["turns"] = attempt.replies
@@ -163,7 +176,7 @@ class Roller:
             logger.info(line("score", prompt=name, n=number, **parts, total=total))
 
 
-def _sample(item: Item, attempt: Attempt) -> Sample:
+def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
     return Sample(
         completion=attempt.text,
         answer=item.answer,
@@ -171,6 +184,11 @@ def _sample(item: Item, attempt: Attempt) -> Sample:
         tokens=[token for token, sampled in zip(attempt.token_ids, attempt.mask, strict=True) if sampled],
         finish_reason=attempt.finish_reason,
         row=item.columns,
+        messages=attempt.prompt.messages,
+        conversation=attempt.messages,
+        episode_reward=attempt.reward,
+        conversational=item.conversation is not None,
+        step=step,
     )
 
 

@@ -9,9 +9,10 @@ import socket
 from collections.abc import Mapping
 
 from gristmill import Client, RunState
-from gristmill_env.inference import ModelServer
+from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
 from gristmill_env.worker import Worker
 
@@ -27,11 +28,13 @@ _HOW_TO_BEGIN = (
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     """Returns when the run is finished, or was already. Raises GristmillError."""
     config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
-    _warn(launch, environ)
+    _warn(launch)
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
-    async with ModelServer(config.server, patience=config.patience) as server:
+    servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
+    async with task.scorer, servers as server:
         served, roller = await meet_model(launch, task, server, patience)
+        server.refuse_text_only()
         recorded = config.recorded(served.name)
         async with Client(config.rollout_server_url, patience=patience, token=token) as api:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
@@ -44,12 +47,14 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
         try:
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
+                holder = _holder()
                 worker = Worker(
-                    config, run_id, _holder(), api=api, server=server, dataset=task.dataset, roller=roller,
+                    config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
                     tracker=tracker,
                 )  # fmt: skip
                 try:
-                    await worker.run()
+                    async with registered(api, run_id, holder, config):
+                        await worker.run()
                 finally:
                     logger.info("run %s: %s", run_id, worker.tally)
         finally:
@@ -62,11 +67,8 @@ def _holder() -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', socket.gethostname())[:100]}-{os.getpid()}"
 
 
-def _warn(launch: Launch, environ: Mapping[str, str]) -> None:
+def _warn(launch: Launch) -> None:
     config = launch.config
-    if config.slurm:
-        where = "servers are not yet discovered from Slurm" if environ.get("SLURM_JOB_ID") else "no Slurm job is here"
-        logger.info("--slurm: %s; base_url %s is used", where, config.server.base_url)
     if config.dataset.top_p != 1:
         logger.warning(
             "top_p is %g: tokens outside the nucleus are never sampled, which biases the trainer's importance ratio; "

@@ -30,8 +30,8 @@ class Attempt:
     finish_reason: str
     """ "stop"; "length" when a reply was cut or no room was left; "turns" when the turns were used up."""
     replies: int
-    sampled: int
-    """Tokens sampled, trained on or not."""
+    sampled: int | None
+    """Tokens sampled, trained on or not; None where a text server does not tell."""
     reward: float | None = None
     """What the environment gave; None when it gives none."""
 
@@ -48,7 +48,7 @@ class Transcript:
         self._labels: list[LabelSpan] = []
         self._last_reply = (0, 0)
         self._replies = 0
-        self._sampled = 0
+        self._sampled: int | None = 0
         self._text = ""
         self._reward: float | None = None
 
@@ -58,8 +58,9 @@ class Transcript:
         return (*self._prompt.token_ids, *self._token_ids)
 
     @property
-    def last_token(self) -> int:
-        return self._token_ids[-1]
+    def last_token(self) -> int | None:
+        """None where a text server gave no tokens."""
+        return self._token_ids[-1] if self._token_ids else None
 
     def add_reply(self, completion: Completion, text: str) -> None:
         """The model's reply, as sampled. `text`: it in words, with the prefill."""
@@ -70,7 +71,8 @@ class Transcript:
         self._labels += [LabelSpan(span.version, start + span.start, start + span.end) for span in completion.labels]
         self._last_reply = (start, len(self._token_ids))
         self._replies += 1
-        self._sampled += len(completion.token_ids)
+        more = completion.length
+        self._sampled = None if self._sampled is None or more is None else self._sampled + more
         self._text = text
         self.messages = (*self.messages, assistant(text))
 

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.inference import ModelServer
+from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
 from gristmill_env.roller import PromptTooLongError, Roller
@@ -24,12 +24,13 @@ async def try_items(launch: Launch, console: Console) -> None:
     config = launch.config
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
-    async with ModelServer(config.server, patience=patience) as server:
+    servers = ModelServers(config.server_configs, patience=patience, thinking=Thinking.of(config))
+    async with task.scorer, servers as server:
         served, roller = await meet_model(launch, task, server, patience)
         rows = range(min(_ITEMS, len(task.dataset)))
         rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))
     console.print(
-        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.url}", highlight=False
+        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.description}", highlight=False
     )
     for number, rollout in enumerate(rollouts, 1):
         if isinstance(rollout, str):
@@ -46,7 +47,8 @@ async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
 
 
 def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
-    title = f"item {number}: row {rollout.item.index}, {len(rollout.prompt.token_ids)} prompt tokens"
+    tokens = f", {len(rollout.prompt.token_ids)} prompt tokens" if rollout.prompt.token_ids else ""
+    title = f"item {number}: row {rollout.item.index}{tokens}"
     console.print(Panel(_plain(rollout.prompt.text), title=title, title_align="left"))
     if rollout.item.answer is not None:
         console.print(_plain(f"answer: {rollout.item.answer}"))
@@ -54,7 +56,7 @@ def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> No
     for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
         parts = [_number(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
-        table.add_row(_plain(attempt.text), str(attempt.sampled), attempt.finish_reason, *parts, total)
+        table.add_row(_plain(attempt.text), _number(attempt.sampled), attempt.finish_reason, *parts, total)
     console.print(table)
 
 

@@ -16,16 +16,15 @@ from gristmill_env.data import Item, PromptDataset
 from gristmill_env.drops import DropReason
 from gristmill_env.errors import DatasetError, EpisodeError, PromptError
 from gristmill_env.groups import build_group, drop_reason, trainable
-from gristmill_env.inference import ModelServer
+from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
-from gristmill_env.publication import Publication
 from gristmill_env.roller import PromptTooLongError, Roller
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
 from gristmill_env.tracking import Tracker
-from gristmill_env.versions import UnpublishedWeightsError, version_spans
+from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +39,20 @@ class Worker:
         holder: str,
         *,
         api: Client,
-        server: ModelServer,
+        server: ModelServers,
         dataset: PromptDataset,
         roller: Roller,
         tracker: Tracker,
     ) -> None:
         """`holder`: this process' name towards the API; no other process may have it."""
         self.tally = Tally()
-        self.permits = Permits(api, run_id, holder, config.max_num_workers)
+        self.permits = Permits(api, run_id, holder, config.workers)
         self._config = config
         self._run_id = run_id
         self._holder = holder
-        self._publication = Publication(api, run_id, server)
+        self._api = api
+        self._server = server
+        self._published: bool | None = None
         self._dataset = dataset
         self._roller = roller
         self._tracker = tracker
@@ -99,15 +100,19 @@ class Worker:
             await self._drop(permit, reason, "; ".join(errors))
 
     async def _roll(self, item: Item, name: str, version: str) -> tuple[Rollout, list[list[VersionSpan]]]:
-        """A rollout by weights of this run; one by any others is thrown away and done again."""
-        published = await self._publication.happens()
-        step = PolicyVersion.parse(version).step
-        while True:
-            rollout = await self._roller.roll(item, name, step=step)
-            try:
-                return rollout, [version_spans(attempt, version, published=published) for attempt in rollout.attempts]
-            except UnpublishedWeightsError:
-                await self._publication.wait()
+        """A rollout by weights of this run: completions by any others are thrown away and asked for again."""
+        published = await self._is_published()
+        rollout = await self._roller.roll(item, name, step=PolicyVersion.parse(version).step)
+        return rollout, [version_spans(attempt, version, published=published) for attempt in rollout.attempts]
+
+    async def _is_published(self) -> bool:
+        """Whether the run's trainer updates the model server. A permit exists, so the trainer's half is recorded."""
+        if self._published is None:
+            record = await self._api.get_run(self._run_id)
+            self._published = (record.trainer or {}).get("publisher") != "none"
+            if self._published:
+                self._server.trust_only(is_version)
+        return self._published
 
     async def _submit(self, permit: Permit, rollout: Rollout, versions: list[list[VersionSpan]]) -> None:
         group = build_group(

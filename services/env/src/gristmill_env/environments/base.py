@@ -30,8 +30,8 @@ class Reply:
     """Without special tokens, with the prefill."""
     finish_reason: str
     """ "stop", or "length" when it was cut."""
-    tokens: int
-    """Tokens sampled."""
+    tokens: int | None
+    """Tokens sampled; None where a text server does not tell."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Completions from model servers."""
 
-from gristmill_env.inference.server import Completion, ModelServer, ServedModel
+from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
+from gristmill_env.inference.servers import ModelServers
+from gristmill_env.inference.thinking import Thinking
 from gristmill_env.inference.wire import LabelSpan
 
-__all__ = ["Completion", "LabelSpan", "ModelServer", "ServedModel"]
+__all__ = ["Completion", "GenerationRequest", "LabelSpan", "ModelServers", "ServedModel", "Thinking"]

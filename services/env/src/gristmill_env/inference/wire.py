@@ -1,4 +1,4 @@
-"""vLLM's answers, as far as they are read. Everything else in them is ignored."""
+"""The servers' answers, as far as they are read. Everything else in them is ignored."""
 
 from __future__ import annotations
 
@@ -41,12 +41,42 @@ class Generated(msgspec.Struct):
     choices: list[Choice]
 
 
+class ChatMessage(msgspec.Struct):
+    """What the model said. Servers with a reasoning parser keep what was thought apart, under either name."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One completion of POST /v1/chat/completions."""
+
+    message: ChatMessage
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens of all choices together."""
+
+    completion_tokens: int | None = None
+
+
+class Chatted(msgspec.Struct):
+    """Answer of POST /v1/chat/completions."""
+
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
 class ModelCard(msgspec.Struct):
     """One served model."""
 
     id: str
     root: str | None = None
     max_model_len: int | None = None
+    owned_by: str | None = None
+    """ "vllm" where vLLM answers."""
 
 
 class Models(msgspec.Struct):

@@ -1,10 +1,19 @@
-"""Rewards: the registry, the ones that ship, and the scorer that adds them up."""
+"""Rewards: the registry, the ones that ship, and the scorer that adds them up.
+
+As a library::
+
+    reward = create_reward({"type": "accuracy"})
+    reward.score(["... \\\\boxed{72}"], answer="#### 72")  # [1.0]
+"""
 
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
+import gristmill_env.rewards.episode
 import gristmill_env.rewards.format
 import gristmill_env.rewards.length  # noqa: F401
-from gristmill_env.rewards.registry import Reward, create_reward, reward, reward_names
+from gristmill_env.rewards.create import create_reward
+from gristmill_env.rewards.registry import reward, reward_names
+from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.sample import Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
 

@@ -1,9 +1,9 @@
 """Rewards by name.
 
-A reward is a function. What it takes by position it is given, by name, from the `Sample`
-(`completion`, `answer`, `tokens`, ...): it declares only what it needs. Its keyword-only
-arguments are its options, which a configuration sets under `params`; their annotations are checked.
-It returns a score, or None for "nothing to say". What it raises is an error, never a score::
+A reward is a function or a class. Its arguments are filled by their names (see `inputs`): it declares only what it
+needs. Its keyword-only arguments (of a class: those of `__init__`) are its options, which a configuration sets under
+`params`; their annotations are checked. It returns a score, or None for "nothing to say". What it raises is an error,
+never a score::
 
     @reward("ends_well")
     def ends_well(completion: str, *, mark: str = ".") -> float:
@@ -13,110 +13,112 @@ It returns a score, or None for "nothing to say". What it raises is an error, ne
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import INPUTS, Sample
+from gristmill_env.plugins import import_error
+from gristmill_env.rewards.signature import Signature, place, read_signature
 
-RewardFunction = Callable[..., float | None]
+ENTRY_POINTS = "gristmill.rewards"
+"""Group of the entry points by which a package offers rewards."""
+_LEGACY = "_reward"
+"""Suffix of names in configurations of Atropos: accuracy_reward is accuracy."""
 
-
-@dataclass(frozen=True)
-class RegisteredReward:
-    """A reward function and what its signature says."""
-
-    name: str
-    function: RewardFunction
-    inputs: tuple[str, ...]
-    """Fields of `Sample` that it takes."""
-    options: Mapping[str, TypeAdapter[Any]]
-    """Its options and their types."""
+_Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Reward:
-    """A reward with its options set, ready to score."""
+class Definition:
+    """A reward function or class, and what its signature says."""
 
     name: str
-    inputs: tuple[str, ...]
-    function: RewardFunction
+    target: Callable[..., Any]
+    signature: Signature
 
-    @property
-    def needs_answer(self) -> bool:
-        """Whether it compares with the row's answer."""
-        return "answer" in self.inputs
+    @classmethod
+    def of(cls, name: str, target: Callable[..., Any]) -> Definition:
+        """Read the target's signature. Raises RewardError when it cannot be a reward."""
+        return cls(name, target, read_signature(name, target))
 
-    def score(self, sample: Sample) -> float | None:
-        """The reward of one completion; raises whatever the reward raises."""
-        return self.function(**{name: getattr(sample, name) for name in self.inputs})
+    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+        """What is to be called with the inputs, and the options to pass along; a class has its own already.
+
+        Raises RewardError for wrong params.
+        """
+        options = self.signature.check(self.name, params)
+        if not inspect.isclass(self.target):
+            return self.target, options
+        try:
+            instance: Any = self.target(**options)
+            return instance, {}
+        except RewardError:
+            raise
+        except Exception as error:  # the user's __init__
+            reason = f"reward '{self.name}' cannot be made with {options}: {type(error).__name__}: {error}"
+            raise RewardError(reason) from error
 
 
-_REGISTRY: dict[str, RegisteredReward] = {}
+_REGISTRY: dict[str, Definition] = {}
 
 
-def reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
-    """Register the decorated function as the reward `name`.
+def reward(name: str) -> Callable[[_Target], _Target]:
+    """Register the decorated function or class as the reward `name`.
 
-    Raises RewardError when the name is taken, or an argument is nothing that a `Sample` has.
+    Raises RewardError when the name is taken, or the signature is none that can be filled. Running the same
+    definition again, as a notebook does, replaces it.
     """
 
-    def register(function: RewardFunction) -> RewardFunction:
-        if name in _REGISTRY:
-            there = _place(_REGISTRY[name].function)
-            raise RewardError(f"reward '{name}' is registered twice: by {there} and by {_place(function)}; rename one")
-        hints = typing.get_type_hints(function, include_extras=True)
-        inputs, options = [], {}
-        for argument in inspect.signature(function).parameters.values():
-            if argument.kind is inspect.Parameter.KEYWORD_ONLY:
-                options[argument.name] = TypeAdapter(hints.get(argument.name, Any))
-            elif argument.name in INPUTS:
-                inputs.append(argument.name)
-            else:
-                raise RewardError(
-                    f"reward '{name}' ({_place(function)}) asks for '{argument.name}'; a sample has "
-                    f"{', '.join(INPUTS)} (an option comes after a *).{did_you_mean(argument.name, INPUTS)}"
-                )
-        _REGISTRY[name] = RegisteredReward(name, function, tuple(inputs), options)
-        return function
+    def register(target: _Target) -> _Target:
+        definition = Definition.of(name, target)
+        if name in _REGISTRY and (there := place(_REGISTRY[name].target)) != place(target):
+            raise RewardError(f"reward '{name}' is registered twice: by {there} and by {place(target)}; rename one")
+        _REGISTRY[name] = definition
+        return target
 
     return register
 
 
 def reward_names() -> list[str]:
-    """Names of all registered rewards."""
-    return sorted(_REGISTRY)
+    """Names of all rewards that are registered or that an installed package offers."""
+    return sorted({*_REGISTRY, *_offered()})
 
 
-def create_reward(name: str, params: Mapping[str, Any] | None = None) -> Reward:
-    """The reward `name` with its options set to `params`.
+def find(name: str) -> Definition:
+    """The reward of this name; `accuracy_reward` finds `accuracy`, too.
 
-    Raises RewardError for a name or an option that does not exist (all that do are listed, and the
-    nearest), and for an option's value of another type.
+    Raises RewardError when there is none (all that are there are listed, and the nearest), or a package that offers
+    it cannot be imported.
     """
-    if name not in _REGISTRY:
-        names = reward_names()
-        raise RewardError(f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}")
-    entry, options = _REGISTRY[name], {}
-    for key, value in (params or {}).items():
-        if key not in entry.options:
-            has = ", ".join(entry.options) or "none"
-            raise RewardError(
-                f"reward '{name}' has no parameter '{key}'; it has {has}.{did_you_mean(key, entry.options)}"
-            )
-        try:
-            options[key] = entry.options[key].validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise RewardError(f"parameter '{key}' of reward '{name}': {reason} (found {value!r})") from error
-    return Reward(name, entry.inputs, partial(entry.function, **options))
+    for known in (name, name.removesuffix(_LEGACY)):
+        if known in _REGISTRY:
+            return _REGISTRY[known]
+        if (entry := _offered().get(known)) is not None:
+            return _load(entry)
+    names = reward_names()
+    raise RewardError(f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}")
 
 
-def _place(function: RewardFunction) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+def registered(target: object) -> Definition | None:
+    """The definition that the decorator made of this very function or class, if any."""
+    return next((definition for definition in _REGISTRY.values() if definition.target is target), None)
+
+
+def _offered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def _load(entry: EntryPoint) -> Definition:
+    where = f"entry point '{entry.name}' ({entry.value}, group {ENTRY_POINTS})"
+    try:
+        target = entry.load()
+    except (Exception, SystemExit) as error:
+        raise RewardError(str(import_error(where, error))) from error
+    if entry.name not in _REGISTRY:  # its own decorator may have registered it
+        if not callable(target):
+            raise RewardError(f"{where} is a {type(target).__name__}, not a function or a class")
+        _REGISTRY[entry.name] = Definition.of(entry.name, target)
+    return _REGISTRY[entry.name]

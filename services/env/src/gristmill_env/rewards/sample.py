@@ -1,20 +1,21 @@
-"""What a reward may look at, and what it may say."""
+"""What a reward may look at, and what was said of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion to be scored. A reward asks for any of these by the names of its arguments."""
+    """One completion to be scored, with the row that it answers."""
 
     completion: str
     """The completion's text, special tokens left out."""
     answer: str | None = None
-    """The row's `answer_field`; None when the run has none."""
+    """What the completion is compared with: the row's `ground_truth_field` where that is set, else its `answer_field`;
+    None when the run has neither."""
     prompt: str = ""
     """The row's `prompt_field`."""
     tokens: Sequence[int] = ()
@@ -23,10 +24,16 @@ class Sample:
     """Why the completion ended: "stop", or "length" when it was cut."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
-
-
-INPUTS = tuple(f.name for f in fields(Sample))
-"""Names that a reward may ask for."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The prompt as chat messages ({role, content}), the system message included, the completion left out."""
+    conversation: Sequence[Mapping[str, Any]] = ()
+    """All messages of the attempt, the model's included."""
+    episode_reward: float | None = None
+    """What the run's `environment` gave for the attempt; None where it gives none."""
+    conversational: bool = False
+    """Whether the row's own prompt is a list of messages. Decides what a TRL reward is given."""
+    step: int | None = None
+    """Optimizer steps that the sampling weights have had; None where nothing is trained. For TRL rewards."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,11 @@ class Score:
     """What the rewards said of one completion."""
 
     total: float | None
-    """Sum of weight × value over the parts that have a value; None when no part has, or one failed."""
+    """Sum of weight × value over the rewards that have a value; None when none has, or one that counts failed."""
     parts: Mapping[str, float | None]
-    """Value of each reward, before its weight; None where it said nothing."""
+    """Value of each reward before its weight, those inside a composed one too ("combined/accuracy"); None where it
+    said nothing or failed."""
     error: str | None = None
-    """The reward that failed, and how."""
+    """The first reward of weight that failed, and how."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Every reward that failed, and how: a metric (weight 0) fails here without costing the sample its total."""

@@ -1,16 +1,21 @@
-"""Scores a completion with all the rewards of a run, and adds them up by weight."""
+"""Scores the completions of a prompt with all the rewards of a run, and adds them up by weight."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from types import TracebackType
+from typing import Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.registry import Reward
+from gristmill_env.rewards.inputs import Known
+from gristmill_env.rewards.plan import calls, outcomes, weighted_sum
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.running import TIMEOUT, Failure, Outcome, Runner
 from gristmill_env.rewards.sample import Sample, Score
 
 logger = logging.getLogger(__name__)
@@ -28,48 +33,104 @@ class Scorer:
     """The rewards of a run.
 
     Three outcomes a reward: a score; None, which leaves the sum (its weight with it); an error, which
-    is logged and makes the whole sample unscored. An error is never a silent 0: a 0 would teach.
+    is counted and makes the sample unscored. An error is never a silent 0: a 0 would teach. Only a reward of
+    weight 0 may fail without costing the sample, for its value would not have counted either.
+
+    Close it (`async with`, or close()) to end its threads.
     """
 
-    def __init__(self, rewards: Iterable[WeightedReward], *, has_answer: bool) -> None:
-        """Raises RewardError when there is no reward, one appears twice, or one needs an answer that rows lack."""
+    def __init__(
+        self,
+        rewards: Iterable[WeightedReward],
+        *,
+        has_answer: bool,
+        columns: Sequence[str] = (),
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """`columns`: the data set's; `timeout`: seconds that one call of a reward may take.
+
+        Raises RewardError when there is no reward, or none of weight, one name stands for two, or a reward asks for
+        what the rows do not have.
+        """
         self.rewards = tuple(rewards)
-        names = [weighted.reward.name for weighted in self.rewards]
+        names = self.names
         if not names:
             raise RewardError("reward_functions is empty; name at least one reward")
         if twice := {name for name in names if names.count(name) > 1}:
-            raise RewardError(f"reward_functions lists {', '.join(sorted(twice))} twice; once is enough")
-        needy = [weighted.reward.name for weighted in self.rewards if weighted.reward.needs_answer]
-        if needy and not has_answer:
-            raise RewardError(f"reward '{needy[0]}' compares with the row's answer; set dataset.answer_field")
+            raise RewardError(
+                f"reward_functions lists {', '.join(sorted(twice))} twice; once is enough, or give each a name of "
+                "its own (name:) if their params differ"
+            )
+        if all(weighted.weight == 0 for weighted in self.rewards):
+            raise RewardError(
+                "all of reward_functions have weight 0: they are metrics, and nothing is left to score by"
+            )
+        known = Known(columns, has_answer)
+        self._nodes = [weighted.reward.bind(known, weighted.reward.name) for weighted in self.rewards]
+        self._runner = Runner(timeout)
+        self._errors: Counter[str] = Counter()
 
     @property
     def names(self) -> list[str]:
         """Names of the rewards, in the order of the configuration."""
         return [weighted.reward.name for weighted in self.rewards]
 
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How often each reward has failed, by its name in Score.parts. A group-level one fails once a completion."""
+        return dict(self._errors)
+
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Score a group's completions. Never raises for what a reward does."""
-        return await asyncio.to_thread(lambda: [self._score(sample) for sample in samples])
+        """Score the completions of one prompt, in their order.
 
-    def _score(self, sample: Sample) -> Score:
-        parts: dict[str, float | None] = {}
-        failure: str | None = None
-        for weighted in self.rewards:
-            name = weighted.reward.name
-            try:
-                parts[name] = _checked(weighted.reward.score(sample))
-            except Exception as error:  # a reward is the user's code: its failure is counted, and ends its group only
-                logger.exception("reward %r failed", name)
-                parts[name], failure = None, f"{name}: {type(error).__name__}: {error}"
-        valued = [w.weight * value for w in self.rewards if (value := parts[w.reward.name]) is not None]
-        total = math.fsum(valued) if valued and failure is None else None
-        return Score(total=total, parts=parts, error=failure)
+        What a reward does wrong is in the scores. Raises RewardError only when a reward hangs so often that the run
+        cannot go on.
+        """
+        if not samples:
+            return []
+        made = calls(self._nodes, samples)
+        batch = self._runner.submit(call for group in made.values() for call in group)
+        try:
+            await asyncio.wrap_future(batch.done)
+        except asyncio.CancelledError:
+            batch.drop()
+            raise
+        found = outcomes(self._nodes, made)
+        for name, column in found.items():
+            self._count(name, column)
+        return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
 
+    async def close(self) -> None:
+        """End the threads; a thread that hangs is left behind, and ends with the process."""
+        self._runner.close()
 
-def _checked(value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise RewardError(f"a reward returns a finite number or None, not {value!r}")
-    return float(value)
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _score(self, said: Mapping[str, Outcome]) -> Score:
+        parts = {name: None if isinstance(outcome, Failure) else outcome for name, outcome in said.items()}
+        failures = [said[w.reward.name] for w in self.rewards if w.weight != 0]
+        error = next((str(failure) for failure in failures if isinstance(failure, Failure)), None)
+        total = None
+        if error is None:
+            total = weighted_sum((w.weight, parts[w.reward.name]) for w in self.rewards)
+            if total is not None and math.isinf(total):
+                total, error = None, "the weighted sum of the rewards overflows"
+        failed = {name: outcome.text for name, outcome in said.items() if isinstance(outcome, Failure)}
+        return Score(total, parts, error, failed)
+
+    def _count(self, name: str, column: Sequence[Outcome]) -> None:
+        """Tell a reward's first error in full, and of the others each time that their count has a digit more."""
+        for outcome in column:
+            if not isinstance(outcome, Failure) or outcome.reward != name:  # a part's: counted there
+                continue
+            self._errors[name] += 1
+            if (count := self._errors[name]) == 1:
+                logger.error("reward '%s' failed: %s", name, outcome.text, exc_info=outcome.cause)
+            elif str(count).strip("0") == "1":
+                logger.error("reward '%s' has failed %d times, last: %s", name, count, outcome.text)

@@ -67,6 +67,13 @@ class DatasetConfig(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve warns."""
 
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion, beside the model's own end. They stay in the completion: they were sampled, and
+    are trained."""
+
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Tokens that end a completion. They stay in it, too."""
+
     reward_functions: list[str | RewardSpec] = Field(default_factory=list)
     """Rewards: names, or {type, weight, params}. A bare name has weight 1."""
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gristmill.deployment import API_URL
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.environment import EnvironmentSpec
 from gristmill_env.settings.servers import ServerConfig, Url
+from gristmill_env.settings.trainer_block import trainer_block
+
+
+def _count_or_computed(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server")
+    return value
 
 
 class EnvConfig(Settings):
@@ -25,8 +32,14 @@ class EnvConfig(Settings):
     group_size: int = Field(default=8, ge=1)
     """Completions a prompt. 1 means no group: the advantage is the reward itself."""
 
-    max_num_workers: int = Field(default=16, ge=1, le=1024)
-    """Prompts worked on at a time by this process."""
+    max_num_workers: Annotated[int, AfterValidator(_count_or_computed)] = Field(default=16, ge=-1, le=1024)
+    """Prompts worked on at a time by this process. -1: max_num_workers_per_node for each model server."""
+
+    max_num_workers_per_node: int = Field(default=8, ge=1, le=1024)
+    """Prompts worked on at a time for each model server, where max_num_workers is -1."""
+
+    config_format: Literal["gristmill", "atropos"] | None = None
+    """Whose keys and defaults the YAML has. Unset: its keys tell (docs/from-atropos.md)."""
 
     rollout_server_url: Url = API_URL
     """The trajectory API. GRISTMILL_API_URL stands above a YAML's."""
@@ -36,6 +49,23 @@ class EnvConfig(Settings):
 
     total_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps of the run; the same as trainer.training_steps, which may be set instead."""
+
+    batch_size: int | None = Field(default=None, ge=1)
+    """Sequences an optimizer step: trainer.batch_size x trainer.gradient_accumulation_steps, which may be set instead.
+    Where the trainer: block does not split a step, one micro-batch takes them all."""
+
+    max_batches_offpolicy: int | None = Field(default=None, ge=0)
+    """Steps that generation may run ahead; the same as trainer.max_staleness, which may be set instead."""
+
+    inference_weight: float | None = Field(default=None, gt=0, le=1e6)
+    """Weight of this process among those of the run that have one: it holds at most that part of the permits that are
+    out. Unset: as many as it asks for."""
+
+    min_batch_allocation: float | None = Field(default=None, gt=0, le=1)
+    """Part of every batch that is kept for this process' groups while it lives, 0 to 1."""
+
+    data_path_to_save_groups: str | None = None
+    """File to write every group to as a line of JSON: messages, scores, tokens."""
 
     ensure_scores_are_not_same: bool = True
     """Drop groups whose completions all score the same: they carry no gradient."""
@@ -53,7 +83,7 @@ class EnvConfig(Settings):
     """Name of the W&B run; unset, the run id."""
 
     slurm: bool = False
-    """Accepted for launch scripts. There is no server discovery yet: base_url is used, and a line says so."""
+    """Find the model servers by Slurm's variables (docs/servers.md). Outside Slurm base_url is used, with a warning."""
 
     testing: bool = False
     """Log every prompt and completion in full. Nothing is faked and nothing else changes."""
@@ -70,22 +100,52 @@ class EnvConfig(Settings):
     dataset: DatasetConfig = Field(default_factory=DatasetConfig)
     """Rows, prompts, sampling, rewards."""
 
-    server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1, max_length=1)
-    """The model server (one, for now)."""
+    server_configs: list[ServerConfig] = Field(default_factory=lambda: [ServerConfig()], min_length=1)
+    """The model servers. A flag of theirs (--base_url) sets the first."""
+
+    thinking_mode: bool | None = None
+    """Whether the model thinks before it answers, where its chat template (enable_thinking) or its API lets one
+    choose. Unset: as the model does by itself. reasoning_effort and max_reasoning_tokens switch it on."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How much it thinks: a word for text APIs that know it. Not every model knows every word."""
+
+    max_reasoning_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of thought, for text APIs that can limit them. Not in training: a thought that is cut by force was
+    not sampled."""
+
+    custom_thinking_prompt: str | None = None
+    """System text that asks for thinking; stands before system_prompt."""
 
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Settings of the trainer that belong to this run; they stand above trainer.yaml. The trainer checks them."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        theirs = self.trainer.get("training_steps")
-        if self.total_steps is not None and theirs is not None and theirs != self.total_steps:
-            raise ValueError(f"total_steps is {self.total_steps} but trainer.training_steps is {theirs}; keep one")
+    def _one_trainer(self) -> Self:
+        self.trainer_block()
         return self
+
+    def trainer_block(self) -> dict[str, Any]:
+        """`trainer:` with what the top level says of it: total_steps, batch_size, max_batches_offpolicy."""
+        return trainer_block(
+            self.trainer,
+            total_steps=self.total_steps,
+            batch_size=self.batch_size,
+            max_batches_offpolicy=self.max_batches_offpolicy,
+        )
+
+    @property
+    def workers(self) -> int:
+        """Prompts worked on at a time."""
+        return (
+            self.max_num_workers
+            if self.max_num_workers > 0
+            else min(1024, self.max_num_workers_per_node * len(self.server_configs))
+        )
 
     @property
     def server(self) -> ServerConfig:
-        """The model server."""
+        """The model server; the first of several."""
         return self.server_configs[0]
 
     def recorded(self, model: str) -> dict[str, Any]:
@@ -93,9 +153,6 @@ class EnvConfig(Settings):
 
         Addresses, keys, time-outs, worker counts and logging are left out: they may change between restarts.
         """
-        trainer = dict(self.trainer)
-        if self.total_steps is not None:
-            trainer["training_steps"] = self.total_steps
         return {
             "model": model,
             "max_token_length": self.max_token_length,
@@ -105,5 +162,11 @@ class EnvConfig(Settings):
                 **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
                 "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],
             },
-            "trainer": trainer,
+            "trainer": self.trainer_block(),
+            **self._thinking(),
         }
+
+    def _thinking(self) -> dict[str, Any]:
+        """The settings of thinking that are set: they are part of what the model is asked."""
+        names = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/configuration.md and docs/from-atropos.md from what the services read.
+
+    python scripts/configuration_docs.py            write them
+    python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; what is around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gristmill.settings.flags import flag_names
+from gristmill.settings.layers import inner_model
+from gristmill_env.atropos.keys import KEYS, Key, Part, Verdict
+from gristmill_env.atropos.rewards import OPTIONS, REWARDS
+from gristmill_env.settings import EnvConfig
+from gristmill_trainer.settings import TrainerSettings
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FILES = ("configuration.md", "from-atropos.md")
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Write the tables, or check them. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="The tables of docs/configuration.md and docs/from-atropos.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a table is not current")
+    check = parser.parse_args().check
+    stale = stale_files()
+    for path, text in stale.items():
+        if check:
+            print(f"docs/{path.name} is not current: run python scripts/configuration_docs.py", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote docs/{path.name}")
+    return 1 if check and stale else 0
+
+
+def stale_files(folder: Path = DOCS) -> dict[Path, str]:
+    """Files whose tables are not current, with the text that they should have. Raises KeyError for an unknown table."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (folder / name for name in FILES)}
+    fresh = {path: _TABLE.sub(_filled, text) for path, text in texts.items()}
+    return {path: fresh[path] for path in texts if fresh[path] != texts[path]}
+
+
+def _filled(match: re.Match[str]) -> str:
+    return f"{match[1]}\n{TABLES[match['name']]()}\n{match[3]}"
+
+
+def _settings(model: type[BaseModel], command: str) -> str:
+    """A table for the top level and one for every section below it."""
+    flags = flag_names(model)
+    parts = []
+    for place, section in _sections(model, ""):
+        if place:
+            parts.append(f"### `{place}`\n\n{_cell(_about(section))}\n")
+        prefix = place.replace("[]", "").rstrip(":")
+        rows = [
+            [
+                f"`{name}`",
+                _type(info.annotation) + _bounds(info),
+                _default(info),
+                f"`{flags[here]}`" if (here := f"{prefix}.{name}".lstrip(".")) in flags else "",
+                info.description or "",
+            ]
+            for name, info in section.model_fields.items()
+        ]
+        parts.append(_table(["key", "type", "default", f"flag of {command}", "meaning"], rows))
+    return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], place: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The model and those inside it, each with where it stands: "", "dataset:", "dataset.reward_functions[]:"."""
+    yield place, model
+    for name, info in model.model_fields.items():
+        section = inner_model(info.annotation)
+        if section is not None:
+            many = "[]" if typing.get_origin(info.annotation) is list else ""
+            yield from _sections(section, f"{place.rstrip(':')}.{name}{many}:".lstrip("."))
+
+
+def _about(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").split("\n\n")[0]
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(kind) for kind in arguments if kind is not type(None))
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return "section"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return ", ".join(f"`{member.value}`" for member in annotation)
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _bounds(info: FieldInfo) -> str:
+    found = [
+        f"{sign} {value:g}"
+        for rule in info.metadata
+        for name, sign in _BOUNDS.items()
+        if (value := getattr(rule, name, None)) is not None
+    ]
+    return ", " + ", ".join(found) if found else ""
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if value is None:
+        return ""
+    if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
+        return "below"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _atropos_keys() -> str:
+    titles = {
+        Part.FILE: "Of the file itself",
+        Part.BASE: "Of every environment (top level or `env:`)",
+        Part.DATASET: "Of the dataset environment (`dataset:`, `env:` or top level)",
+        Part.SERVER: "Of a server (`server_configs:` or `openai:`)",
+    }
+    head = ["key", "in our files", "verdict", "Atropos' default", "remarks"]
+    parts = [
+        f"### {title}\n\n" + _table(head, [_atropos_row(key) for key in KEYS if key.part is part])
+        for part, title in titles.items()
+    ]
+    return "\n".join(parts)
+
+
+def _atropos_row(key: Key) -> list[str]:
+    verdict = str(key.verdict)
+    if key.quiet and key.verdict is not Verdict.HONOURED:
+        verdict += " (but for " + ", ".join(dict.fromkeys(f"`{_yaml(value)}`" for value in key.quiet)) + ")"
+    default = "" if key.default is None else f"`{_yaml(key.default)}`"
+    return [f"`{key.name}`", f"`{key.here}`" if key.here else "", verdict, default, key.text]
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _atropos_rewards() -> str:
+    names = [[f"`{reward.name}`", f"`{reward.here}`" if reward.here else "refused", reward.text] for reward in REWARDS]
+    options = [[f"`{option.reward}`", f"`{option.name}`", option.text] for option in OPTIONS]
+    return (
+        _table(["reward", "here", "remarks"], names)
+        + "\nOptions go to the reward as they are, but for these, which have no effect, with a warning:\n\n"
+        + _table(["reward", "option", "because"], options)
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """One line; neither a column's border nor an HTML tag, outside of `code`."""
+    words = " ".join(text.split()).replace("|", "\\|")
+    return "".join(
+        part if number % 2 else part.replace("<", "&lt;").replace("*", "\\*")
+        for number, part in enumerate(re.split(r"(`[^`]*`)", words))
+    )
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "run": lambda: _settings(EnvConfig, "gristmill_env"),
+    "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer"),
+    "atropos-keys": _atropos_keys,
+    "atropos-rewards": _atropos_rewards,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

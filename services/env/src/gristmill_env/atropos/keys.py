@@ -1,0 +1,221 @@
+"""What becomes of every key that Atropos reads from a file, and of those that its shipped files have besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """What becomes of a key."""
+
+    HONOURED = "honoured"
+    """It does here what it did there."""
+    WARNED = "honoured with a warning"
+    """It works, with something to know."""
+    NO_EFFECT = "no effect, with a warning"
+    """There is nothing here that it could set, and the results are the same without it."""
+    REFUSED = "refused"
+    """The file does not load: without it the results would be others than those asked for."""
+
+
+class Part(StrEnum):
+    """Where Atropos reads a key."""
+
+    FILE = "of the file itself"
+    BASE = "of every environment"
+    DATASET = "of the dataset environment"
+    SERVER = "of a server"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of Atropos."""
+
+    name: str
+    part: Part
+    verdict: Verdict = Verdict.HONOURED
+    text: str = ""
+    """What a user should know. Of a key that is warned of or refused it is the message, too."""
+    here: str | None = None
+    """Our key, from the top: "dataset.split", "server_configs.timeout". None: none, or see the text."""
+    default: Any = None
+    """What Atropos takes where a file says nothing, if we take something else. Applied to its files."""
+    unset: tuple[Any, ...] = ()
+    """Values that mean "not set", beside null."""
+    quiet: tuple[Any, ...] = ()
+    """Values that need no warning, or that are not refused."""
+
+
+def _base(name: str, text: str = "", **more: Any) -> Key:
+    return Key(name, Part.BASE, **{"text": text, "here": name, **more})
+
+
+def _dataset(name: str, text: str = "", **more: Any) -> Key:
+    return Key(name, Part.DATASET, **{"text": text, "here": f"dataset.{name}", **more})
+
+
+def _server(name: str, text: str = "", **more: Any) -> Key:
+    return Key(name, Part.SERVER, **{"text": text, "here": f"server_configs.{name}", **more})
+
+
+KEYS: tuple[Key, ...] = (
+    Key("dataset", Part.FILE, text="the keys in it may also stand at the top level (the flat form)", here="dataset"),
+    Key("env", Part.FILE, text="its keys are read as if they stood at the top level"),
+    Key("server_configs", Part.FILE, text="one section or a list of them", here="server_configs"),
+    Key("openai", Part.FILE, text="another name of server_configs", here="server_configs"),
+    Key(
+        "generation",
+        Part.FILE,
+        Verdict.WARNED,
+        "its keys count as keys of dataset:, which stand above them; Atropos documents the section and reads nothing "
+        "of it",
+    ),
+    Key("slurm", Part.FILE, text="servers are discovered from Slurm's variables", here="slurm"),
+    Key(
+        "testing",
+        Part.FILE,
+        Verdict.WARNED,
+        "prompts and completions are logged in full; nothing is faked, while Atropos makes up the completions",
+        here="testing",
+        quiet=(False,),
+    ),
+    Key(
+        "max_n_completions",
+        Part.FILE,
+        Verdict.NO_EFFECT,
+        "a group's completions are one request, which shares the prompt's computation",
+    ),
+    Key(
+        "proxy_url",
+        Part.FILE,
+        Verdict.REFUSED,
+        "there is no proxy for managed servers; name the model server in base_url",
+    ),
+    Key("use_local_agents", Part.FILE, Verdict.NO_EFFECT, "nothing of Atropos reads it either", quiet=(False,)),
+    _base("tokenizer_name", "the served model's own tokenizer stands above it, where that is known"),
+    _base("group_size", default=4),
+    _base("max_num_workers", "-1: max_num_workers_per_node for each server", default=-1),
+    _base("max_num_workers_per_node"),
+    _base("max_token_length", "a prompt and its completion together"),
+    _base("rollout_server_url", "GRISTMILL_API_URL stands above it"),
+    _base("ensure_scores_are_not_same"),
+    _base("worker_timeout", "the group is dropped and counted", default=600),
+    _base("total_steps", "trainer.training_steps; -1: the trainer's own", default=1000, unset=(-1,)),
+    _base(
+        "batch_size",
+        "sequences an optimizer step, in one micro-batch; trainer.gradient_accumulation_steps splits it. "
+        "-1: the trainer's own",
+        unset=(-1,),
+    ),
+    _base(
+        "max_batches_offpolicy",
+        "trainer.max_staleness: the API hands out no more work than keeps every sample that fresh; 0 is synchronous",
+        default=3,
+    ),
+    _base("inference_weight", "a share of the permits to generate; -1: no share of its own", unset=(-1,)),
+    _base("min_batch_allocation", "kept while the environment lives; a dead one blocks nothing"),
+    _base("include_messages"),
+    _base("data_path_to_save_groups"),
+    _base("use_wandb", "offline where there are no credentials", default=True),
+    _base("wandb_name"),
+    _base("num_rollouts_to_keep"),
+    _base("num_rollouts_per_group_for_logging"),
+    _base("min_items_sent_before_logging"),
+    _base("max_eval_workers", "0: no evaluation (steps_per_eval: 0)", unset=(0,)),
+    _base("steps_per_eval", "evaluates only where an evaluation data set is named"),
+    _base("eval_handling"),
+    _base("eval_limit_ratio"),
+    _base("data_dir_to_save_evals"),
+    _base("thinking_mode"),
+    _base("reasoning_effort", "not every server knows every word"),
+    _base("max_reasoning_tokens", "for text APIs; in training a thought is not cut by force"),
+    _base("custom_thinking_prompt", "stands before system_prompt"),
+    _dataset("dataset_name"),
+    _dataset("dataset_config"),
+    _dataset("dataset_path", "stands above dataset_name, as in Atropos; a bare .jsonl file works"),
+    _dataset("split"),
+    _dataset("prompt_field"),
+    _dataset("answer_field"),
+    _dataset("ground_truth_field", "where it is set, rewards compare with it and not with answer_field"),
+    _dataset("system_prompt"),
+    _dataset("prefill", "the model goes on from it; Atropos closes the turn behind it"),
+    _dataset("shuffle_dataset", "with dataset.seed, 42: the order is the same after a restart"),
+    _dataset("max_tokens", default=4096),
+    _dataset("min_tokens", "where the warm-up begins; as in Atropos it forbids no short answer"),
+    _dataset("length_warmup_steps", "Atropos reads it in evaluation only; here it works in training"),
+    _dataset("temperature", default=0.7),
+    _dataset(
+        "top_p",
+        "other than 1 biases the trainer's importance ratio; the run's record keeps it",
+        verdict=Verdict.WARNED,
+        default=0.9,
+        quiet=(1, 1.0),
+    ),
+    _dataset("reward_functions", "names or {type, weight, params}; the total is the sum of weight x score"),
+    Key(
+        "reward_funcs",
+        Part.DATASET,
+        text="read where there are no reward_functions; accuracy_reward is accuracy",
+        here="dataset.reward_functions",
+    ),
+    Key(
+        "<name>_reward_weight",
+        Part.DATASET,
+        text="the weight of that reward in a list of names; Atropos reads none of it",
+        here="dataset.reward_functions",
+    ),
+    Key("include_messages_in_scoring", Part.DATASET, text="as include_messages", here="include_messages"),
+    Key(
+        "max_generations_per_prompt",
+        Part.DATASET,
+        text="completions a prompt in evaluation, where alone Atropos reads it; in training it is group_size",
+        here="dataset.eval_samples",
+    ),
+    _dataset("eval_dataset_name"),
+    _dataset("eval_dataset_config"),
+    _dataset("eval_split"),
+    _server("model_name", 'the model that must be served there; "default": any', unset=("default",)),
+    _server(
+        "base_url",
+        "left out it means https://api.openai.com/v1, as there; GRISTMILL_MODEL_URL stands above a single server's",
+        unset=("",),
+    ),
+    _server("api_key", "${VAR} is read from the environment and must be set there", unset=("",)),
+    _server("timeout", default=1200),
+    _server("num_max_requests_at_once"),
+    _server("num_requests_for_eval"),
+    _server("n_kwarg_is_ignored"),
+    _server("weight", "the server's share of the load; Atropos does not read it"),
+    _server(
+        "health_check",
+        "a server that fails is set aside and tried again, always",
+        here=None,
+        verdict=Verdict.NO_EFFECT,
+        quiet=(True,),
+    ),
+    _server(
+        "server_type",
+        "the server is asked what it is; serve needs vLLM, others that are OpenAI-compatible do for the rest",
+        here=None,
+        verdict=Verdict.NO_EFFECT,
+        quiet=("openai", "vllm"),
+    ),
+    _server("tokenizer_name", "where the file has no other", here="tokenizer_name", unset=("none",)),
+    _server(
+        "rolling_buffer_length",
+        "rates are told by the log and the metrics as they come",
+        here=None,
+        verdict=Verdict.NO_EFFECT,
+        quiet=(1000,),
+    ),
+)
+
+SERVER_KEYS = {key.name: key for key in KEYS if key.part is Part.SERVER}
+"""Keys of a server's section, by name."""
+OTHER_KEYS = {key.name: key for key in KEYS if key.part is not Part.SERVER}
+"""All other keys, by name: Atropos merges the sections, so that no name is in two of them."""
+
+OPENAI_URL = "https://api.openai.com/v1"
+"""What a server's section without a base_url means to Atropos."""

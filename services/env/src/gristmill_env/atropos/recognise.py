@@ -1,0 +1,77 @@
+"""Tells a file of Atropos from one of ours.
+
+The two are alike on purpose, so what decides is what only one of them can have. In this order:
+
+1. `config_format: atropos` or `gristmill` in the file, or as a flag, says it.
+2. A key that only we have (`trainer:`, `run_id`, `dataset.seed`, ...) makes the file ours. If it has a mark of Atropos
+   besides, that is an error which names both: nobody's mistyped key is waved through.
+3. A mark of Atropos makes it Atropos': a key that means something there and is none of ours (`env:`, `reward_funcs`,
+   `max_generations_per_prompt`, ...), or keys of the data set at the top level with no `dataset:` section.
+4. Anything else is ours. A plain file of Atropos is read the same way under its own names; only its defaults differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gristmill import ConfigError
+from gristmill_env.atropos.keys import OTHER_KEYS
+from gristmill_env.atropos.rewards import WEIGHT_SUFFIX
+from gristmill_env.settings import DatasetConfig, EnvConfig
+
+FORMAT = "config_format"
+_FORMATS = ("atropos", "gristmill")
+_FLAT = ("dataset_name", "dataset_path", "prompt_field")
+
+
+def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> str | None:
+    """What shows that the file is one of Atropos, in words; None for one of ours.
+
+    `told`: the format that the command line names. Raises ConfigError when a file has keys of both kinds.
+    """
+    told = values.get(FORMAT) if told is None else told
+    if told is not None and told not in _FORMATS:
+        raise ConfigError(f"{where}: '{FORMAT}' is {' or '.join(_FORMATS)}, not {told!r}.")
+    if told is not None:
+        return f"{FORMAT} says so" if told == "atropos" else None
+    mark = next(_marks(values), None)
+    if mark is None:
+        return None
+    ours = next(_ours(values), None)
+    if ours is not None:
+        raise ConfigError(
+            f"{where}: {mark} as in a file of Atropos, but '{ours}' is a key of ours. Write it as "
+            f"docs/from-atropos.md says, or have the whole file read as one of Atropos: {FORMAT}: atropos."
+        )
+    return mark
+
+
+def _marks(values: Mapping[str, Any]) -> Iterator[str]:
+    for prefix, section in _sections(values):
+        for name in section:
+            if name.endswith(WEIGHT_SUFFIX) or (name in OTHER_KEYS and not _is_ours(name)):
+                yield f"it has '{prefix}{name}'"
+    if "dataset" not in values:
+        for name in _FLAT:
+            if name in values:
+                yield f"'{name}' stands at its top level"
+
+
+def _ours(values: Mapping[str, Any]) -> Iterator[str]:
+    for prefix, section in _sections(values):
+        for name in section:
+            if name not in OTHER_KEYS and name in (DatasetConfig if prefix else EnvConfig).model_fields:
+                yield f"{prefix}{name}"
+
+
+def _sections(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The places where keys of both formats stand, with what to write before a key's name."""
+    yield "", values
+    if isinstance(dataset := values.get("dataset"), Mapping):
+        yield "dataset.", dataset
+
+
+def _is_ours(name: str) -> bool:
+    """Whether our files may have the key, too. Those that go elsewhere, or nowhere, only Atropos has."""
+    return OTHER_KEYS[name].here in (name, f"dataset.{name}")

@@ -1,0 +1,178 @@
+"""Servers that failed sit on the bench; the others go on. Whoever needs one waits here until it is free."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
+from gristmill_env.inference.http import ServerTroubleError
+
+logger = logging.getLogger(__name__)
+
+_ASK_FOR_WEIGHTS = (0.2, 2.0)
+"""Shortest and longest pause, in seconds, between questions whether the trainer has published."""
+_LOST_WEIGHTS = (
+    "has lost the weights in training, or never had them (it was started again?); "
+    "it gets no requests until the trainer has published them"
+)
+
+
+class UnpublishedError(Exception):
+    """Raised by a check: the server answers, but by weights that no trainer published."""
+
+
+class Bench:
+    """Keeps the lanes' states, and brings back those that are not up."""
+
+    def __init__(self, lanes: Sequence[Lane], check: Callable[[Lane], Awaitable[None]], patience: float) -> None:
+        """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that is not to be used.
+
+        `patience`: seconds that all may be away at a time.
+        """
+        self._lanes = lanes
+        self._check = check
+        self._patience = patience
+        self._returning: dict[Lane, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._all_away_told = False
+
+    async def free_lane(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Lane:
+        """The best lane that is up and has room; waits for one as long as it takes.
+
+        Only while all are away is there an end: `patience` seconds after `failing_since` (time.monotonic(), of the
+        caller's first failure; None: from now). Then InferenceError is raised.
+        """
+        since = failing_since
+        while True:
+            lane = least_loaded(self._lanes, cost, evaluation=evaluation)
+            if lane is not None:
+                return lane
+            self._raise_broken()
+            if any(lane.state is not LaneState.AWAY for lane in self._lanes):
+                since = failing_since
+                await self._changed.wait()
+                continue
+            since = time.monotonic() if since is None else since
+            self._say_all_away()
+            try:
+                async with asyncio.timeout(self._patience - (time.monotonic() - since)):
+                    await self._changed.wait()
+            except TimeoutError as error:
+                raise self.gave_up(time.monotonic() - since) from error
+
+    def changed(self) -> None:
+        """A lane has more room, or another state: whoever waits looks again."""
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    def up(self, lane: Lane) -> None:
+        """The server can be used."""
+        lane.state = LaneState.UP
+        self.changed()
+
+    def answered(self, lane: Lane, turn: int) -> None:
+        """It has answered a request of its `turn`: what went wrong before is forgotten."""
+        if lane.turn == turn:
+            lane.pauses.start_again()
+            self._all_away_told = False
+            if lane.told:
+                logger.info("model server at %s answers again", lane.server.url)
+            lane.told = False
+
+    def trouble(self, lane: Lane, turn: int, error: ServerTroubleError) -> None:
+        """It failed a request that was sent in its `turn`. Others of that turn that fail as well change nothing."""
+        if lane.state is LaneState.UP and lane.turn == turn:
+            others = "the others take its requests" if len(self._lanes) > 1 else self._trying_on()
+            self._say_away(lane, error.problem, others)
+            self._leave(lane, LaneState.AWAY, error.told, error.wait)
+
+    def late(self, lane: Lane, error: ServerTroubleError) -> None:
+        """It did not answer at the start."""
+        self._say_away(lane, error.problem, "it joins when it answers")
+        self._leave(lane, LaneState.AWAY, error.told, error.wait)
+
+    def unpublished(self, lane: Lane, turn: int) -> None:
+        """It sampled by weights that no trainer published."""
+        if lane.state is LaneState.UP and lane.turn == turn:
+            self._say_lost(lane)
+            self._leave(lane, LaneState.UNPUBLISHED, _LOST_WEIGHTS)
+
+    def gave_up(self, seconds: float) -> InferenceError:
+        """The error when none answered for `seconds`."""
+        if len(self._lanes) == 1:
+            return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
+        each = ", ".join(f"{lane.server.url} ({lane.problem})" for lane in self._lanes)
+        return InferenceError(
+            f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {each}; are they running, and "
+            "are these their addresses (server_configs)?"
+        )
+
+    async def close(self) -> None:
+        """Ask no more."""
+        for task in self._returning.values():
+            task.cancel()
+        await asyncio.gather(*self._returning.values(), return_exceptions=True)
+
+    def _leave(self, lane: Lane, state: LaneState, problem: str, wait: float = 0.0) -> None:
+        lane.state, lane.problem = state, problem
+        lane.turn += 1
+        self._returning[lane] = asyncio.create_task(self._bring_back(lane, wait))
+        self.changed()
+
+    async def _bring_back(self, lane: Lane, wait: float) -> None:
+        asking_for_weights = Pauses(*_ASK_FOR_WEIGHTS)
+        while True:
+            pauses = asking_for_weights if lane.state is LaneState.UNPUBLISHED else lane.pauses
+            await asyncio.sleep(max(pauses.next(), wait))
+            wait, before = 0.0, lane.state
+            try:
+                await self._check(lane)
+            except ServerTroubleError as error:
+                lane.state, lane.problem, wait = LaneState.AWAY, error.told, error.wait
+            except UnpublishedError:
+                if before is not LaneState.UNPUBLISHED:
+                    self._say_lost(lane)
+                lane.state, lane.problem = LaneState.UNPUBLISHED, _LOST_WEIGHTS
+            except InferenceError as error:
+                if str(error) != lane.problem:
+                    logger.error("%s", error)
+                lane.state, lane.problem = LaneState.AWAY, str(error)
+            else:
+                self.up(lane)
+                return
+            if lane.state is not before:
+                self.changed()
+
+    def _say_away(self, lane: Lane, problem: str, what_now: str) -> None:
+        if not lane.told:
+            logger.warning("model server at %s: %s; %s", lane.server.url, problem, what_now)
+        lane.told = True
+
+    def _say_lost(self, lane: Lane) -> None:
+        logger.warning("the model server at %s %s", lane.server.url, _LOST_WEIGHTS)
+        lane.told = True
+
+    def _say_all_away(self) -> None:
+        if not self._all_away_told and len(self._lanes) > 1:
+            logger.warning("no model server answers; %s", self._trying_on())
+        self._all_away_told = True
+
+    def _trying_on(self) -> str:
+        return f"trying on for up to {self._patience:.0f} s"
+
+    def _raise_broken(self) -> None:
+        for task in self._returning.values():
+            if task.done():
+                task.result()
+
+
+def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
+    """The error when there was no answer of the server at `url` for `seconds`."""
+    return InferenceError(
+        f"the model server at {url} did not answer for {seconds:.0f} s ({problem}); "
+        "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?"
+    )

@@ -1,0 +1,99 @@
+"""One request to a model server: an answer, a refusal, or trouble that another try may not meet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from gristmill_env.errors import InferenceError
+
+T = TypeVar("T")
+
+_CONNECT = 10.0
+"""Seconds to connect. A machine that is gone must not cost the time that an answer may take."""
+_LONGEST_WAIT_ASKED = 120.0
+
+
+class ServerTroubleError(Exception):
+    """The server is of no use just now: away, overloaded, or busy with itself. It, or another, may be soon."""
+
+    def __init__(self, path: str, problem: str, wait: float = 0.0) -> None:
+        """`wait`: seconds after which the server wants to be asked again (Retry-After)."""
+        super().__init__(problem)
+        self.problem = problem
+        self.told = f"{path}: {problem}"
+        self.wait = wait
+
+
+class RefusedError(InferenceError):
+    """The server understood, and does not do it. Asking again changes nothing."""
+
+    def __init__(self, message: str, status: int, text: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.text = text
+
+
+class ServerHttp:
+    """HTTP to one server."""
+
+    def __init__(self, url: str, *, api_key: str | None, timeout: float) -> None:
+        """`timeout`: seconds that one request may take from its first byte to the answer's last."""
+        self.url = url
+        self.timeout = timeout
+        # Balancing bounds the requests; the pool's own bound would only queue them out of sight.
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(None, connect=_CONNECT),
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:
+        """The answer, as `kind`. `path`: under the server's address, or a whole URL.
+
+        No connection, a time-out, 429 and 5xx raise ServerTroubleError, any other refusal RefusedError, and an
+        answer that is no `kind` InferenceError.
+        """
+        allowed = self.timeout if timeout is None else min(timeout, self.timeout)
+        told = path.removeprefix(self.url)
+        try:
+            async with asyncio.timeout(allowed):
+                answer = await self._client.request(method, path, json=json)
+        except TimeoutError as error:
+            raise ServerTroubleError(
+                told, f"Timeout: no answer within {allowed:g} s (timeout in server_configs)"
+            ) from error
+        except httpx.RequestError as error:
+            raise ServerTroubleError(told, str(error) or type(error).__name__) from error
+        if answer.status_code >= 500 or answer.status_code == 429:
+            problem = f"HTTP {answer.status_code}: {answer.text[:200]}"
+            raise ServerTroubleError(told, problem, _seconds(answer.headers.get("Retry-After")))
+        if not answer.is_success:
+            raise self._refusal(answer, told)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise InferenceError(
+                f"the model server at {self.url} does not answer {told} as it should: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    def _refusal(self, answer: httpx.Response, path: str) -> RefusedError:
+        message = f"the model server at {self.url} refused {path}: HTTP {answer.status_code}: {answer.text[:300]}"
+        if answer.status_code in (401, 403):
+            message = f"the model server at {self.url} refuses {path}: set api_key in server_configs"
+        return RefusedError(message, answer.status_code, answer.text)
+
+
+def _seconds(retry_after: str | None) -> float:
+    try:
+        return min(max(float(retry_after or 0), 0.0), _LONGEST_WAIT_ASKED)
+    except ValueError:  # a date: rare, and the growing pauses do as well
+        return 0.0

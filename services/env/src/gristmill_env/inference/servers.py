@@ -1,0 +1,154 @@
+"""The model servers of a run, as one: the load is shared by outstanding tokens, and a failure moves on at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from gristmill import Manifest
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference.balance import Lane
+from gristmill_env.inference.bench import Bench, UnpublishedError, gave_up_on
+from gristmill_env.inference.budget import RetryBudget
+from gristmill_env.inference.http import ServerTroubleError
+from gristmill_env.inference.meeting import Meeting, check_same
+from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
+from gristmill_env.inference.server import ModelServer
+from gristmill_env.inference.thinking import Thinking
+from gristmill_env.inference.tokens import no_token_ids
+from gristmill_env.settings import ServerConfig
+
+_AS_THE_MODEL_DOES = Thinking()
+
+
+class ModelServers:
+    """Clients of one or more servers of the same model."""
+
+    def __init__(
+        self, configs: Sequence[ServerConfig], *, patience: float, thinking: Thinking = _AS_THE_MODEL_DOES
+    ) -> None:
+        """`patience`: seconds that all servers may be away in mid-run. `thinking`: said to text servers."""
+        self._lanes = [
+            Lane(
+                ModelServer(config, thinking), config.weight, config.num_max_requests_at_once,
+                config.num_requests_for_eval,
+            )
+            for config in configs
+        ]  # fmt: skip
+        self._patience = patience
+        self._bench = Bench(self._lanes, self._check, patience)
+        self._budget = RetryBudget()
+        self._manifest: Manifest | None = None
+        self._served: ServedModel | None = None
+        self._is_published: Callable[[str], bool] | None = None
+
+    @property
+    def description(self) -> str:
+        """Their addresses, for messages."""
+        return ", ".join(lane.server.url for lane in self._lanes)
+
+    async def connect(self, *, patience: float, manifest: Manifest | None = None) -> ServedModel:
+        """Wait up to `patience` seconds for the servers, and see what they serve.
+
+        Once one has answered, the others have a few seconds more; who is late joins when it answers.
+        `manifest`: what the model service wrote; it knows other names of the same model.
+
+        Raises InferenceError when none answers, or one serves another model than `model_name` or than the others.
+        """
+        self._manifest = manifest
+        meeting = Meeting(self._lanes, manifest, patience)
+        met, late = await meeting.hold()
+        if not met:
+            for lane, trouble in late.items():
+                lane.problem = trouble.told
+            raise self._bench.gave_up(meeting.seconds)
+        self._served = meeting.agree(met)
+        for lane in met:
+            self._bench.up(lane)
+        for lane, trouble in late.items():
+            self._bench.late(lane, trouble)
+        return self._served
+
+    def refuse_text_only(self) -> None:
+        """For training. Raises InferenceError when the servers give no token ids."""
+        if self._served is not None and self._served.text_only:
+            raise no_token_ids(self.description, "gives text only")
+
+    def trust_only(self, is_published: Callable[[str], bool]) -> None:
+        """From now on only completions by published weights count: `is_published` tells a weight label's worth.
+
+        A server that samples by others (it was started again) gets no requests until its label is one again.
+        """
+        self._is_published = is_published
+
+    async def generate(self, request: GenerationRequest, *, evaluation: bool = False) -> list[Completion]:
+        """`request.count` completions of one prompt. `evaluation`: counts against num_requests_for_eval.
+
+        Raises InferenceError when all servers stay away, or one refuses the request, or returns no token ids.
+        """
+        if request.count > 1 and any(lane.server.ignores_n for lane in self._lanes):
+            return await self._one_by_one(request, request.count, evaluation)
+        completions = await self._answer(request, evaluation)
+        missing = request.count - len(completions)
+        return completions + (await self._one_by_one(request, missing, evaluation) if missing else [])
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._bench.close()
+        for lane in self._lanes:
+            await lane.server.close()
+
+    async def __aenter__(self) -> ModelServers:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _one_by_one(self, request: GenerationRequest, count: int, evaluation: bool) -> list[Completion]:
+        one = request.with_count(1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                answers = [tasks.create_task(self._answer(one, evaluation)) for _ in range(count)]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        return [completion for answer in answers for completion in answer.result()]
+
+    async def _answer(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
+        self._budget.request()
+        failing_since: float | None = None
+        while True:
+            lane = await self._bench.free_lane(request.cost, evaluation=evaluation, failing_since=failing_since)
+            turn = lane.turn
+            try:
+                with lane.carrying(request.cost, evaluation=evaluation):
+                    completions = await lane.server.generate(request)
+            except ServerTroubleError as trouble:
+                self._bench.trouble(lane, turn, trouble)
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                if now - failing_since >= self._patience:
+                    raise gave_up_on(lane.server.url, trouble.told, now - failing_since) from trouble
+                await asyncio.sleep(self._budget.retry())
+                continue
+            finally:
+                self._bench.changed()
+            self._bench.answered(lane, turn)
+            if self._trusted(completions):
+                return completions
+            self._bench.unpublished(lane, turn)
+
+    def _trusted(self, completions: list[Completion]) -> bool:
+        known = self._is_published
+        return known is None or all(c.labels and all(known(span.version) for span in c.labels) for c in completions)
+
+    async def _check(self, lane: Lane) -> None:
+        served = await lane.server.meet(self._manifest)
+        if self._served is None:  # lanes come to the bench after the meeting only
+            raise InferenceError("the model servers were asked before they were connected to")
+        check_same(self._served, self.description, served, lane.server.url)
+        if self._is_published is not None and not self._is_published(await lane.server.weight_label()):
+            raise UnpublishedError

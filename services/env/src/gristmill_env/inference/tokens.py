@@ -1,0 +1,90 @@
+"""vLLM's POST /inference/v1/generate: token ids in, token ids and log-probabilities out.
+
+Text is never tokenized again, neither here nor there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference.http import RefusedError, ServerHttp, ServerTroubleError
+from gristmill_env.inference.request import Completion, GenerationRequest
+from gristmill_env.inference.wire import Choice, Generated
+
+GENERATE = "/inference/v1/generate"
+_ENDED = frozenset({"stop", "length"})
+
+
+async def takes_tokens(http: ServerHttp) -> bool:
+    """Whether the server has the route. Raises ServerTroubleError."""
+    try:
+        await http.ask("POST", GENERATE, object, json={}, timeout=30)
+    except RefusedError as refusal:  # it says what is missing
+        return refusal.status in {400, 422} and "token_ids" in refusal.text
+    except InferenceError:
+        pass
+    return False
+
+
+async def generate_tokens(http: ServerHttp, model: str, request: GenerationRequest) -> list[Completion]:
+    """`request.count` completions, with ids and log-probabilities under the distribution they were drawn from.
+
+    Raises ServerTroubleError; InferenceError when the server refuses, or gives no token ids.
+    """
+    body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": _sampling(request)}
+    try:
+        generated = await http.ask("POST", GENERATE, Generated, json=body)
+    except RefusedError as refusal:
+        if refusal.status == 404 and "does not exist" not in refusal.text:  # that would be the model
+            raise no_token_ids(http.url, f"has no {GENERATE}") from refusal
+        raise
+    completions = [_completion(http.url, choice) for choice in generated.choices]
+    if len(completions) != request.count:
+        raise InferenceError(
+            f"the model server at {http.url} returned {len(completions)} of {request.count} completions"
+        )
+    return completions
+
+
+def no_token_ids(url: str, what: str) -> InferenceError:
+    """The error of a server that cannot be trained with. `what`: how that shows."""
+    return InferenceError(
+        f"the model server at {url} {what}; training needs token ids: "
+        "serve the model with vLLM and --enable-scale-out (process, evaluate and try do without)"
+    )
+
+
+def _sampling(request: GenerationRequest) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
+        "n": request.count,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "max_tokens": request.sampling.max_tokens,
+        "logprobs": 0,
+        # vLLM finds stop strings in the text that it decodes as it goes; without any it need not decode at all.
+        "detokenize": bool(request.stop),
+    }
+    if request.stop:
+        sampling["stop"] = list(request.stop)  # its tokens come back all the same
+    if request.stop_token_ids:
+        sampling["stop_token_ids"] = list(request.stop_token_ids)
+    if request.min_tokens:
+        sampling["min_tokens"] = request.min_tokens
+    return sampling
+
+
+def _completion(url: str, choice: Choice) -> Completion:
+    if choice.finish_reason not in _ENDED:  # "abort": the server is stopping, or drops requests to load weights
+        raise ServerTroubleError(GENERATE, f"a completion ended with '{choice.finish_reason}'")
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    if not choice.token_ids or logprobs is None:
+        raise no_token_ids(url, "returns no token ids with log-probabilities")
+    if [token.token_id for token in logprobs] != choice.token_ids:
+        raise InferenceError(f"the model server at {url} returned log-probabilities of other tokens")
+    return Completion(
+        choice.token_ids,
+        [token.logprob for token in logprobs],
+        choice.finish_reason,
+        choice.weight_versions or [],
+    )

@@ -1,0 +1,135 @@
+"""Rewards made of others: combined, r1, cascading_r1.
+
+Each part is called like any reward of the run, and stands in the scores by itself ("combined/accuracy"). A part that
+fails on a completion fails the whole there, unless its weight is 0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.plan import weighted_sum
+from gristmill_env.rewards.registry import reward
+from gristmill_env.settings import RewardSpec
+
+Weight = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Composed(ABC):
+    """A reward that is computed from others."""
+
+    parts: Sequence[RewardSpec]
+
+    def __call__(self) -> float | None:
+        """It has no inputs of its own: only its parts are called."""
+        raise TypeError("a composed reward is computed from its parts")
+
+    @abstractmethod
+    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> Sequence[float | None]:
+        """Values of the parts, in the order of `parts`, each a list over completions, to one value a completion."""
+
+
+@reward("combined")
+class Combined(Composed):
+    """The weighted sum of other rewards.
+
+    Options: `rewards`, names or {type, weight, params, name}; `normalization`: `none`; `sum` divides by the sum of
+    the weights, of those parts that have a value; `minmax` first brings each part to 0..1 over the completions of a
+    prompt, (value − min) / (max − min), where a part that is the same for all counts as 0.5.
+    """
+
+    def __init__(
+        self,
+        *,
+        rewards: Annotated[list[str | RewardSpec], Field(min_length=1)],
+        normalization: Literal["none", "sum", "minmax"] = "none",
+    ) -> None:
+        self.parts = [RewardSpec(type=item) if isinstance(item, str) else item for item in rewards]
+        self._normalization = normalization
+        if all(part.weight == 0 for part in self.parts):
+            raise RewardError("reward 'combined': all of its rewards have weight 0; nothing is left to add up")
+        if normalization == "sum" and any(part.weight < 0 for part in self.parts):
+            raise RewardError("reward 'combined': a weight is negative; there is no weighted mean, use none or minmax")
+
+    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
+        """Sum them up, completion by completion."""
+        columns = list(parts.values())
+        if self._normalization == "minmax":
+            columns = [_to_unit(column) for column in columns]
+        return [self._sum(values) for values in zip(*columns, strict=True)]
+
+    def _sum(self, values: Sequence[float | None]) -> float | None:
+        weights = [part.weight for part in self.parts]
+        total = weighted_sum(zip(weights, values, strict=True))
+        if total is None or self._normalization != "sum":
+            return total
+        said = weighted_sum((w, None if value is None else 1.0) for w, value in zip(weights, values, strict=True))
+        assert said is not None
+        return total / said
+
+
+@reward("r1")
+class R1(Composed):
+    """format_weight × format + accuracy_weight × accuracy.
+
+    Options: the two weights.
+    """
+
+    def __init__(self, *, format_weight: Weight = 0.5, accuracy_weight: Weight = 1.0) -> None:
+        if format_weight == accuracy_weight == 0:
+            raise RewardError("reward 'r1': both of its weights are 0; nothing is left to add up")
+        self.parts = [
+            RewardSpec(type="format", weight=format_weight),
+            RewardSpec(type="accuracy", weight=accuracy_weight),
+        ]
+
+    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
+        """Sum them up, completion by completion."""
+        weights = [part.weight for part in self.parts]
+        return [weighted_sum(zip(weights, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+
+
+@reward("cascading_r1")
+class CascadingR1(Composed):
+    """accuracy where the format holds, else 0; a right answer earns steps_bonus × reasoning_steps on top.
+
+    The format is the strict one: exactly one think block, first, and something after it. So a right answer in the
+    wrong shape is worth no more than a wrong one, and steps of reasoning pay only when they lead to the answer.
+
+    Options: `steps_bonus`, most that the steps may add.
+    """
+
+    def __init__(self, *, steps_bonus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1) -> None:
+        self._bonus = steps_bonus
+        self.parts = [
+            RewardSpec(type="format", params={"strict": True}),
+            RewardSpec(type="accuracy"),
+            RewardSpec(type="reasoning_steps", weight=steps_bonus),
+        ]
+
+    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
+        """Stage by stage, completion by completion. No value where accuracy has none."""
+        return [self._cascade(*values) for values in zip(*parts.values(), strict=True)]
+
+    def _cascade(self, shaped: float | None, right: float | None, steps: float | None) -> float | None:
+        if right is None:
+            return None
+        if not shaped:
+            return 0.0
+        return right + (self._bonus * (steps or 0.0) if right > 0 else 0.0)
+
+
+def _to_unit(column: Sequence[float | None]) -> Sequence[float | None]:
+    said = [value for value in column if value is not None]
+    if not said:
+        return column
+    low, high = min(said), max(said)
+    if low == high:
+        return [None if value is None else 0.5 for value in column]
+    # Halves: the difference of two large numbers may overflow where that of their halves does not.
+    return [None if value is None else (value / 2 - low / 2) / (high / 2 - low / 2) for value in column]

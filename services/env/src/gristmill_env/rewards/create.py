@@ -1,0 +1,96 @@
+"""One way to make a reward of whatever names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gristmill import ConfigError
+from gristmill.settings import parse
+from gristmill_env.errors import PluginError, RewardError
+from gristmill_env.plugins import is_plugin, load_plugin
+from gristmill_env.rewards.composed import Composed
+from gristmill_env.rewards.registry import Definition, find, registered
+from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward
+from gristmill_env.rewards.trl import trl_reward
+from gristmill_env.settings import RewardSpec
+
+_TRL = "trl:"
+
+RewardLike = str | Mapping[str, Any] | RewardSpec | Callable[..., Any]
+"""A name or reference, {type, params, name}, the same as RewardSpec, a function, or a class."""
+
+
+def create_reward(
+    what: RewardLike, params: Mapping[str, Any] | None = None, *, name: str | None = None, folder: Path | None = None
+) -> Reward:
+    """The reward with its options set to `params`. A weight in a specification is for a run, and not used here.
+
+    `name`: what it is called in scores; its own name otherwise. `folder`: where `file.py:function` is looked for
+    before the working directory, usually that of the configuration file.
+
+    Raises RewardError for a name or an option that does not exist (all that do are listed, and the nearest), an
+    option's value of another type, and code that cannot be imported.
+    """
+    if not isinstance(what, str | Mapping | RewardSpec):
+        if not callable(what):
+            raise RewardError(f"a reward is a name, a specification, a function or a class, not {what!r:.60}")
+        definition = registered(what) or Definition.of(name or _own_name(what), what)
+        return _made(definition, params or {}, name, folder)
+    spec = _specification(what)
+    params, name = {**spec.params, **(params or {})}, name or spec.name
+    if spec.type.startswith(_TRL):
+        reference = spec.type.removeprefix(_TRL)
+        return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
+    if is_plugin(spec.type):
+        target = _loaded(spec.type, folder)
+        definition = registered(target) or Definition.of(name or _own_name(target), target)
+    else:
+        definition = find(spec.type)
+    return _made(definition, params, name, folder)
+
+
+def _specification(what: str | Mapping[str, Any] | RewardSpec) -> RewardSpec:
+    if isinstance(what, RewardSpec):
+        return what
+    if isinstance(what, str):
+        return RewardSpec(type=what)
+    try:
+        return parse(RewardSpec, dict(what), "reward")
+    except ConfigError as error:
+        raise RewardError(str(error)) from error
+
+
+def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
+    try:
+        target = load_plugin(reference, folder)
+    except PluginError as error:
+        raise RewardError(f"reward '{reference}': {error}") from error
+    if not callable(target):
+        raise RewardError(f"reward '{reference}' is {target!r:.60}; a function or a class is wanted")
+    found: Callable[..., Any] = target
+    return found
+
+
+def _own_name(target: Callable[..., Any]) -> str:
+    name = getattr(target, "__name__", None) or type(target).__name__
+    if name == "<lambda>":
+        raise RewardError("a lambda has no name to stand in scores: create_reward(..., name='...')")
+    return str(name)
+
+
+def _made(definition: Definition, params: Mapping[str, Any], name: str | None, folder: Path | None) -> Reward:
+    function, options = definition.build(params)
+    name = name or definition.name
+    if isinstance(function, Composed):
+        parts: dict[str, Reward] = {}
+        for spec in function.parts:
+            part = create_reward(spec, folder=folder)
+            if part.name in parts:
+                raise RewardError(f"reward '{name}' has two parts '{part.name}'; give each a name of its own (name:)")
+            parts[part.name] = part
+        metrics = frozenset(part for part, spec in zip(parts, function.parts, strict=True) if spec.weight == 0)
+        return ComposedReward(name, parts, metrics, function)
+    return FunctionReward(name, partial(function, **options) if options else function, definition.signature.inputs)

@@ -1,0 +1,139 @@
+"""Signature injection: the arguments of a reward are filled by their names.
+
+What belongs to one completion (`completion`, `tokens`, `finish_reason`, of several turns
+`conversation` and `episode_reward`) and what belongs to its row (`answer`,
+`ground_truth`, `prompt`, `messages`, `row`, or the name of any column) can be asked for. A plural (`completions`,
+`answers`, ..., the plural of a column) makes the reward group-level: it is called once for all completions of a
+prompt. Such a reward may still ask for what belongs to the row in the singular, since that is the same for all of
+them; what belongs to one completion it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.signature import Argument
+
+OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
+OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
+"""`ground_truth` is another name of `answer`."""
+PLURALS = {
+    "completions": "completion",
+    "token_lists": "tokens",
+    "finish_reasons": "finish_reason",
+    "conversations": "conversation",
+    "episode_rewards": "episode_reward",
+    "answers": "answer",
+    "ground_truths": "ground_truth",
+    "prompts": "prompt",
+    "message_lists": "messages",
+    "rows": "row",
+}
+
+_ANSWER = ("answer", "ground_truth")
+
+Getter = Callable[[Sample], Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What all samples of a run have."""
+
+    columns: Sequence[str] = ()
+    """The data set's columns."""
+    has_answer: bool = True
+    """Whether rows have an answer."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where each argument of one reward comes from."""
+
+    singular: Mapping[str, Getter]
+    plural: Mapping[str, Getter]
+    """Arguments that get a list, one item a completion."""
+
+    @property
+    def group_level(self) -> bool:
+        """Whether the reward is called once a group."""
+        return bool(self.plural)
+
+    def gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Arguments for one call: of the one sample, or of all samples of a group.
+
+        Raises RewardError: a row lacks a column, or what stands in the singular differs within the group.
+        """
+        given = {name: getter(samples[0]) for name, getter in self.singular.items()}
+        given |= {name: [getter(sample) for sample in samples] for name, getter in self.plural.items()}
+        for name, getter in self.singular.items():
+            for sample in samples[1:]:
+                if (other := getter(sample)) is not given[name] and other != given[name]:
+                    raise RewardError(f"'{name}' is not the same for all completions; ask for its plural")
+        return given
+
+
+def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
+    """Find a source for each of the arguments.
+
+    Raises RewardError: no sample has it (the nearest name is given), the run has no answer, or singular and plural
+    are mixed. An argument with a default is left to its default where there is no source.
+    """
+    singular: dict[str, Getter] = {}
+    plural: dict[str, Getter] = {}
+    for argument in arguments:
+        name = argument.name
+        field, getters = (PLURALS[name], plural) if name in PLURALS else (name, singular)
+        if field in OF_COMPLETION or field in OF_ROW:
+            if field not in _ANSWER or known.has_answer:
+                getters[name] = attrgetter("answer" if field in _ANSWER else field)
+            elif not argument.optional:
+                remedy = "set dataset.answer_field or dataset.ground_truth_field"
+                raise RewardError(f"reward '{reward}' compares with the row's answer; {remedy}")
+        elif name in known.columns:
+            singular[name] = _column(name)
+        elif (column := _singular(name, known.columns)) is not None:
+            plural[name] = _column(column)
+        elif not argument.optional:
+            raise RewardError(_unknown(reward, name, known))
+    if plural and (mixed := [name for name in singular if name in OF_COMPLETION]):
+        remedy = ", ".join(f"'{more}' for '{one}'" for more, one in PLURALS.items() if one in mixed)
+        raise RewardError(
+            f"reward '{reward}' asks for {', '.join(map(repr, plural))}, so it is called once for all completions, "
+            f"and for {', '.join(map(repr, mixed))} of one; write {remedy}, or no plural at all"
+        )
+    return Inputs(singular, plural)
+
+
+def _column(name: str) -> Getter:
+    def get(sample: Sample) -> Any:
+        try:
+            return sample.row[name]
+        except KeyError:
+            raise RewardError(
+                f"the row has no '{name}'; it has {', '.join(map(str, sample.row)) or 'nothing'}"
+            ) from None
+
+    return get
+
+
+def _singular(name: str, columns: Sequence[str]) -> str | None:
+    """The column of which `name` is the plural."""
+    forms = [name[:-1]] if name.endswith("s") else []
+    forms += [name[:-2]] if name.endswith("es") else []
+    forms += [f"{name[:-3]}y"] if name.endswith("ies") else []
+    return next((form for form in forms if form in columns), None)
+
+
+def _unknown(reward: str, name: str, known: Known) -> str:
+    columns = f"its row has {', '.join(known.columns)}" if known.columns else "its row has no columns"
+    candidates = [*OF_COMPLETION, *OF_ROW, *PLURALS, *known.columns]
+    return (
+        f"reward '{reward}' asks for '{name}'; a sample has {', '.join((*OF_COMPLETION, *OF_ROW))}, and {columns} "
+        f"(an option of the reward comes after a *).{did_you_mean(name, candidates)}"
+    )

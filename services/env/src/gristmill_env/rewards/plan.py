@@ -1,0 +1,95 @@
+"""The rewards of a run as a tree: leaves are called, branches are computed from what their parts said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gristmill_env.rewards.running import Call, Failure, Outcome, Task
+from gristmill_env.rewards.sample import Sample
+
+
+class Combination(Protocol):
+    """How a composed reward makes one value of its parts' values."""
+
+    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> Sequence[float | None]:
+        """Values of the parts by name, each a list over completions, to one value a completion (None: no value)."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A composed reward of a run."""
+
+    name: str
+    parts: Mapping[str, Node]
+    """By their names inside the composed reward."""
+    metrics: frozenset[str]
+    """Parts of weight 0: their failure does not cost the value."""
+    combination: Combination
+
+    def outcomes(self, found: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
+        """From the parts' outcomes, by full name. A completion on which a part failed has that failure."""
+        columns = {short: found[node.name] for short, node in self.parts.items()}
+        size = len(next(iter(columns.values())))
+        failures = [self._failure(columns, at) for at in range(size)]
+        good = [at for at in range(size) if failures[at] is None]
+        values: dict[str, list[float | None]] = {}
+        for short, column in columns.items():
+            values[short] = [None if isinstance(item := column[at], Failure) else item for at in good]
+        outcomes: list[Outcome] = list(failures)
+        for at, value in zip(good, self.combination.combine(values) if good else [], strict=True):
+            outcomes[at] = value if value is None or math.isfinite(value) else Failure(self.name, "its sum overflows")
+        return outcomes
+
+    def _failure(self, columns: Mapping[str, Sequence[Outcome]], at: int) -> Failure | None:
+        for short, column in columns.items():
+            if short not in self.metrics and isinstance(failure := column[at], Failure):
+                return failure
+        return None
+
+
+Node = Task | Branch
+
+
+def calls(nodes: Iterable[Node], samples: Sequence[Sample]) -> dict[str, list[Call]]:
+    """The calls that score a group, by the full names of leaves, in the order of the configuration."""
+    return {leaf.name: leaf.calls(samples) for node in nodes for leaf in _leaves(node)}
+
+
+def outcomes(nodes: Iterable[Node], made: Mapping[str, Sequence[Call]]) -> dict[str, Sequence[Outcome]]:
+    """What all rewards said, by full name, one item a completion. A composed one stands before its parts."""
+    found: dict[str, Sequence[Outcome]] = {}
+    for node in nodes:
+        found |= _outcomes(node, made)
+    return found
+
+
+def weighted_sum(values: Iterable[tuple[float, float | None]]) -> float | None:
+    """Σ weight × value over (weight, value) pairs that have a weight and a value; None when there is none.
+
+    Rounded once, so that the order of rewards does not matter. Infinite when it overflows.
+    """
+    products = [weight * value for weight, value in values if weight != 0 and value is not None]
+    try:
+        return math.fsum(products) if products else None
+    except (OverflowError, ValueError):  # the latter: both infinities
+        return math.inf
+
+
+def _leaves(node: Node) -> Iterator[Task]:
+    if isinstance(node, Task):
+        yield node
+        return
+    for part in node.parts.values():
+        yield from _leaves(part)
+
+
+def _outcomes(node: Node, made: Mapping[str, Sequence[Call]]) -> dict[str, Sequence[Outcome]]:
+    if isinstance(node, Task):
+        return {node.name: [outcome for call in made[node.name] for outcome in call.outcomes]}
+    inner: dict[str, Sequence[Outcome]] = {}
+    for part in node.parts.values():
+        inner |= _outcomes(part, made)
+    return {node.name: node.outcomes(inner), **inner}

@@ -1,0 +1,150 @@
+"""What a reward's signature says: which inputs it wants, which options it has.
+
+A function's arguments are inputs, its keyword-only arguments options. Of a class, `__init__` takes the options
+(keyword-only) and `__call__` the inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.errors import RewardError
+
+REQUIRED = inspect.Parameter.empty
+"""Stands for the default of an option that has none."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input that a reward asks for by name."""
+
+    name: str
+    optional: bool
+    """It has a default: used where the run does not have this input."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter of a reward that a configuration sets under `params`."""
+
+    type: TypeAdapter[Any]
+    default: Any
+    """REQUIRED when there is none."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and options of one reward."""
+
+    inputs: tuple[Argument, ...]
+    options: Mapping[str, Option]
+
+    def check(self, reward: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`params` as the types that the options declare.
+
+        Raises RewardError: there is no such option (all that exist are listed, and the nearest), its value is of
+        another type, or one that has no default is not set.
+        """
+        checked = {}
+        for key, value in params.items():
+            if key not in self.options:
+                has = ", ".join(self.options) or "none"
+                raise RewardError(
+                    f"reward '{reward}' has no parameter '{key}'; it has {has}.{did_you_mean(str(key), self.options)}"
+                )
+            try:
+                checked[key] = self.options[key].type.validate_python(value)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = "".join(f"[{step!r}]" for step in first["loc"])
+                reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {value!r})"
+                raise RewardError(reason) from error
+        if missing := [key for key, option in self.options.items() if option.default is REQUIRED and key not in params]:
+            raise RewardError(f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params")
+        return checked
+
+
+def read_signature(reward: str, target: Callable[..., Any]) -> Signature:
+    """The signature of a function, of a class, or of anything that can be called.
+
+    Raises RewardError for what cannot be filled by name: *args, **kwargs, positional-only arguments, options in the
+    wrong place, an option's annotation that cannot be read.
+    """
+    if not inspect.isclass(target):
+        return Signature(*_split(reward, target))
+    if not any("__call__" in vars(base) for base in target.__mro__):
+        raise RewardError(f"reward '{reward}' is a class ({place(target)}) without __call__; its inputs belong there")
+    inputs, stray = _split(reward, target.__call__, method=True)
+    wrong, options = _split(reward, target)
+    if stray or wrong:
+        names = ", ".join([*stray, *(argument.name for argument in wrong)])
+        raise RewardError(
+            f"reward '{reward}' ({place(target)}): {names} in the wrong place; __init__ takes the options "
+            "(after a *), __call__ the inputs (no * there)"
+        )
+    return Signature(inputs, options)
+
+
+def place(target: object) -> str:
+    """Where a function or class is defined, for messages."""
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling gives an awaitable: `async def`, also under decorators, partial or as `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _split(
+    reward: str, target: Callable[..., Any], *, method: bool = False
+) -> tuple[tuple[Argument, ...], dict[str, Option]]:
+    """`method`: leave out the first argument, self."""
+    try:
+        parameters = [*inspect.signature(target).parameters.values()][int(method) :]
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"reward '{reward}' ({place(target)}): {error}; wrap it in a function") from error
+    inputs: list[Argument] = []
+    options: list[inspect.Parameter] = []
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            options.append(parameter)
+        elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            inputs.append(Argument(parameter.name, parameter.default is not parameter.empty))
+        else:
+            what = f"{parameter.replace(annotation=parameter.empty)} ({parameter.kind.description})"
+            raise RewardError(
+                f"reward '{reward}' ({place(target)}) takes {what}; name the inputs that it needs, each is passed by "
+                "its name. (A TRL reward function runs as it is: type: trl:<module or file.py>:<function>)"
+            )
+    types = _types(reward, target, options)
+    return tuple(inputs), {option.name: Option(types[option.name], option.default) for option in options}
+
+
+def _types(reward: str, target: Callable[..., Any], options: list[inspect.Parameter]) -> dict[str, TypeAdapter[Any]]:
+    """Of the options only: an input may be annotated with what exists for a type checker alone."""
+    declared = {option.name: option.annotation for option in options if option.annotation is not option.empty}
+    bare = target
+    while isinstance(bare, partial):
+        bare = bare.func
+    bare = bare.__init__ if inspect.isclass(bare) else inspect.unwrap(bare)
+    names = getattr(bare, "__globals__", {})
+    try:
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__=declared), globalns=names, include_extras=True)
+        return {option.name: TypeAdapter(hints.get(option.name, Any)) for option in options}
+    except (NameError, TypeError, PydanticUserError) as error:
+        raise RewardError(
+            f"reward '{reward}' ({place(target)}): an option's annotation cannot be read: {error}"
+        ) from error

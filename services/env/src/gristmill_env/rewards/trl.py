@@ -1,0 +1,154 @@
+"""Runs a reward function written for TRL as it is: `type: trl:package.module:function`, or `trl:file.py:function`.
+
+TRL calls it once for several completions, by keyword: `prompts`, `completions`, `completion_ids`, every column of the
+data set as a list, `trainer_state`, `log_extra`, `log_metric`. It returns a list of numbers or None, and may be async.
+In a conversational data set (the row's prompt is a list of messages) a prompt is that list and a completion is
+`[{"role": "assistant", "content": text}]`; otherwise both are text.
+Source: https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.inputs import Known
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.running import Task
+from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.signature import is_async
+
+_COMPLETIONS = frozenset({"prompts", "completions", "completion_ids"})
+_TRAINER = frozenset({"trainer_state", "log_extra", "log_metric"})
+_NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+"""Columns that TRL does not hand on."""
+_HINT = (
+    " (completions are text or message lists, as the rows' prompts are; if it wants the other, set "
+    "params: {conversational: true} or false)"
+)
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What of TRL's trainer state is known here."""
+
+    step: int | None
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done. Raises RewardError where nothing is trained."""
+        if self.step is None:
+            raise RewardError("trainer_state.global_step is asked for, but nothing is trained here")
+        return self.step
+
+
+@dataclass(frozen=True)
+class TrlReward(Reward):
+    """A TRL reward function and the arguments that a configuration sets."""
+
+    name: str
+    function: Callable[..., Any]
+    named: Mapping[str, inspect.Parameter]
+    """Its arguments that can be given by name."""
+    open_ended: bool
+    """It takes **kwargs, and so all columns."""
+    params: Mapping[str, Any]
+    conversational: bool | None
+    """None: as the row's prompt is."""
+
+    def bind(self, known: Known, name: str) -> Task:
+        given = {*_COMPLETIONS, *_TRAINER, *known.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
+        for argument in self.named.values():
+            if argument.default is argument.empty and argument.name not in given:
+                has = ", ".join(known.columns) or "no columns"
+                raise RewardError(
+                    f"TRL reward '{self.name}' wants '{argument.name}', a column; the data set has {has}."
+                    f"{did_you_mean(argument.name, sorted(given))}"
+                )
+        return Task(name, self.function, is_async(self.function), True, self._gather, _HINT)
+
+    def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            column: [sample.row[column] for sample in samples]
+            for column in samples[0].row
+            if column not in _NOT_COLUMNS
+        }
+        conversational = samples[0].conversational if self.conversational is None else self.conversational
+        arguments |= {
+            "prompts": [_prompt(sample, conversational) for sample in samples],
+            "completions": [_completion(sample, conversational) for sample in samples],
+            "completion_ids": [list(sample.tokens) for sample in samples],
+            "trainer_state": TrainerState(samples[0].step),
+            "log_extra": _not_logged,
+            "log_metric": _not_logged,
+            **self.params,
+        }
+        return arguments if self.open_ended else {key: arguments[key] for key in self.named if key in arguments}
+
+
+def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> TrlReward:
+    """Make a reward of a TRL reward function, or of what makes one (`get_soft_overlong_punishment`, a class).
+
+    `params`: `conversational`, and arguments: of the function, or of what makes it.
+    Raises RewardError for params that it does not have.
+    """
+    params = dict(params)
+    conversational = params.pop("conversational", None)
+    if conversational is not None and not isinstance(conversational, bool):
+        raise RewardError(f"parameter 'conversational' of TRL reward '{name}' is {conversational!r}; true or false?")
+    if inspect.isclass(target) or not _takes_completions(target):
+        _check(name, target, params)
+        try:
+            target = target(**params)
+        except Exception as error:  # the user's code
+            reason = f"TRL reward '{name}' cannot be made with {params}: {type(error).__name__}: {error}"
+            raise RewardError(reason) from error
+        params = {}
+        if not callable(target) or not _takes_completions(target):
+            raise RewardError(f"'{name}' takes neither completions nor prompts: it is no TRL reward function")
+    _check(name, target, params)
+    parameters = inspect.signature(target).parameters.values()
+    return TrlReward(
+        name,
+        target,
+        {parameter.name: parameter for parameter in parameters if _by_name(parameter)},
+        any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
+        params,
+        conversational,
+    )
+
+
+def _takes_completions(target: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(target).parameters.values()
+    return any(p.name in _COMPLETIONS or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> None:
+    has = [p.name for p in inspect.signature(target).parameters.values() if _by_name(p)]
+    options = ["conversational", *(option for option in has if option not in _COMPLETIONS | _TRAINER)]
+    for key in params:
+        if key not in options:
+            known = ", ".join(options)
+            raise RewardError(
+                f"TRL reward '{name}' has no parameter '{key}'; it has {known}.{did_you_mean(key, options)}"
+            )
+
+
+def _by_name(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _prompt(sample: Sample, conversational: bool) -> Any:
+    return [dict(message) for message in sample.messages] if conversational else sample.prompt
+
+
+def _completion(sample: Sample, conversational: bool) -> Any:
+    return [{"role": "assistant", "content": sample.completion}] if conversational else sample.completion
+
+
+def _not_logged(name: str, values: object) -> None:
+    """TRL's table of completions and its metrics have no place here; a function may fill them all the same."""

@@ -1,0 +1,85 @@
+"""`inference_weight` and `min_batch_allocation`: a share at a real API, held while the process works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from tests.support.api_server import ApiServer
+from tests.support.redis_server import RedisServer
+
+from gristmill import Client, PolicyVersion
+from gristmill_env.settings import EnvConfig
+from gristmill_env.share import registered
+
+RUN = "sums"
+TRAINER = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}
+"""With groups of 2: eight permits a step."""
+
+
+@pytest.fixture(scope="module")
+def hasty_api(shared_redis: RedisServer) -> Iterator[ApiServer]:
+    """Takes an environment for dead after a second."""
+    with ApiServer(shared_redis.api_url, API_ENV_TTL_S="1") as server:
+        yield server
+
+
+@pytest.fixture
+async def api(redis_url: str, hasty_api: ApiServer) -> AsyncIterator[Client]:
+    """An open run with a trainer, all its first step's permits free."""
+    async with Client(hasty_api.url, patience=10) as client:
+        await client.create_run(RUN, {"model": "tiny"}, 2)
+        incarnation, _ = await client.take(RUN, TRAINER, [])
+        await client.record_version(RUN, PolicyVersion(incarnation, 0))
+        yield client
+
+
+async def environments(api: Client) -> dict[str, tuple[float | None, float | None, bool]]:
+    """What the API knows of each: weight, part of every batch, whether it lives."""
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        listed = (await http.get(f"/v1/runs/{RUN}/envs")).raise_for_status().json()
+    return {env["env_id"]: (env["weight"], env["min_batch_allocation"], env["alive"]) for env in listed}
+
+
+async def permits(api: Client, holder: str) -> int:
+    return len((await api.permits(RUN, holder, 100, 0)).permits)
+
+
+async def test_processes_get_permits_by_their_weights(api: Client) -> None:
+    heavy, light = EnvConfig(inference_weight=3), EnvConfig(inference_weight=1)
+    async with registered(api, RUN, "heavy", heavy, beat=0.2), registered(api, RUN, "light", light, beat=0.2):
+        assert [await permits(api, "heavy"), await permits(api, "light")] == [6, 2]
+
+
+async def test_a_share_is_given_back_at_the_end(api: Client) -> None:
+    async with registered(api, RUN, "env", EnvConfig(min_batch_allocation=0.25)):
+        assert await environments(api) == {"env": (None, 0.25, True)}
+    assert await environments(api) == {}
+    with pytest.raises(ZeroDivisionError):
+        async with registered(api, RUN, "env", EnvConfig(inference_weight=2)):
+            raise ZeroDivisionError
+    assert await environments(api) == {}
+
+
+async def test_who_asks_for_no_share_is_not_registered(api: Client) -> None:
+    async with registered(api, RUN, "env", EnvConfig()):
+        assert await environments(api) == {}
+        assert await permits(api, "env") == 8
+
+
+async def test_a_busy_process_lives(api: Client) -> None:
+    async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.2):
+        await asyncio.sleep(1.5)  # longer than the API's patience with the silent
+        assert await environments(api) == {"env": (2.0, None, True)}
+
+
+async def test_an_api_that_forgot_the_share_hears_of_it_again(api: Client) -> None:
+    async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.1):
+        await api.leave_env(RUN, "env")
+        for _ in range(200):
+            if await environments(api):
+                break
+            await asyncio.sleep(0.05)
+        assert await environments(api) == {"env": (2.0, None, True)}

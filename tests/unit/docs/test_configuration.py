@@ -1,0 +1,28 @@
+"""The tables of docs/configuration.md and docs/from-atropos.md are what the services read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import configuration_docs
+
+
+def test_the_tables_are_current() -> None:
+    stale = [path.name for path in configuration_docs.stale_files()]
+    assert not stale, "run python scripts/configuration_docs.py"
+
+
+def test_a_table_that_is_not_current_is_seen(tmp_path: Path) -> None:
+    for name in configuration_docs.FILES:
+        shutil.copy(configuration_docs.DOCS / name, tmp_path)
+    path = tmp_path / "configuration.md"
+    path.write_text(path.read_text().replace("`--group_size`", "`--size`"))
+    assert [stale.name for stale in configuration_docs.stale_files(tmp_path)] == ["configuration.md"]
+
+
+def test_every_setting_has_words() -> None:
+    text = (configuration_docs.DOCS / "configuration.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > 50
+    assert not [row for row in rows if row.endswith("|  |")]

@@ -1,0 +1,30 @@
+"""Atropos' spellings of flags: the step-by-step guide's are in test_launch, these are its sections."""
+
+from __future__ import annotations
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.launch import Launch
+
+BY_SECTION = (
+    "--env.group_size 4 --env.use_wandb --env.max_num_workers=-1 --no-env.ensure_scores_are_not_same "
+    "--dataset.split test[:10] --openai.base_url http://h:1/v1 --openai.model_name=m --server_configs.timeout 5 "
+    "--slurm false --testing"
+)
+
+
+def test_flags_may_name_their_section() -> None:
+    config = Launch.read(BY_SECTION.split(), {}, "test").config
+    assert (config.group_size, config.use_wandb, config.max_num_workers) == (4, True, -1)
+    assert not config.ensure_scores_are_not_same
+    assert config.dataset.split == "test[:10]"
+    assert (config.server.base_url, config.server.model_name, config.server.timeout) == ("http://h:1/v1", "m", 5)
+    assert (config.slurm, config.testing) == (False, True)
+
+
+def test_a_mistyped_one_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"unknown flag '--gruop_size'.*group_size"):
+        Launch.read(["--env.gruop_size", "4"], {}, "test")
+    with pytest.raises(ConfigError, match=r"unknown flag '--trainer.group_size'"):
+        Launch.read(["--trainer.group_size", "4"], {}, "test")

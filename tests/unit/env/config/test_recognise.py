@@ -1,0 +1,75 @@
+"""Which files are read as Atropos': none of ours, whatever is mistyped in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.atropos.recognise import sign_of_atropos
+from gristmill_env.launch import Launch
+
+DATASET = {"dataset_name": "a/b", "prompt_field": "q"}
+
+
+@pytest.mark.parametrize(
+    ("values", "sign"),
+    [
+        ({"env": {"group_size": 4}}, "it has 'env'"),
+        ({"openai": [], "slurm": False}, "it has 'openai'"),
+        ({"dataset": DATASET, "generation": {}}, "it has 'generation'"),
+        ({"dataset": {**DATASET, "reward_funcs": []}}, "it has 'dataset.reward_funcs'"),
+        ({"dataset": {**DATASET, "accuracy_reward_weight": 1}}, "it has 'dataset.accuracy_reward_weight'"),
+        ({"dataset": {**DATASET, "max_generations_per_prompt": 1}}, "it has 'dataset.max_generations_per_prompt'"),
+        ({"use_local_agents": True, "dataset": DATASET}, "it has 'use_local_agents'"),
+        (DATASET, "'dataset_name' stands at its top level"),
+        ({"config_format": "atropos", "dataset": DATASET}, "config_format says so"),
+    ],
+)
+def test_marks_of_atropos(values: dict[str, object], sign: str) -> None:
+    assert sign_of_atropos(values, "file") == sign
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"dataset": DATASET},
+        {"dataset": DATASET, "trainer": {}, "group_size": 4},
+        {"group_size": 4, "batch_size": 8, "max_batches_offpolicy": 1, "server_configs": [{"timeout": 3}]},
+        {"dataset": {**DATASET, "promt_field": "q"}, "gruop_size": 4, "reward_function": []},
+        {"dataset": DATASET, "dataset_name": "at the wrong place"},
+        {"config_format": "gristmill", "env": {}},
+    ],
+)
+def test_files_of_ours(values: dict[str, object]) -> None:
+    assert sign_of_atropos(values, "file") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("trainer: {}\ndataset: {reward_funcs: [format]}\n", "'dataset.reward_funcs'.*'trainer' is a key of ours"),
+        ("run_id: x\nprompt_field: q\n", "'prompt_field' stands at its top level.*'run_id' is a key of ours"),
+        ("env: {}\ndataset: {seed: 1}\n", "'env'.*'dataset.seed' is a key of ours"),
+    ],
+)
+def test_keys_of_both_kinds_are_an_error_that_names_both(tmp_path: Path, text: str, names: str) -> None:
+    (tmp_path / "mixed.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=names):
+        Launch.read(["--config", str(tmp_path / "mixed.yaml")], {}, "test")
+
+
+def test_the_format_can_be_told(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("dataset: {dataset_name: a/b, prompt_field: q}\nmy_note: x\n")
+    with pytest.raises(ConfigError, match=r"plain\.yaml: unknown key 'my_note'"):
+        Launch.read(["--config", str(plain)], {}, "test")
+    launch = Launch.read(["--config", str(plain), "--config_format", "atropos"], {}, "test")
+    assert launch.config.dataset.temperature == 0.7
+    plain.write_text("config_format: atropos\nrun_id: mine\ntrainer: {training_steps: 7}\nreward_funcs: [format]\n")
+    config = Launch.read(["--config", str(plain)], {}, "test").config
+    assert (config.run_id, config.trainer_block()["training_steps"]) == ("mine", 7)
+    with pytest.raises(ConfigError, match="config_format"):
+        sign_of_atropos({"config_format": "verl"}, "file")

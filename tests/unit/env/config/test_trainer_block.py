@@ -1,0 +1,56 @@
+"""Settings of the trainer at the top level, under Atropos' names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill.settings import parse
+from gristmill_env.settings import EnvConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "block"),
+    [
+        ({}, {}),
+        ({"trainer": {"batch_size": 4}}, {"batch_size": 4}),
+        ({"batch_size": 64}, {"batch_size": 64, "gradient_accumulation_steps": 1}),
+        (
+            {"batch_size": 64, "trainer": {"gradient_accumulation_steps": 8}},
+            {"batch_size": 8, "gradient_accumulation_steps": 8},
+        ),
+        (
+            {"batch_size": 64, "trainer": {"gradient_accumulation_steps": 8, "batch_size": 8}},
+            {"batch_size": 8, "gradient_accumulation_steps": 8},
+        ),
+        ({"total_steps": 3, "max_batches_offpolicy": 0}, {"training_steps": 3, "max_staleness": 0}),
+        ({"total_steps": 3, "trainer": {"training_steps": 3}}, {"training_steps": 3}),
+    ],
+)
+def test_what_the_trainer_gets(values: dict[str, Any], block: dict[str, Any]) -> None:
+    config = EnvConfig.model_validate(values)
+    assert config.recorded("tiny")["trainer"] == block
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"total_steps": 3, "trainer": {"training_steps": 4}}, "total_steps is 3 but trainer.training_steps is 4"),
+        ({"max_batches_offpolicy": 1, "trainer": {"max_staleness": 0}}, "max_batches_offpolicy is 1 but"),
+        ({"batch_size": 64, "trainer": {"batch_size": 8}}, "batch_size is 64 sequences a step, but .* 8 x 1"),
+        ({"batch_size": 10, "trainer": {"gradient_accumulation_steps": 4}}, "cannot be split into .* = 4"),
+        ({"batch_size": 10, "trainer": {"gradient_accumulation_steps": "x"}}, "gradient_accumulation_steps is 'x'"),
+        ({"max_num_workers": 0}, "'max_num_workers': 0 workers do nothing"),
+        ({"max_num_workers": -2}, "'max_num_workers'"),
+    ],
+)
+def test_contradictions_are_errors(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(EnvConfig, values, "file")
+
+
+def test_workers_for_each_server() -> None:
+    assert EnvConfig(max_num_workers=3).workers == 3
+    assert EnvConfig(max_num_workers=-1, max_num_workers_per_node=5).workers == 5

@@ -1,0 +1,94 @@
+"""Whose turn it is, how long the bench is sat on, and how often one may try again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gristmill import SamplingParams
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference import GenerationRequest, Thinking
+from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
+from gristmill_env.inference.budget import RetryBudget
+from gristmill_env.inference.server import ModelServer
+from gristmill_env.settings import ServerConfig
+
+
+def lane(tokens: int = 0, **changes: float) -> Lane:
+    made = Lane(ModelServer(ServerConfig(), Thinking()), state=LaneState.UP, tokens=tokens)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_the_cost_of_a_request_is_its_prompt_and_all_it_may_sample() -> None:
+    sampling = SamplingParams(temperature=1.0, max_tokens=50)
+    assert GenerationRequest(token_ids=[1] * 10, sampling=sampling, count=4).cost == 210
+    assert GenerationRequest(messages=[{"role": "user", "content": "x" * 40}], sampling=sampling).cost == 60
+
+
+def test_the_fewest_outstanding_tokens_win_not_the_fewest_requests() -> None:
+    busy, idle = lane(tokens=1000, requests=1), lane(tokens=600, requests=30)
+    assert least_loaded([busy, idle], 10, evaluation=False) is idle
+
+
+def test_a_lane_without_room_or_not_up_is_passed_over() -> None:
+    full, away, behind = lane(max_requests=2, requests=2), lane(), lane(tokens=10**6)
+    away.state = LaneState.AWAY
+    assert least_loaded([full, away, behind], 10, evaluation=False) is behind
+    assert least_loaded([full, away], 10, evaluation=False) is None
+
+
+def test_evaluations_have_a_bound_of_their_own() -> None:
+    evaluating = lane(requests=4, evaluations=4, max_evaluations=4)
+    assert least_loaded([evaluating], 10, evaluation=True) is None
+    assert least_loaded([evaluating], 10, evaluation=False) is evaluating
+
+
+def test_load_is_shared_by_weight() -> None:
+    lanes = [lane(weight=1.0), lane(weight=3.0)]
+    taken: Counter[int] = Counter()
+    for _ in range(400):
+        chosen = least_loaded(lanes, 10, evaluation=False)
+        assert chosen is not None
+        chosen.tokens += 10
+        taken[lanes.index(chosen)] += 1
+    assert taken == {0: 100, 1: 300}
+
+
+def test_what_is_in_flight_is_counted_until_it_ends_however_it_ends() -> None:
+    one = lane()
+
+    def fail() -> None:
+        with one.carrying(50, evaluation=True):
+            assert (one.tokens, one.requests, one.evaluations) == (50, 1, 1)
+            raise InferenceError("refused")
+
+    with pytest.raises(InferenceError):
+        fail()
+    assert (one.tokens, one.requests, one.evaluations) == (0, 0, 0)
+
+
+def test_pauses_grow_to_the_longest_and_are_not_all_alike() -> None:
+    pauses = Pauses(1.0, 8.0)
+    for middle in (1, 2, 4, 8, 8, 8):
+        assert 0.5 * middle <= pauses.next() <= 1.5 * middle
+    assert len({pauses.next() for _ in range(8)}) == 8
+    pauses.start_again()
+    assert pauses.next() <= 1.5
+
+
+def test_retries_are_a_share_of_the_requests_and_a_few_each_second() -> None:
+    now = 0.0
+    budget = RetryBudget(lambda: now)
+    assert [budget.retry() for _ in range(100)] == [0.0] * 100  # saved up: a server that dies is left at once
+    assert [budget.retry() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    for _ in range(20):
+        budget.request()
+    assert [budget.retry(), budget.retry()] == pytest.approx([0.0, 0.1])  # 20 requests paid for 4, 3 were owed
+    now = 1.0
+    assert [budget.retry() for _ in range(9)] == [0.0] * 9
+    assert budget.retry() == pytest.approx(0.1)
+    now = 1000.0
+    assert [budget.retry() for _ in range(101)][-2:] == pytest.approx([0.0, 0.1])  # no more is saved than at first

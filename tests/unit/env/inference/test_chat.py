@@ -1,0 +1,138 @@
+"""What an OpenAI-compatible server is sent, and how its answer is read. (A real one is in tests/integration/env.)"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.unit.env.conftest import FailingServer
+
+from gristmill import SamplingParams
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference import Completion, GenerationRequest, Thinking
+from gristmill_env.inference.thinking import Dialect
+from gristmill_env.settings import EnvConfig
+
+from .conftest import ASK, CHAT, answers, client, said
+
+
+@pytest.fixture
+def text_server(failing_server: FailingServer) -> FailingServer:
+    failing_server.takes_tokens = False
+    failing_server.answers[CHAT] = lambda: answers(said())
+    return failing_server
+
+
+async def ask(server: FailingServer, request: GenerationRequest = ASK, **options: Any) -> list[Completion]:
+    async with client(server, **options) as servers:
+        await servers.connect(patience=2)
+        return await servers.generate(request)
+
+
+async def test_a_plain_request_says_nothing_that_is_not_asked_for(text_server: FailingServer) -> None:
+    await ask(text_server)
+    plain = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "temperature": 1.0, "max_tokens": 4}
+    assert text_server.bodies == [plain]
+
+
+async def test_what_is_asked_for_is_said(text_server: FailingServer) -> None:
+    text_server.answers[CHAT] = lambda: answers(said(), said("there", "length"))
+    sampling = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=9)
+    completions = await ask(text_server, dataclasses.replace(ASK, sampling=sampling, count=2, stop=["</a>"]))
+    [body] = text_server.bodies
+    assert {key: body[key] for key in ("temperature", "top_p", "max_tokens", "n", "stop")} == {
+        "temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "n": 2, "stop": ["</a>"]
+    }  # fmt: skip
+    assert [(c.text, c.truncated, c.length, c.token_ids) for c in completions] == [
+        ("hi", False, None, []), ("there", True, None, [])
+    ]  # fmt: skip
+
+
+async def test_one_completion_alone_has_its_tokens_counted(text_server: FailingServer) -> None:
+    [completion] = await ask(text_server)
+    assert completion.length == 7
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (said("72", reasoning="8 * 9\n"), "<think>\n8 * 9\n</think>\n\n72"),
+        (said("72", reasoning_content="8 * 9"), "<think>\n8 * 9\n</think>\n\n72"),
+        (said(None, "length", reasoning="8 *"), "<think>\n8 *"),
+        (said(None, "stop", reasoning="8 * 9"), "<think>\n8 * 9\n</think>\n\n"),
+        (said(None, "content_filter"), ""),
+    ],
+)
+async def test_reasoning_is_put_back_where_the_model_wrote_it(
+    text_server: FailingServer, choice: dict[str, Any], text: str
+) -> None:
+    text_server.answers[CHAT] = lambda: answers(choice)
+    [completion] = await ask(text_server)
+    assert (completion.text, completion.finish_reason) == (text, choice["finish_reason"])
+
+
+async def test_a_completion_that_was_broken_off_is_asked_for_again(text_server: FailingServer) -> None:
+    text_server.answers[CHAT] = lambda: answers(said(finish_reason=None if len(text_server.bodies) == 1 else "stop"))
+    assert len(await ask(text_server, patience=10)) == 1
+    assert len(text_server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"prefill": "<think>"}, "prefill"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"stop_token_ids": [7], "prefill": "<"}, "prefill and stop_token_ids"),
+    ],
+)
+async def test_what_only_vllm_can_do_is_refused_elsewhere(
+    text_server: FailingServer, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InferenceError, match=rf"^{named} cannot be asked of .* not vLLM"):
+        await ask(text_server, dataclasses.replace(ASK, **changes))
+    assert text_server.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "vllm", "openai", "other"),
+    [
+        ({}, {}, {}, {}),
+        ({"thinking_mode": True}, {"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "medium"},
+         {"reasoning": {"enabled": True}}),
+        ({"thinking_mode": False}, {"chat_template_kwargs": {"enable_thinking": False}}, {},
+         {"reasoning": {"enabled": False}}),
+        ({"reasoning_effort": "high"},
+         {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "high"}, {"reasoning_effort": "high"},
+         {"reasoning": {"enabled": True, "effort": "high"}}),
+        ({"reasoning_effort": "none"},
+         {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "none"},
+         {"reasoning_effort": "none"}, {"reasoning": {"enabled": False, "effort": "none"}}),
+        ({"max_reasoning_tokens": 2048},
+         {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 2048},
+         {"reasoning_effort": "medium"}, {"reasoning": {"enabled": True, "max_tokens": 2048}}),
+        ({"max_reasoning_tokens": 2048, "reasoning_effort": "low"},
+         {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low", "thinking_token_budget": 2048},
+         {"reasoning_effort": "low"}, {"reasoning": {"enabled": True, "effort": "low"}}),
+    ],
+)  # fmt: skip
+def test_thinking_in_the_words_of_each_server(
+    settings: dict[str, Any], vllm: dict[str, Any], openai: dict[str, Any], other: dict[str, Any]
+) -> None:
+    thinking = Thinking.of(EnvConfig(**settings))
+    assert [thinking.body(dialect) for dialect in (Dialect.VLLM, Dialect.OPENAI, Dialect.OTHER)] == [
+        vllm, openai, other
+    ]  # fmt: skip
+
+
+async def test_thinking_reaches_the_server(text_server: FailingServer) -> None:
+    await ask(text_server, thinking=Thinking(enabled=True))
+    assert text_server.bodies[0]["reasoning"] == {"enabled": True}
+
+
+def test_openai_itself_counts_completion_tokens() -> None:
+    from gristmill_env.inference.chat import _body
+
+    body = _body("m", ASK, Dialect.OPENAI)
+    assert body["max_completion_tokens"] == 4
+    assert "max_tokens" not in body

@@ -1,0 +1,288 @@
+"""Several servers as one. These fail or dawdle as told; what real ones give is tested with real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.env.conftest import FailingServer
+
+from gristmill_env.errors import InferenceError
+from gristmill_env.inference import ModelServers
+
+from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
+
+Pair = tuple[FailingServer, FailingServer]
+
+
+def good(server: FailingServer) -> None:
+    server.answers[GENERATE] = lambda: answers(choice())
+
+
+def bad(server: FailingServer, status: int = 500) -> None:
+    server.answers[GENERATE] = lambda: (status, {"error": "engine died"})
+
+
+def worked(server: FailingServer) -> int:
+    return server.asked.count(GENERATE)
+
+
+async def many(servers: ModelServers, number: int, **options: Any) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(number):
+            tasks.create_task(servers.generate(ASK, **options))
+
+
+async def test_the_load_is_shared(two_servers: Pair) -> None:
+    for server in two_servers:
+        good(server)
+        server.delay = 0.2
+    async with client(*two_servers) as servers:
+        await servers.connect(patience=2)
+        await many(servers, 20)
+    assert [worked(server) for server in two_servers] == [10, 10]
+
+
+async def test_a_slower_server_gets_less(two_servers: Pair) -> None:
+    slow, fast = two_servers
+    good(slow)
+    good(fast)
+    slow.delay, fast.delay = 0.5, 0.02
+    left = iter(range(40))
+
+    async def one_after_another(servers: ModelServers) -> None:
+        for _ in left:
+            await servers.generate(ASK)
+
+    async with client(*two_servers) as servers:
+        await servers.connect(patience=2)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(one_after_another(servers))
+    assert worked(slow) + worked(fast) == 40
+    assert worked(fast) > 2 * worked(slow)
+
+
+async def test_no_server_has_more_requests_at_once_than_it_may(two_servers: Pair) -> None:
+    at_once, most = [0, 0], [0, 0]
+
+    def counted(number: int) -> Callable[[], tuple[int, Any]]:
+        def answer() -> tuple[int, Any]:
+            at_once[number] += 1
+            most[number] = max(most[number], at_once[number])
+            time.sleep(0.05)
+            at_once[number] -= 1
+            return answers(choice())
+
+        return answer
+
+    for number, server in enumerate(two_servers):
+        server.answers[GENERATE] = counted(number)
+    async with client(*two_servers, num_max_requests_at_once=3, num_requests_for_eval=1) as servers:
+        await servers.connect(patience=2)
+        await many(servers, 24)
+        assert most == [3, 3]
+        most[:] = [0, 0]
+        await many(servers, 8, evaluation=True)
+        assert most == [1, 1]
+
+
+async def test_a_failed_request_moves_on_at_once_and_the_server_is_left_alone(
+    two_servers: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    sick, well = two_servers
+    bad(sick)
+    good(well)
+    async with client(*two_servers, patience=30) as servers:
+        await servers.connect(patience=2)
+        await many(servers, 20)
+    assert worked(well) == 20
+    # Its share of the first wave, and one or two when it is tried again. Failing fast, it always has the least to do.
+    assert 10 <= worked(sick) < 20
+    assert caplog.text.count("the others take its requests") == 1
+
+
+async def test_a_server_that_is_back_gets_work_again(two_servers: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sick, well = two_servers
+    bad(sick)
+    good(well)
+    async with client(*two_servers, patience=30) as servers:
+        await servers.connect(patience=2)
+        await many(servers, 2)
+        good(sick)
+        async with asyncio.timeout(10):
+            while worked(sick) < 3:
+                await many(servers, 2)
+                await asyncio.sleep(0.05)
+    assert f"model server at {sick.url} answers again" in caplog.text
+
+
+async def test_a_server_that_takes_requests_only_to_fail_them_is_asked_ever_more_rarely(two_servers: Pair) -> None:
+    sick, well = two_servers
+    bad(sick)
+    good(well)
+    async with client(*two_servers, patience=30) as servers:
+        await servers.connect(patience=2)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            await servers.generate(ASK)
+    assert worked(well) > 50
+    assert worked(sick) <= 6  # 0.25 s, 0.5 s, 1 s, 2 s on the bench, half to one and a half of each
+
+
+async def test_when_all_are_away_a_call_waits_and_says_so_once(
+    two_servers: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in two_servers:
+        bad(server, 503)
+    async with client(*two_servers, patience=30) as servers:
+        await servers.connect(patience=2)
+        calls = [asyncio.create_task(servers.generate(ASK)) for _ in range(6)]
+        await asyncio.sleep(1.0)
+        assert not any(call.done() for call in calls)
+        good(two_servers[1])
+        async with asyncio.timeout(10):
+            await asyncio.gather(*calls)
+    assert caplog.text.count("no model server answers; trying on for up to 30 s") == 1
+
+
+async def test_when_all_stay_away_all_are_named() -> None:
+    async with client("http://127.0.0.1:1", "http://127.0.0.1:2") as servers:
+        with pytest.raises(
+            InferenceError, match=r"none of the 2 model servers.*127\.0\.0\.1:1 .*127\.0\.0\.1:2 .*server_conf"
+        ):
+            await servers.connect(patience=0.5)
+
+
+async def test_a_dead_address_beside_a_living_one_costs_nothing(
+    failing_server: FailingServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_env.inference.meeting._GRACE", 0.5)
+    good(failing_server)
+    async with client("http://127.0.0.1:1", failing_server, patience=30) as servers:
+        assert (await servers.connect(patience=30)).name == "tiny"
+        assert (
+            "model server at http://127.0.0.1:1: All connection attempts failed; it joins when it answers"
+            in caplog.text
+        )
+        await many(servers, 10)
+    assert worked(failing_server) == 10
+
+
+async def test_different_models_are_refused_naming_both(two_servers: Pair) -> None:
+    two_servers[1].answers["/v1/models"] = lambda: (200, {"data": [{"id": "other"}]})
+    async with client(*two_servers) as servers:
+        with pytest.raises(InferenceError, match=r"'tiny' at http://.*, 'other' at http://.*must serve the same"):
+            await servers.connect(patience=2)
+
+
+async def test_text_and_token_ids_are_not_mixed(two_servers: Pair) -> None:
+    two_servers[1].takes_tokens = False
+    async with client(*two_servers) as servers:
+        with pytest.raises(
+            InferenceError, match=rf"{two_servers[1].url} gives text only, .*{two_servers[0].url} token"
+        ):
+            await servers.connect(patience=2)
+
+
+async def test_the_shortest_context_counts(two_servers: Pair) -> None:
+    two_servers[1].answers["/v1/models"] = lambda: (200, {"data": [{"id": "tiny", "max_model_len": 512}]})
+    async with client(*two_servers) as servers:
+        assert (await servers.connect(patience=2)).max_model_len == 512
+
+
+async def test_a_server_that_comes_back_with_another_model_stays_out(
+    two_servers: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed, well = two_servers
+    bad(changed)
+    good(well)
+    async with client(*two_servers, patience=30) as servers:
+        await servers.connect(patience=2)
+        changed.answers["/v1/models"] = lambda: (200, {"data": [{"id": "other"}]})
+        await servers.generate(ASK)
+        good(changed)
+        before = worked(changed)
+        await asyncio.sleep(1.5)
+        await many(servers, 10)
+        assert worked(changed) == before
+    assert caplog.text.count("'other' at") == 1
+
+
+def by(label: str) -> dict[str, Any]:
+    return choice(weight_versions=[{"version": label, "start": 0, "end": 1}])
+
+
+async def test_a_server_without_the_published_weights_gets_no_work_until_it_has_them(
+    two_servers: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost, well = two_servers
+    lost.answers |= {
+        GENERATE: lambda: answers(by("default")),
+        "/weight_info": lambda: (200, {"weight_version": "default"}),
+    }
+    well.answers[GENERATE] = lambda: answers(by("1.4"))
+    async with client(*two_servers) as servers:
+        await servers.connect(patience=2)
+        servers.trust_only(lambda label: label != "default")
+        for _ in range(5):
+            [completion] = await servers.generate(ASK)
+            assert completion.labels[0].version == "1.4"
+        assert worked(lost) == 1
+        lost.answers |= {GENERATE: lambda: answers(by("1.5")), "/weight_info": lambda: (200, {"weight_version": "1.5"})}
+        async with asyncio.timeout(10):
+            while worked(lost) < 3:
+                await many(servers, 2)
+                await asyncio.sleep(0.05)
+    assert caplog.text.count(f"{lost.url} has lost the weights in training") == 1
+
+
+async def test_waiting_for_the_trainer_has_no_end(failing_server: FailingServer) -> None:
+    failing_server.answers |= {
+        GENERATE: lambda: answers(by("default")),
+        "/weight_info": lambda: (200, {"weight_version": "default"}),
+    }
+    async with client(failing_server, patience=0.2) as servers:
+        await servers.connect(patience=2)
+        servers.trust_only(lambda label: label != "default")
+        call = asyncio.create_task(servers.generate(ASK))
+        await asyncio.sleep(1.5)
+        assert not call.done()
+        failing_server.answers |= {
+            GENERATE: lambda: answers(by("2.0")),
+            "/weight_info": lambda: (200, {"weight_version": "2.0"}),
+        }
+        async with asyncio.timeout(5):
+            await call
+
+
+async def test_completions_are_asked_for_one_by_one_where_n_is_ignored(failing_server: FailingServer) -> None:
+    failing_server.takes_tokens = False
+    failing_server.answers[CHAT] = lambda: answers(said())
+    async with client(failing_server) as servers:
+        await servers.connect(patience=2)
+        assert len(await servers.generate(ASK.with_count(3))) == 3
+        assert [body.get("n", 1) for body in failing_server.bodies] == [3, 1, 1]  # found out, and made up for
+        assert len(await servers.generate(ASK.with_count(3))) == 3
+        assert [body.get("n", 1) for body in failing_server.bodies][3:] == [1, 1, 1]
+
+
+async def test_n_kwarg_is_ignored_is_known_beforehand(failing_server: FailingServer) -> None:
+    good(failing_server)
+    async with client(failing_server, n_kwarg_is_ignored=True) as servers:
+        await servers.connect(patience=2)
+        assert len(await servers.generate(ASK.with_count(4))) == 4
+    assert [body["sampling_params"]["n"] for body in failing_server.bodies] == [1] * 4
+
+
+async def test_a_refusal_of_one_of_many_is_told_as_it_is(failing_server: FailingServer) -> None:
+    failing_server.answers[GENERATE] = lambda: (400, {"error": "too long"})
+    async with client(failing_server, n_kwarg_is_ignored=True) as servers:
+        await servers.connect(patience=2)
+        with pytest.raises(InferenceError, match="too long"):
+            await servers.generate(ASK.with_count(4))

@@ -1,0 +1,148 @@
+"""Rewards made of others: values, what stays visible, and what a failing part costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward, registry, reward, reward_names
+
+
+@pytest.fixture(autouse=True)
+def _rewards_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards that say what a completion's words say: "up 3" is 3 for `up`, and no value for `down`."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+    def read(completion: str, word: str) -> float | None:
+        words = completion.split()
+        return float(words[words.index(word) + 1]) if word in words else None
+
+    @reward("up")
+    def up(completion: str) -> float | None:
+        return read(completion, "up")
+
+    @reward("down")
+    async def down(completions: list[str]) -> list[float | None]:
+        return [read(completion, "down") for completion in completions]
+
+
+def combined(*rewards: Any, **params: Any) -> dict[str, Any]:
+    return {"type": "combined", "params": {"rewards": list(rewards), **params}}
+
+
+UP2 = {"type": "up", "weight": 2.0}
+DOWN3 = {"type": "down", "weight": 3.0}
+GROUP = ["up 1 down 10", "up 3 down 10", "up 2", "neither"]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "values"),
+    [
+        ("none", [2 * 1 + 3 * 10, 2 * 3 + 3 * 10, 2 * 2, None]),
+        ("sum", [(2 * 1 + 3 * 10) / 5, (2 * 3 + 3 * 10) / 5, 2.0, None]),
+        ("minmax", [2 * 0.0 + 3 * 0.5, 2 * 1.0 + 3 * 0.5, 2 * 0.5, None]),
+    ],
+)
+def test_combined(normalization: str, values: list[float | None]) -> None:
+    made = create_reward(combined(UP2, DOWN3, normalization=normalization)).score(GROUP)
+    assert made == [None if value is None else pytest.approx(value, rel=1e-12) for value in values]
+
+
+def test_minmax_of_enormous_values() -> None:
+    assert create_reward(combined("up", normalization="minmax")).score(["up -1.7e308", "up 1.7e308", "up 0"]) == [
+        0,
+        1,
+        0.5,
+    ]
+
+
+async def score(specification: Any, *completions: str, weight: float = 1.0) -> list[Score]:
+    async with Scorer([WeightedReward(create_reward(specification), weight)], has_answer=True) as scorer:
+        return await scorer.score([Sample(completion, answer="4") for completion in completions])
+
+
+async def test_the_parts_stay_visible_and_unweighted() -> None:
+    [made] = await score(combined(UP2, {**DOWN3, "name": "fall"}), "up 1 down 10", weight=0.5)
+    assert made.parts == {"combined": 32.0, "combined/up": 1.0, "combined/fall": 10.0}
+    assert made.total == 16.0
+
+
+async def test_composed_rewards_nest() -> None:
+    inner = {**combined(DOWN3), "name": "inner", "weight": 10.0}
+    [made] = await score(combined("up", inner), "up 1 down 1")
+    assert made.parts == {"combined": 31.0, "combined/up": 1.0, "combined/inner": 3.0, "combined/inner/down": 1.0}
+
+
+async def test_a_failing_part_costs_the_sample_unless_it_is_a_metric() -> None:
+    broken = "up x down 2"
+    first, second = await score(combined("up", "down"), broken, "up 1 down 1")
+    assert (first.total, second.total) == (None, 2.0)
+    assert first.parts == {"combined": None, "combined/up": None, "combined/down": 2.0}
+    assert first.error is not None
+    assert first.error.startswith("combined/up: ValueError: could not convert")
+    [metric] = await score(combined({"type": "up", "weight": 0.0}, "down"), broken)
+    assert (metric.total, metric.error) == (2.0, None)
+    assert list(metric.failed) == ["combined/up"]
+
+
+async def test_a_failure_stays_out_of_the_others_range() -> None:
+    made = await score(combined("up", normalization="minmax"), "up x", "up 100", "up 200", "up 300")
+    assert [one.total for one in made] == [None, 0.0, 0.5, 1.0]
+
+
+SHAPED, RIGHT = "<answer>4</answer>", "#### 4"
+
+
+def test_r1() -> None:
+    completions = [SHAPED, RIGHT, "<answer>5</answer>", "5"]
+    assert create_reward("r1").score(completions, answer="4") == [1.5, 1.0, 0.5, 0.0]
+    weights = {"format_weight": 0.25, "accuracy_weight": 2.0}
+    assert create_reward("r1", weights).score(completions, answer="4") == [2.25, 2.0, 0.25, 0.0]
+
+
+@pytest.mark.skipif("reasoning_steps" not in reward_names(), reason="reasoning_steps is not there yet")
+async def test_cascading_r1() -> None:
+    steps = "First, add. Second, check. Third, done."
+    made = await score(
+        "cascading_r1",
+        f"<think>{steps}</think> #### 4",
+        "<think>2 + 2</think> #### 4",
+        f"<think>{steps}</think> #### 5",
+        f"{steps} #### 4",
+        "5",
+    )
+    assert [one.total for one in made] == [pytest.approx(1.1), 1.0, 0.0, 0.0, 0.0]
+    assert list(made[0].parts) == [
+        "cascading_r1", "cascading_r1/format", "cascading_r1/accuracy", "cascading_r1/reasoning_steps"
+    ]  # fmt: skip
+
+
+async def test_a_composed_reward_asks_for_what_its_parts_ask_for() -> None:
+    with pytest.raises(RewardError, match=r"'accuracy' compares with the row's answer; set dataset\.answer_field"):
+        Scorer([WeightedReward(create_reward("r1"), 1.0)], has_answer=False)
+
+
+@pytest.mark.parametrize(
+    ("specification", "told"),
+    [
+        (combined(), r"parameter 'rewards' of reward 'combined': List should have at least 1 item"),
+        (combined("up", "up"), r"'combined' has two parts 'up'; give each a name of its own"),
+        (combined("dow"), r"no reward 'dow'.*Did you mean 'down'\?"),
+        (
+            combined("up", normalization="max"),
+            r"parameter 'normalization' of reward 'combined': Input should be 'none'",
+        ),
+        (combined({"type": "up", "weight": 0}), r"all of its rewards have weight 0"),
+        (
+            combined({"type": "up", "weight": -1}, normalization="sum"),
+            r"a weight is negative; there is no weighted mean",
+        ),
+        ({"type": "combined"}, r"'combined' needs the parameter 'rewards'"),
+        ({"type": "r1", "params": {"format_weight": 0, "accuracy_weight": 0}}, r"both of its weights are 0"),
+    ],
+)
+def test_what_cannot_be_composed(specification: Any, told: str) -> None:
+    with pytest.raises(RewardError, match=told):
+        create_reward(specification)

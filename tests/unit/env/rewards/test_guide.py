@@ -1,0 +1,62 @@
+"""docs/rewards.md lists the rewards as they are, and its examples do what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gristmill.settings import parse
+from gristmill_env.rewards import create_reward, registry, reward_names
+from gristmill_env.rewards.table import reward_table, with_table
+from gristmill_env.settings import DatasetConfig
+
+PAGE = Path(__file__).parents[4] / "docs" / "rewards.md"
+
+
+def blocks(language: str) -> list[str]:
+    found: list[str] = re.findall(rf"^ *```{language}\n(.*?)^ *```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
+def test_the_committed_table_is_current() -> None:
+    text = PAGE.read_text()
+    assert with_table(text) == text, "run: python -m gristmill_env.rewards.table docs/rewards.md"
+
+
+def test_every_reward_has_a_row_with_its_options() -> None:
+    table = reward_table()
+    shipped = [name for name in reward_names() if registry.find(name).target.__module__.startswith("gristmill_env.")]
+    assert "| `length` | `target_tokens: 128`" in table
+    assert "| `combined` | `rewards`, `normalization: none` | The weighted sum of other rewards. |" in table
+    assert table.count("\n") == len(shipped) + 1
+
+
+def test_a_page_without_its_markers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the markers"):
+        with_table("no table here")
+
+
+def test_the_rewards_of_the_page_do_what_it_says() -> None:
+    code: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(block, code)
+    assert create_reward(code["ends_well"]).score(["Yes.", "Yes"]) == [1.0, 0.0]
+    contains = create_reward(code["Contains"])
+    assert contains.score(["A Cat", "dog"], row={"keywords": ["cat", "a"]}) == [1.0, 0.0]
+    assert contains.score(["A Cat"], row={"keywords": []}) == [None]
+    assert create_reward(code["shortest"]).score(["it is 4", "4", "5"], answer="4") == [0.0, 1.0, 0.0]
+    assert code["reward"].score(["... \\boxed{72}", "#### 71"], answer="#### 72") == [1.0, 0.0]
+
+
+def test_the_configurations_of_the_page_are_ones() -> None:
+    for block in blocks("yaml"):
+        read = yaml.safe_load(block)
+        listed = read if isinstance(read, list) else read.get("dataset", read)["reward_functions"]
+        for spec in parse(DatasetConfig, {"reward_functions": listed}, str(PAGE)).rewards():
+            if "my_rewards" not in str(spec):
+                create_reward(spec)

@@ -1,0 +1,151 @@
+"""Signature injection: what an argument's name means, and what is refused before the run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, create_reward
+from gristmill_env.rewards.inputs import Known
+
+GROUP = [
+    Sample("a", "4", "2+2?", (1, 2), "stop", {"topic": "sums", "entry": 7}, ({"role": "user"},)),
+    Sample("b", "4", "2+2?", (3,), "length", {"topic": "sums", "entry": 7}, ({"role": "user"},)),
+]
+Seen = list[dict[str, Any]]
+
+
+def seen(function: Callable[..., Any], columns: Sequence[str] = ("topic", "entry")) -> Seen:
+    """The arguments of each call that scores the group."""
+    task = create_reward(function, name="reward").bind(Known(columns), "reward")
+    return [dict(task.gather(call.samples)) for call in task.calls(GROUP)]  # type: ignore[union-attr]
+
+
+def test_a_reward_gets_what_it_declares_and_nothing_else() -> None:
+    def own(completion: str, tokens: list[int], finish_reason: str) -> None: ...
+    def of_the_row(answer: str, ground_truth: str, prompt: str, messages: list[Any], row: dict[str, Any]) -> None: ...
+    def columns(topic: str, entry: int) -> None: ...
+    def none() -> None: ...
+
+    assert seen(own) == [
+        {"completion": "a", "tokens": (1, 2), "finish_reason": "stop"},
+        {"completion": "b", "tokens": (3,), "finish_reason": "length"},
+    ]
+    row = {
+        "answer": "4",
+        "ground_truth": "4",
+        "prompt": "2+2?",
+        "messages": ({"role": "user"},),
+        "row": {"topic": "sums", "entry": 7},
+    }
+    assert seen(of_the_row) == [row, row]
+    assert seen(columns) == [{"topic": "sums", "entry": 7}] * 2
+    assert seen(none) == [{}, {}]
+
+
+def test_a_plural_is_a_list_and_one_call_for_all() -> None:
+    def group(completions: list[str], token_lists: Any, finish_reasons: Any, answers: Any) -> None: ...
+    def more(ground_truths: Any, prompts: Any, message_lists: Any, rows: Any) -> None: ...
+    def columns(topics: list[str], entries: list[int]) -> None: ...
+
+    assert seen(group) == [
+        {
+            "completions": ["a", "b"],
+            "token_lists": [(1, 2), (3,)],
+            "finish_reasons": ["stop", "length"],
+            "answers": ["4", "4"],
+        }
+    ]
+    assert set(seen(more)[0]) == {"ground_truths", "prompts", "message_lists", "rows"}
+    assert seen(columns) == [{"topics": ["sums", "sums"], "entries": [7, 7]}]
+
+
+def test_what_belongs_to_the_row_may_stay_singular_in_a_group() -> None:
+    def group(completions: list[str], answer: str, row: dict[str, Any], topic: str) -> None: ...
+
+    assert seen(group) == [
+        {"completions": ["a", "b"], "answer": "4", "row": {"topic": "sums", "entry": 7}, "topic": "sums"}
+    ]
+
+
+def test_a_column_of_exactly_this_name_is_no_plural() -> None:
+    def reward(topics: str) -> None: ...
+
+    sample = Sample("", row={"topic": "x", "topics": "all of them"})
+    task = create_reward(reward).bind(Known(("topic", "topics")), "reward")
+    [call] = task.calls([sample])  # type: ignore[union-attr]
+    assert not call.task.group_level
+    assert call.task.gather([sample]) == {"topics": "all of them"}
+
+
+def test_an_argument_with_a_default_may_be_missing() -> None:
+    def reward(completion: str, answer: str = "none", level: int = 3) -> None: ...
+
+    known = Known((), has_answer=False)
+    task = create_reward(reward).bind(known, "reward")
+    assert task.gather(GROUP[:1]) == {"completion": "a"}  # type: ignore[union-attr]
+    assert seen(reward) == [{"completion": "a", "answer": "4"}, {"completion": "b", "answer": "4"}]
+
+
+def mixed(completion: str, answers: list[str]) -> None: ...
+def mixed_columns(tokens: list[int], topics: list[str]) -> None: ...
+def mistyped(completoin: str) -> None: ...
+def mistyped_column(topik: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (
+            mixed,
+            r"asks for 'answers'.* and for 'completion' of one; write 'completions' for 'completion', or no plural",
+        ),
+        (mixed_columns, r"asks for 'topics'.*write 'token_lists' for 'tokens'"),
+        (mistyped, r"'mistyped' asks for 'completoin'; a sample has completion, .*Did you mean 'completion'\?"),
+        (mistyped_column, r"asks for 'topik'.*its row has topic, entry .*Did you mean 'topic'\?"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_when_the_run_is_loaded(function: Callable[..., Any], told: str) -> None:
+    with pytest.raises(RewardError, match=told):
+        create_reward(function).bind(Known(("topic", "entry")), "reward")
+
+
+def variadic(*texts: str) -> None: ...
+def keywords(completions: list[str], **kwargs: Any) -> None: ...
+def positional(completion: str, /) -> None: ...
+def unreadable(completion: str, *, mark: Missing = 1) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+class Misplaced:
+    def __init__(self, mark: str) -> None: ...
+    def __call__(self, completion: str, *, scale: float = 1.0) -> None: ...
+
+
+class Silent:
+    def __init__(self, *, mark: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (variadic, r"takes \*texts \(variadic positional\); name the inputs"),
+        (keywords, r"takes \*\*kwargs \(variadic keyword\); name the inputs.*type: trl:"),
+        (positional, r"takes completion \(positional-only\); name the inputs"),
+        (unreadable, r"an option's annotation cannot be read: name 'Missing' is not defined"),
+        (Misplaced, r"scale, mark in the wrong place; __init__ takes the options \(after a \*\), __call__ the inputs"),
+        (Silent, r"is a class .* without __call__"),
+    ],
+)
+def test_a_signature_that_cannot_be_a_reward_says_why(target: Callable[..., Any], told: str) -> None:
+    with pytest.raises(RewardError, match=told):
+        create_reward(target)
+
+
+async def test_the_annotation_of_an_input_need_not_exist() -> None:
+    def reward(completion: OnlyForTypeCheckers, *, scale: float = 2.0) -> float:  # type: ignore[name-defined]  # noqa: F821
+        return len(completion) * scale
+
+    assert create_reward(reward, {"scale": "3"}).score(["ab"]) == [6.0]

@@ -1,0 +1,101 @@
+"""Rewards as a library: two lines, no event loop of one's own, errors that are raised."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, create_reward
+
+
+def test_two_lines() -> None:
+    reward = create_reward({"type": "accuracy"})
+    assert reward.score(["... \\boxed{72}"], answer="#### 72") == [1.0]
+
+
+async def test_where_a_loop_runs() -> None:
+    async def judge(completion: str) -> float:
+        await asyncio.sleep(0)
+        return float(len(completion))
+
+    assert create_reward(judge).score(["a", "ab"]) == [1.0, 2.0]
+
+
+def test_an_input_is_shared_or_one_each() -> None:
+    def compares(completion: str, answer: str, level: int = 1) -> float:
+        return level * float(completion == answer)
+
+    reward = create_reward(compares)
+    assert reward.score(["4", "5"], answer="4") == [1.0, 0.0]
+    assert reward.score(["4", "5"], answer=["4", "5"], level=2) == [2.0, 2.0]
+    assert reward.score(["4", "5"], answer=4, level=[1, 3]) == [1.0, 0.0]
+    assert reward.score([], answer="4") == []
+
+
+def test_rows_messages_and_plurals() -> None:
+    def of_row(completion: str, row: dict[str, list[str]], messages: list[dict[str, str]]) -> float:
+        return len(row["tests"]) + len(messages)
+
+    def of_group(completions: list[str], answers: list[str]) -> list[float]:
+        return [float(a == b) for a, b in zip(completions, answers, strict=True)]
+
+    messages = [{"role": "user", "content": "?"}]
+    assert create_reward(of_row).score(["", ""], row={"tests": ["a", "b", "c"]}, messages=messages) == [4.0, 4.0]
+    assert create_reward(of_group).score(["4", "5"], answers=["4", "4"]) == [1.0, 0.0]
+    assert create_reward(of_group).score(["4", "5"], answer="5") == [0.0, 1.0]
+
+
+def test_samples_in_place_of_texts() -> None:
+    reward = create_reward("length", {"target_tokens": 4})
+    assert reward.score(Sample("", tokens=[1, 2])) == 0.5
+    assert reward.score([Sample("", tokens=[1, 2]), Sample("", tokens=[1])]) == [0.5, 0.25]
+    assert reward.score(["", ""], tokens=[[1, 2], [1]]) == [0.5, 0.25]
+
+
+def test_no_value_is_none() -> None:
+    assert create_reward("accuracy").score(["4"], answer="Paris is a city") in ([None], [0.0])
+    assert create_reward(lambda completion: None, name="silent").score(["4"]) == [None]
+
+
+def same(completions: list[str], answer: str) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_a_failure_is_raised_with_its_cause() -> None:
+    reward = create_reward(lambda completion: 1 / 0, name="broken")
+    with pytest.raises(RewardError, match="broken: ZeroDivisionError: division by zero") as error:
+        reward.score(["4"])
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_what_cannot_be_scored() -> None:
+    reward = create_reward("accuracy")
+    with pytest.raises(RewardError, match=r"'accuracy'.*answer.*give it by its name: score\(completions, answer=...\)"):
+        reward.score(["4"])
+    with pytest.raises(RewardError, match=r"answer has 1 items for 2 completions; a list holds one each"):
+        reward.score(["4", "5"], answer=["4"])
+    with pytest.raises(RewardError, match=r"takes a list of completions; write \[completion\]"):
+        reward.score("4", answer="4")
+    with pytest.raises(RewardError, match=r"completion 1 is None; text is wanted"):
+        reward.score(["4", None], answer="4")  # type: ignore[list-item]
+    with pytest.raises(RewardError, match=r"'answer' is not the same for all completions; ask for its plural"):
+        create_reward(same).score(["4", "5"], answer=["4", "5"])
+    with pytest.raises(RewardError, match=r"a Sample holds all inputs"):
+        reward.score([Sample("4")], answer="4")
+
+
+LIGHT = """
+import sys
+from gristmill_env.rewards import create_reward
+print(create_reward({"type": "accuracy"}).score(["... \\\\boxed{72}"], answer="#### 72"))
+print([name for name in ("torch", "transformers", "datasets", "sympy", "trl", "wandb") if name in sys.modules])
+"""
+
+
+def test_the_import_is_light_and_the_process_ends_in_silence() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[1.0]\n[]\n", "")

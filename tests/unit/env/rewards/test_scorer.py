@@ -1,0 +1,195 @@
+"""The scorer: weights, outcomes, and what of a configuration is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Reward, Sample, Scorer, WeightedReward, create_reward
+
+Make = Callable[..., Scorer]
+
+
+@pytest.fixture
+async def scorer() -> AsyncIterator[Make]:
+    """Makes a scorer of (reward, weight) pairs, closed at the end."""
+    made: list[Scorer] = []
+
+    def make(*rewards: tuple[Reward, float], **options: Any) -> Scorer:
+        weighted = [WeightedReward(reward, weight) for reward, weight in rewards]
+        made.append(Scorer(weighted, **{"has_answer": True, **options}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+def custom(function: Callable[..., Any], name: str = "custom") -> Reward:
+    return create_reward(function, name=name)
+
+
+async def test_the_total_is_the_weighted_sum_and_the_parts_stay_unweighted(scorer: Make) -> None:
+    made = scorer((create_reward("format"), 0.2), (create_reward("accuracy"), 0.8))
+    [score] = await made.score([Sample("<answer>25</answer>", answer="26")])
+    assert score.total == pytest.approx(0.2, abs=1e-12)
+    assert score.parts == {"format": 1.0, "accuracy": 0.0}
+    assert score.error is None
+
+
+async def test_one_score_a_sample_in_their_order(scorer: Make) -> None:
+    made = scorer((create_reward("format"), 1.0))
+    scores = await made.score([Sample("<answer>1</answer>"), Sample("1"), Sample("<answer>2</answer>")])
+    assert [score.total for score in scores] == [1.0, 0.0, 1.0]
+    assert await made.score([]) == []
+
+
+async def test_a_part_without_a_value_leaves_the_sum(scorer: Make) -> None:
+    made = scorer((create_reward("format"), 0.2), (custom(lambda completion: None), 0.8))
+    [score] = await made.score([Sample("<answer>25</answer>")])
+    assert score.total == pytest.approx(0.2, abs=1e-12)
+    assert score.parts == {"format": 1.0, "custom": None}
+
+
+async def test_no_value_at_all_is_no_score(scorer: Make) -> None:
+    made = scorer((custom(lambda completion: None), 1.0), (create_reward("format"), 0.0))
+    [score] = await made.score([Sample("<answer>1</answer>")])
+    assert score.total is None  # what a metric says is no score
+    assert score.error is None
+
+
+async def test_weights_hold_to_a_billionth(scorer: Make) -> None:
+    draw = random.Random(4)
+    for _ in range(50):
+        weights = [draw.uniform(-1e6, 1e6) for _ in range(7)]
+        values = [draw.uniform(-1e6, 1e6) for _ in range(7)]
+        rewards = [
+            (custom(lambda completion, value=value: value, f"r{n}"), weight)
+            for n, (value, weight) in enumerate(zip(values, weights, strict=True))
+        ]
+        [score] = await scorer(*rewards).score([Sample("")])
+        expected = math.fsum(map(math.prod, zip(weights, values, strict=True)))
+        assert score.total == pytest.approx(expected, rel=1e-9)
+    tenths = [(custom(lambda completion: 1.0, f"r{n}"), 0.1) for n in range(10)]
+    [score] = await scorer(*tenths).score([Sample("")])
+    assert score.total == 1.0  # a plain sum of ten tenths is not
+
+
+async def test_a_sum_that_overflows_is_an_error(scorer: Make) -> None:
+    [score] = await scorer((custom(lambda completion: 1e308), 10.0)).score([Sample("")])
+    assert (score.total, score.error) == (None, "the weighted sum of the rewards overflows")
+
+
+async def test_a_reward_of_weight_zero_is_a_metric(scorer: Make) -> None:
+    made = scorer((create_reward("format"), 0.0), (custom(lambda completion: 3.0), 1.0))
+    [score] = await made.score([Sample("<answer>1</answer>")])
+    assert score.total == 3.0
+    assert score.parts["format"] == 1.0
+
+
+async def test_a_metric_that_fails_is_counted_and_costs_nothing(scorer: Make) -> None:
+    made = scorer((custom(lambda completion: 1 / 0, "metric"), 0.0), (custom(lambda completion: 3.0), 1.0))
+    [score] = await made.score([Sample("")])
+    assert (score.total, score.error) == (3.0, None)
+    assert score.failed == {"metric": "ZeroDivisionError: division by zero"}
+    assert made.errors == {"metric": 1}
+
+
+async def test_the_first_error_of_a_reward_is_told_in_full_and_the_others_are_counted(
+    scorer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = scorer((custom(lambda completion: 1 / 0, "broken"), 1.0), (custom(lambda completion: [][0], "other"), 1.0))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(25):
+            await made.score([Sample("")] * 10)
+    assert made.errors == {"broken": 250, "other": 250}
+    told = [record for record in caplog.records if "'broken'" in record.getMessage()]
+    assert [bool(record.exc_info) for record in told] == [True, False, False]  # 1, 10, 100
+    assert "has failed 100 times" in told[-1].getMessage()
+    assert len(caplog.records) == 6
+
+
+async def test_answers_never_mix_between_concurrent_groups(scorer: Make) -> None:
+    """Every reward sees its own group's answer and its own completion, whatever the interleaving."""
+    draw = random.Random(9)
+
+    async def judged(completion: str, answer: str) -> float:
+        await asyncio.sleep(draw.random() / 100)
+        return float(f"{completion}" == f"the answer is {answer}")
+
+    def same_row(completions: list[str], answer: str, row: dict[str, str]) -> list[float]:
+        return [float(answer == row["gold"] and completion.endswith(answer)) for completion in completions]
+
+    def number(completion: str, answer: str) -> float:
+        return float(answer)
+
+    made = scorer(
+        (create_reward("accuracy"), 1.0),
+        (create_reward(judged), 1.0),
+        (create_reward(same_row), 1.0),
+        (create_reward(number), 1.0),
+        columns=["gold"],
+    )
+
+    async def group(answer: str) -> None:
+        samples = [Sample(f"the answer is {answer}", answer=answer, row={"gold": answer}) for _ in range(4)]
+        for score in await made.score(samples):
+            assert score.parts == {"accuracy": 1.0, "judged": 1.0, "same_row": 1.0, "number": float(answer)}
+
+    async with asyncio.TaskGroup() as tasks:
+        for answer in range(200):
+            tasks.create_task(group(str(answer)))
+
+
+async def test_one_instance_of_a_class_serves_a_run(scorer: Make) -> None:
+    class Counting:
+        def __init__(self, *, start: int = 0) -> None:
+            self.numbers = itertools.count(start)
+
+        def __call__(self, completion: str) -> float:
+            return next(self.numbers)
+
+    made = scorer((create_reward(Counting, {"start": 5}), 1.0))
+    totals = [score.total for _ in range(3) for score in await made.score([Sample("")] * 2)]
+    assert sorted(total for total in totals if total is not None) == [5, 6, 7, 8, 9, 10]
+
+
+async def test_one_reward_twice_under_two_names(scorer: Make) -> None:
+    short = create_reward({"type": "length", "name": "short", "params": {"target_tokens": 2}})
+    long = create_reward({"type": "length", "name": "long", "params": {"target_tokens": 8}})
+    [score] = await scorer((short, 1.0), (long, -1.0)).score([Sample("", tokens=[1, 2, 3, 4])])
+    assert score.parts == {"short": 1.0, "long": 0.5}
+    assert score.total == 0.5
+
+
+def refused(*rewards: tuple[Reward, float], **options: Any) -> str:
+    with pytest.raises(RewardError) as error:
+        Scorer([WeightedReward(*pair) for pair in rewards], **{"has_answer": True, **options})
+    return str(error.value)
+
+
+def test_what_a_run_cannot_have() -> None:
+    length = create_reward("length")
+    assert "reward_functions is empty" in refused()
+    assert "all of reward_functions have weight 0" in refused((length, 0.0))
+    assert "lists length twice" in refused((length, 1.0), (create_reward("length"), 2.0))
+    assert "give each a name of its own (name:)" in refused((length, 1.0), (create_reward("length"), 2.0))
+
+
+def test_a_reward_that_compares_needs_a_field_to_compare_with() -> None:
+    def compares(completion: str, ground_truth: str) -> float:
+        return float(completion == ground_truth)
+
+    assert "'accuracy' compares with the row's answer; set dataset.answer_field" in refused(
+        (create_reward("accuracy"), 1.0), has_answer=False
+    )
+    assert "or dataset.ground_truth_field" in refused((create_reward(compares), 1.0), has_answer=False)
+    Scorer([WeightedReward(create_reward("length"), 1.0)], has_answer=False)

@@ -1,0 +1,166 @@
+"""TRL's own reward functions run as they are, and ones that use everything TRL gives them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
+from gristmill_env.rewards.trl import trl_reward
+
+THOUGHT, UNTHOUGHT = "<think>2 + 2</think>4", "It is 4."
+
+
+def test_think_format_reward() -> None:
+    made = create_reward({"type": "trl:trl.rewards:think_format_reward", "params": {"conversational": True}})
+    assert made.name == "think_format_reward"
+    assert made.score([THOUGHT, UNTHOUGHT]) == [1.0, 0.0]
+
+
+def test_messages_where_the_rows_prompt_is_a_message_list() -> None:
+    made = create_reward("trl:trl.rewards:think_format_reward")
+    assert made.score([Sample(THOUGHT, conversational=True), Sample(UNTHOUGHT, conversational=True)]) == [1.0, 0.0]
+    with pytest.raises(RewardError, match=r"think_format_reward: TypeError.*params: \{conversational: true\}"):
+        made.score([THOUGHT])
+
+
+def test_accuracy_reward_on_the_column_solution() -> None:
+    made = create_reward("trl:trl.rewards:accuracy_reward", {"conversational": True})
+    answers = [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"]
+    assert made.score(answers, solution=r"$\frac{1}{3}$") == [1.0, 0.0]
+    assert made.score(answers, solution="no mathematics") == [None, None]
+
+
+def test_soft_overlong_punishment_is_made_with_params() -> None:
+    params = {"max_completion_len": 100, "soft_punish_cache": 20}
+    made = create_reward({"type": "trl:trl.rewards:get_soft_overlong_punishment", "name": "long", "params": params})
+    assert made.name == "long"
+    samples = [Sample("", tokens=[1] * length) for length in (80, 90, 101)]
+    assert made.score(samples) == [0.0, -0.5, -1.0]
+
+
+def test_a_parameter_of_the_function_itself() -> None:
+    reference = "trl:trl.rewards:reasoning_accuracy_reward"
+    made = create_reward(reference, {"conversational": True, "reasoning_delimiters": ["####"]})
+    assert made.score([r"so #### \boxed{4}", r"so \boxed{4}"], solution="$4$") == [1.0, 0.0]
+
+
+async def test_in_a_run() -> None:
+    reward = create_reward("trl:trl.rewards:accuracy_reward", {"conversational": True})
+    async with Scorer([WeightedReward(reward, 2.0)], has_answer=False, columns=["solution"]) as scorer:
+        samples = [Sample(rf"\boxed{{{n}}}", row={"solution": "$4$"}) for n in (3, 4)]
+        assert [score.total for score in await scorer.score(samples)] == [0.0, 2.0]
+    with pytest.raises(RewardError, match=r"wants 'solution', a column; the data set has solutions.*'solutions'\?"):
+        Scorer([WeightedReward(reward, 1.0)], has_answer=False, columns=["solutions"])
+
+
+class Seen:
+    """What a TRL function was given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def all_of_it(self, prompts: Any, completions: Any, completion_ids: Any, **kwargs: Any) -> list[float | None]:
+        self.given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **kwargs}
+        kwargs["log_extra"]("column", [1, 2])
+        kwargs["log_metric"]("metric", 0.5)
+        return [None, kwargs["trainer_state"].global_step]
+
+    def two_only(self, completions: list[str], level: list[int], scale: float = 1.0) -> list[float]:
+        return [scale * value for value in level]
+
+    async def asynchronous(self, completions: list[str], **kwargs: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return [float(len(completion)) for completion in completions]
+
+
+ROW = {"prompt": "2+2?", "completion": "4", "level": 3, "tags": ["easy"]}
+MESSAGES = [{"role": "user", "content": "2+2?"}]
+
+
+def samples(*texts: str, conversational: bool = False) -> list[Sample]:
+    return [
+        Sample(text, prompt="2+2?", tokens=(1, 2), row=ROW, messages=MESSAGES, conversational=conversational, step=12)
+        for text in texts
+    ]
+
+
+def test_the_calling_convention_with_text_prompts() -> None:
+    seen = Seen()
+    assert trl_reward("seen", seen.all_of_it, {}).score(samples("4", "5")) == [None, 12.0]
+    for name in ("trainer_state", "log_extra", "log_metric"):
+        seen.given.pop(name)
+    assert seen.given == {
+        "prompts": ["2+2?", "2+2?"],
+        "completions": ["4", "5"],
+        "completion_ids": [[1, 2], [1, 2]],
+        "level": [3, 3],
+        "tags": [["easy"], ["easy"]],
+    }
+
+
+@pytest.mark.parametrize(("row", "params"), [(True, {}), (False, {"conversational": True})])
+def test_the_calling_convention_with_message_lists(row: bool, params: dict[str, Any]) -> None:
+    seen = Seen()
+    trl_reward("seen", seen.all_of_it, params).score(samples("4", "5", conversational=row))
+    assert seen.given["prompts"] == [MESSAGES, MESSAGES]
+    assert seen.given["completions"] == [[{"role": "assistant", "content": text}] for text in ("4", "5")]
+
+
+def test_text_where_the_configuration_says_so() -> None:
+    seen = Seen()
+    trl_reward("seen", seen.all_of_it, {"conversational": False}).score(samples("4", "5", conversational=True))
+    assert seen.given["completions"] == ["4", "5"]
+
+
+def test_a_function_without_kwargs_gets_what_it_names() -> None:
+    assert trl_reward("two", Seen().two_only, {"scale": 0.5}).score(samples("4", "5")) == [1.5, 1.5]
+
+
+def test_an_async_function() -> None:
+    assert trl_reward("lengths", Seen().asynchronous, {}).score(samples("4", "four")) == [1.0, 4.0]
+
+
+def test_progress_of_training_where_nothing_is_trained() -> None:
+    made = trl_reward("seen", Seen().all_of_it, {})
+    with pytest.raises(RewardError, match=r"trainer_state\.global_step is asked for, but nothing is trained here"):
+        made.score(["4", "5"])
+
+
+def test_by_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def shout(completions, **kwargs): return [float(c.isupper()) for c in completions]"
+    )
+    assert create_reward("trl:mine.py:shout", folder=tmp_path).score(["YES", "no"]) == [1.0, 0.0]
+
+
+def no_function(number: int = 0) -> int:
+    return number
+
+
+def plain(completions: list[str], *, scale: float = 1.0) -> list[float]:
+    return [scale] * len(completions)
+
+
+def needy(number: int) -> Callable[..., Sequence[float]]:
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("target", "params", "told"),
+    [
+        (plain, {"scal": 2}, r"no parameter 'scal'; it has conversational, scale.*Did you mean 'scale'\?"),
+        (plain, {"conversational": "yes"}, r"'conversational' of TRL reward 'made' is 'yes'; true or false\?"),
+        (needy, {"numer": 2}, r"no parameter 'numer'; it has conversational, number.*Did you mean 'number'\?"),
+        (needy, {}, r"cannot be made with \{\}: TypeError: needy\(\) missing 1 required"),
+        (no_function, {}, r"takes neither completions nor prompts: it is no TRL reward function"),
+    ],
+)
+def test_what_is_refused(target: Callable[..., Any], params: dict[str, Any], told: str) -> None:
+    with pytest.raises(RewardError, match=told):
+        trl_reward("made", target, params)

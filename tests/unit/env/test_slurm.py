@@ -1,0 +1,94 @@
+"""Model servers of a Slurm job. The node lists are such as Slurm writes; scontrol is no part of the test."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gristmill import ConfigError
+from gristmill_env.launch import Launch
+from gristmill_env.settings import ServerConfig
+from gristmill_env.slurm import discover, expand_nodes
+
+NODE_LISTS = [
+    ("gpu5", ["gpu5"]),
+    ("login,gpu5", ["login", "gpu5"]),
+    ("node[01-03,07],gpu5", ["node01", "node02", "node03", "node07", "gpu5"]),
+    ("node[8-11]", ["node8", "node9", "node10", "node11"]),
+    ("node[08-11]", ["node08", "node09", "node10", "node11"]),
+    ("node[098-101]", ["node098", "node099", "node100", "node101"]),
+    ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ("c[1-2]-ib,d[3]", ["c1-ib", "c2-ib", "d3"]),
+    ("ip-10-0-[1,12]-7", ["ip-10-0-1-7", "ip-10-0-12-7"]),
+    ("[1-2]", ["1", "2"]),
+    ("n[1-2].cluster.example", ["n1.cluster.example", "n2.cluster.example"]),
+]
+
+
+@pytest.mark.parametrize(("listed", "names"), NODE_LISTS)
+def test_node_lists(listed: str, names: list[str]) -> None:
+    assert expand_nodes(listed) == names
+
+
+@pytest.mark.parametrize(
+    "listed",
+    ["", " ", ",a", "a,", "a,,b", "a[", "a]", "a[]", "a[1-]", "a[-1]", "a[3-1]", "a[x-y]", "a[1-3]]", "a[[1]]",
+     "a[1-9999999]", "a[1-999]b[1-999]"],
+)  # fmt: skip
+def test_what_is_no_node_list_is_told(listed: str) -> None:
+    with pytest.raises(ConfigError, match="is no node list"):
+        expand_nodes(listed)
+
+
+JOB = {"SLURM_JOB_NODELIST": "gpu[1-3]", "NUM_TRAINING_NODES": "1"}
+CONFIGURED = [ServerConfig(base_url="http://here:1", timeout=7, api_key="secret")]
+
+
+def found(**changes: str) -> list[str]:
+    return [server.base_url for server in discover(CONFIGURED, JOB | changes)]
+
+
+def test_the_nodes_after_the_training_ones_run_servers() -> None:
+    assert found() == [f"http://gpu{node}:{port}" for node in (2, 3) for port in range(9000, 9008)]
+    assert found(INFER_TP="4") == [f"http://gpu{node}:{port}" for node in (2, 3) for port in (9000, 9001)]
+    assert found(INFER_TP="8", NUM_TRAINING_NODES="2") == ["http://gpu3:9000"]
+    assert found(INFER_TP="3", NUM_TRAINING_NODES="0")[:3] == [
+        "http://gpu1:9000", "http://gpu1:9001", "http://gpu2:9000"
+    ]  # fmt: skip
+    assert {(server.timeout, server.api_key) for server in discover(CONFIGURED, JOB)} == {(7.0, "secret")}
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"), [({}, "no Slurm job is here"), ({"SLURM_JOB_NODELIST": "gpu1"}, "the job has one node, gpu1")]
+)
+def test_where_there_is_nothing_to_discover_base_url_is_used(
+    environ: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert discover(CONFIGURED, environ) == CONFIGURED
+    assert why in caplog.text
+    assert "base_url http://here:1 is used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"NUM_TRAINING_NODES": ""}, "NUM_TRAINING_NODES is not set; export how many"),
+        ({"NUM_TRAINING_NODES": "3"}, "NUM_TRAINING_NODES=3 must be a number from 0 to 2"),
+        ({"NUM_TRAINING_NODES": "two"}, "NUM_TRAINING_NODES=two must be"),
+        ({"INFER_TP": "0"}, "INFER_TP=0 must be a number from 1 to 8"),
+        ({"INFER_TP": "16"}, "INFER_TP=16 must be"),
+    ],
+)
+def test_variables_that_make_no_sense_are_told(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        found(**changes)
+
+
+def test_every_command_discovers_with_the_flag_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with_flag = Launch.read(["--slurm", "--timeout", "9"], JOB, "test").config
+    assert [server.base_url for server in with_flag.server_configs][:2] == ["http://gpu2:9000", "http://gpu2:9001"]
+    assert {server.timeout for server in with_flag.server_configs} == {9.0}
+    assert "--slurm: 16 servers on gpu2, gpu3" in caplog.text
+    assert len(Launch.read([], JOB, "test").config.server_configs) == 1
