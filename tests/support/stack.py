@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill_model.server import IN_PROCESS
 from local_processes import LocalStack, Service, answers, listens
 from redis_binary import redis_command
 
@@ -13,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VLLM_PYTHON = ROOT / ".venv-model" / "bin" / "python"
 # Built once and kept: the warm start of `tiny` takes minutes, and its cache is part of what is tested.
 MODELS_DIR = ROOT / ".gristmill" / "models"
+
+EMBEDDINGS_KEY = "sk-embeddings"
 
 
 @dataclass
@@ -54,6 +57,29 @@ def start_vllm(stack: LocalStack, weights_dir: Path, port: int, model: str = "ti
     }
     server = stack.start("model", [str(VLLM_PYTHON), "-m", "gristmill_model"], environ)
     stack.wait_until(server, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=900)
+    return server
+
+
+def start_embeddings(stack: LocalStack, model: Path, port: int) -> Service:
+    """vLLM with the model at `model` as an embedding model named "tiny", for texts of up to 64 tokens."""
+    assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
+    options = {
+        "--model": str(model),
+        "--served-model-name": "tiny",
+        "--runner": "pooling",
+        "--convert": "embed",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--dtype": "float32",
+        "--max-model-len": "64",
+        "--api-key": EMBEDDINGS_KEY,
+        "--distributed-executor-backend": IN_PROCESS,
+    }
+    command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command += [text for option in options.items() for text in option]
+    environ = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    server = stack.start("embed", command, {**environ, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    stack.wait_until(server, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=300)
     return server
 
 

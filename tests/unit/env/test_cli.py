@@ -74,3 +74,47 @@ def test_slurm_outside_slurm_says_what_is_used(folder: Path) -> None:
         folder, "--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"
     )
     assert any("--slurm: no Slurm job is here; base_url http://127.0.0.1:1 is used" in line for line in lines)
+
+
+def test_help_lists_the_commands(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_env", "--help"],
+        capture_output=True, text=True, timeout=120, check=True, cwd=folder,
+    )  # fmt: skip
+    for command in ("serve", "try", "check", "process", "replay", "sft", "dpo"):
+        assert f"\n  {command:<10}" in done.stdout
+
+
+def test_commands_are_known_before_anything_heavy_is_imported() -> None:
+    heavy = "{'transformers', 'datasets', 'sympy', 'wandb'}"
+    script = f"import sys, gristmill_env.cli; print(sorted({heavy} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chek"], "no command 'chek'; there are serve, try, "),
+        (["chek"], "Did you mean 'check'?"),
+        (["replay"], "'saved' is missing; it is required"),
+        (["replay", "gone.jsonl", "--reward_functions", "accuracy"], "cannot read saved groups from gone.jsonl"),
+        (["sft", "gone.jsonl"], "'out' is missing; it is required"),
+        (["sft", "rows.jsonl", "--out", "x.jsonl"], "line 1 of rows.jsonl is no saved group"),
+        (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "Did you mean 'min_difference'?"),
+        (["process", "rows.jsonl"], "unknown argument 'rows.jsonl'"),
+        (["check", "--config", "sums", "--answer_field", "question"], "check found 1 mistake, see above"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(folder: Path, arguments: list[str], message: str) -> None:
+    (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
+    code, lines = run(folder, *arguments)
+    errors = [line for line in lines if " ERROR " in line]
+    assert code == 1
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_check_needs_neither_model_nor_api(folder: Path) -> None:
+    assert run(folder, "check", "--config", "sums", "--base_url", "http://127.0.0.1:1")[0] == 0

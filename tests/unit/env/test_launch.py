@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from gristmill import ConfigError
+from gristmill.settings import Settings
 from gristmill_env.launch import Launch
 from gristmill_env.settings import RewardSpec
 
@@ -97,7 +99,7 @@ def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path
     record = quiet.config.recorded("tiny")
     assert record == loud.config.recorded("tiny")
     assert record["trainer"] == {"training_steps": 7}
-    assert record["dataset"]["reward_functions"] == [{"type": "length", "name": None, "weight": 1.0, "params": {}}]
+    assert record["dataset"]["reward_functions"] == [{"type": "length", "weight": 1.0, "params": {}}]
     assert record != read("--dataset_name a/b --reward_functions length --total_steps 7 --seed 1").config.recorded(
         "tiny"
     )
@@ -108,6 +110,19 @@ def test_the_trainer_block_is_passed_on_as_it_is(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "trainer: {batch_size: 64, anything: [1]}\n")
     launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder)
     assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "anything": [1]}
+
+
+class _Options(Settings):
+    samples: int = Field(default=1, ge=1)
+
+
+def test_a_commands_own_flags_stand_beside_the_runs() -> None:
+    launch, options = Launch.read_with(_Options, ["--samples", "4", "--group_size", "3"], {}, "test")
+    assert (options.samples, launch.config.group_size) == (4, 3)
+    with pytest.raises(ConfigError, match=r"command line: 'samples'"):
+        Launch.read_with(_Options, ["--samples", "0"], {}, "test")
+    with pytest.raises(ConfigError, match=r"unknown flag '--samples'"):
+        read("--samples 4")
 
 
 MISTAKES = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gristmill import ConfigError
-from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flags
+from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets, parse_flags
 
 
 class _Data(Settings):
@@ -105,3 +105,24 @@ def test_broken_yaml_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     path.write_text("a: [1\n")
     with pytest.raises(ConfigError, match=r"a\.yaml is not valid YAML"):
         load_yaml(path)
+
+
+class _Options(Settings):
+    samples: int = 1
+    compare: list[Path] = []
+
+
+def test_flags_of_two_models_on_one_command_line() -> None:
+    models: dict[str, type[Settings]] = {"options": _Options, "settings": _Run}
+    options, settings = parse_flag_sets(["--samples", "4", "--split", "test", "--compare", "a", "b"], models, "test")
+    assert parse(_Options, options, "here") == _Options(samples=4, compare=[Path("a"), Path("b")])
+    assert settings == {"dataset": {"split": "test"}}
+    with pytest.raises(ConfigError, match=r"unknown flag '--sample'\. Did you mean 'samples'\?"):
+        parse_flag_sets(["--sample", "4"], models, "test")
+    with pytest.raises(ConfigError, match=r"unknown flag '--grup_size'\. Did you mean 'group_size'\?"):
+        parse_flag_sets(["--grup_size", "4"], models, "test")
+
+
+def test_two_models_cannot_share_a_flag() -> None:
+    with pytest.raises(ValueError, match="the flag --dataset_name is taken"):
+        parse_flag_sets([], {"options": _Data, "settings": _Run}, "test")

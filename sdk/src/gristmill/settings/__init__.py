@@ -5,7 +5,7 @@ A value comes from the highest of: command line, GRISTMILL_* (URLs, directories,
 
 from gristmill.settings.base import Settings
 from gristmill.settings.files import find_config, load_yaml
-from gristmill.settings.flags import parse_flags
+from gristmill.settings.flags import parse_flag_sets, parse_flags
 from gristmill.settings.layers import merge, parse
 
-__all__ = ["Settings", "find_config", "load_yaml", "merge", "parse", "parse_flags"]
+__all__ = ["Settings", "find_config", "load_yaml", "merge", "parse", "parse_flag_sets", "parse_flags"]

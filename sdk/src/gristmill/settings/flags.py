@@ -6,7 +6,7 @@ import argparse
 import itertools
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,33 @@ def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, des
     a flag of a list of sections sets the first of them. Values stay strings for the model to convert.
     Raises ConfigError for an unknown flag, with its nearest match.
     """
-    flags = {flag.name: flag for flag in _flags(model, ())}
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False, exit_on_error=False)
-    for flag in flags.values():
-        _add(parser, flag)
+    return parse_flag_sets(arguments, {"settings": model}, prog, description)[0]
+
+
+def parse_flag_sets(
+    arguments: Sequence[str], models: Mapping[str, type[BaseModel]], prog: str, description: str = ""
+) -> list[dict[str, Any]]:
+    """As `parse_flags`, for the flags of several models on one command line. Returns what was given, a dict a model.
+
+    `models`: by the title of their flags in `--help`. Raises ValueError when two models have a flag of one name.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [flags]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    flags: dict[str, tuple[int, _Flag]] = {}
+    for number, (title, model) in enumerate(models.items()):
+        group = parser.add_argument_group(title)
+        own = {flag.name: flag for flag in _flags(model, ())}
+        if twice := flags.keys() & own.keys():
+            raise ValueError(f"{title} of {prog}: the flag --{min(twice)} is taken")
+        for flag in own.values():
+            _add(group, flag)
+        flags |= {name: (number, flag) for name, flag in own.items()}
     try:
         known, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -47,9 +70,10 @@ def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, des
         name = word.lstrip("-").split("=")[0].replace("-", "_")
         hint = did_you_mean(name, flags)
         raise ConfigError(f"command line: unknown {'flag' if word.startswith('-') else 'argument'} '{word}'.{hint}")
-    values: dict[str, Any] = {}
+    values: list[dict[str, Any]] = [{} for _ in models]
     for name, value in vars(known).items():
-        _set(values, flags[name].path, value)
+        number, flag = flags[name]
+        _set(values[number], flag.path, value)
     return values
 
 
@@ -69,7 +93,7 @@ def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]
     return found
 
 
-def _add(parser: argparse.ArgumentParser, flag: _Flag) -> None:
+def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
     spellings = dict.fromkeys([f"--{flag.name}", f"--{flag.name.replace('_', '-')}"])
     help_text = (flag.field.description or "").replace("%", "%%")
     kinds = _kinds(flag.field.annotation)

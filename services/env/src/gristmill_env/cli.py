@@ -1,6 +1,6 @@
-"""The command line: `python -m gristmill_env [serve|try] [--config NAME|PATH] [flags]`.
+"""The command line: `python -m gristmill_env [COMMAND] [--config NAME|PATH] [flags]`; see `commands`.
 
-Exit codes: 0 the run is finished (or `try` is done); 1 an error, told in one line; 130 and 143 stopped on
+Exit codes: 0 the run is finished (or the command is done); 1 an error, told in one line; 130 and 143 stopped on
 request by Ctrl-C and SIGTERM, before the run's end, with all permits given back.
 """
 
@@ -19,11 +19,10 @@ from rich.console import Console
 from gristmill import ConfigError, GristmillError
 from gristmill.logs import setup as set_up_logging
 from gristmill.settings.nearest import did_you_mean
+from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.launch import Launch
 
 logger = logging.getLogger("gristmill_env")
-
-_COMMANDS = ("serve", "try")
 
 
 def main() -> int:
@@ -33,27 +32,26 @@ def main() -> int:
 
 def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one command. Returns its exit code."""
-    command, flags = "serve", list(arguments)
+    name, flags = "serve", list(arguments)
     if flags and not flags[0].startswith("-"):
-        command = flags.pop(0)
-    set_up_logging("env", logging.WARNING if command == "try" else logging.INFO)
+        name = flags.pop(0)
+    command = COMMANDS.get(name)
+    set_up_logging("env", logging.INFO if command is None or command.tells_all else logging.WARNING)
     try:
-        if command not in _COMMANDS:
-            raise ConfigError(
-                f"no command '{command}'; there are {', '.join(_COMMANDS)}.{did_you_mean(command, _COMMANDS)}"
-            )
-        launch = Launch.read(flags, environ, f"gristmill-env {command}")
-        # Here, not at the top: --help and mistyped flags need not wait for transformers.
-        if command == "try":
-            from gristmill_env.try_items import try_items
-
-            return asyncio.run(_until_signal(try_items(launch, Console())))
-        from gristmill_env.serve import serve
-
-        return asyncio.run(_until_signal(serve(launch, environ)))
+        if command is None:
+            raise ConfigError(f"no command '{name}'; there are {', '.join(COMMANDS)}.{did_you_mean(name, COMMANDS)}")
+        if command.takes and flags and not flags[0].startswith("-"):
+            flags = [f"--{command.takes}", *flags]
+        launch, options = Launch.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
+        return asyncio.run(_until_signal(command.work(Order(launch, options, environ, Console()))))
     except GristmillError as error:
         logger.error("%s", error)
         return 1
+
+
+def _about() -> str:
+    commands = "\n".join(f"  {name:<10}{command.summary}" for name, command in COMMANDS.items())
+    return f"commands:\n{commands}\n\n--config NAME|PATH is the run's YAML; flags stand above what is in it."
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:

@@ -31,3 +31,11 @@ class PluginError(EnvError):
 
 class EpisodeError(EnvError):
     """An environment is not registered, cannot be configured as asked, or failed in an attempt."""
+
+
+class SavedError(EnvError):
+    """Saved groups cannot be read or written, or lack what is asked of them."""
+
+
+class CheckError(EnvError):
+    """`check` found mistakes; it has shown them."""

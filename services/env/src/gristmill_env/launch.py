@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
-from gristmill.settings import find_config, merge, parse, parse_flags
+from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
 from gristmill_env.atropos import read_file, without_section
 from gristmill_env.settings import EnvConfig
 from gristmill_env.slurm import discover
@@ -16,8 +16,13 @@ from gristmill_env.slurm import discover
 UNNAMED_RUN = "local"
 """Run id of a run that has neither a name nor a configuration file."""
 
-DESCRIPTION = """Rows become prompts, completions and scored groups.
-serve (the default) feeds a training run; try shows five items and needs only a model server."""
+_COMMAND_LINE = "command line"
+
+Options = TypeVar("Options", bound=Settings)
+
+
+class NoOptions(Settings):
+    """Flags of a command that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,25 @@ class Launch:
 
         Raises ConfigError for a configuration that is not there, unknown keys and flags, and wrong values.
         """
+        return cls.read_with(NoOptions, arguments, environ, prog)[0]
+
+    @classmethod
+    def read_with(
+        cls, options: type[Options], arguments: Sequence[str], environ: Mapping[str, str], prog: str, about: str = ""
+    ) -> tuple[Launch, Options]:
+        """As `read`, and the flags of a command's own with it. `about`: stands above the flags in --help."""
         deployment = Deployment.read(environ)
         name, flags = _take_config(arguments)
-        given = parse_flags(flags, EnvConfig, prog, DESCRIPTION)
+        models: dict[str, type[Settings]] = {f"flags of {prog}": options, "settings of the run": EnvConfig}
+        own, given = parse_flag_sets(flags, models, prog, about)
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(in_file, _from_environment(deployment, in_file)), given)
-        config = parse(EnvConfig, values, str(path) if path is not None else "command line")
+        config = parse(EnvConfig, values, str(path) if path is not None else _COMMAND_LINE)
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
-        return cls(config, run_id, path, deployment)
+        return cls(config, run_id, path, deployment), parse(options, own, _COMMAND_LINE)
 
 
 def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:

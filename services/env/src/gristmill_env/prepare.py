@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
@@ -15,6 +16,9 @@ from gristmill_env.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.roller import Roller
 from gristmill_env.settings import DatasetConfig, EnvConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ class Task:
         environment = create_environment(spec.type, spec.params, folder)
         rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
-        scorer = Scorer(rewards, has_answer=config.has_answer, columns=dataset.columns)
+        scorer = Scorer(rewards, has_answer=config.gold_field is not None, columns=dataset.columns)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environment)
 
@@ -49,27 +53,28 @@ def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedR
 async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
     """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
     config = launch.config
-    manifest = _read_manifest(launch.deployment.models_dir)
+    manifest = read_manifest(launch.deployment.models_dir)
     served = await server.connect(patience=patience, manifest=manifest)
     if served.text_only:
         logger.warning("%s gives text only: no token ids, so nothing here can be trained on", server.description)
         tokenizer = None
     else:
         tokenizer = load_tokenizer(_tokenizer(config, manifest, served))
-    prompts = PromptBuilder(
-        tokenizer, _system_prompt(config), config.dataset.prefill, thinking=Thinking.of(config).enabled
-    )
+    prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
     return served, roller
 
 
-def _system_prompt(config: EnvConfig) -> str | None:
+def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
+    """Prompts as the run's settings want them. `tokenizer`: None where only text is sent."""
     parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
-    return "\n\n".join(part for part in parts if part) or None
+    system_prompt = "\n\n".join(part for part in parts if part) or None
+    return PromptBuilder(tokenizer, system_prompt, config.dataset.prefill, thinking=Thinking.of(config).enabled)
 
 
-def _read_manifest(models_dir: Path) -> Manifest | None:
+def read_manifest(models_dir: Path) -> Manifest | None:
+    """The model service's manifest, where there is one."""
     try:
         return Manifest.read(models_dir)
     except ManifestError as error:
@@ -84,6 +89,14 @@ def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel
             logger.info("tokenizer: %s, of the served model, not %s", manifest.tokenizer_path, config.tokenizer_name)
         return manifest.tokenizer_path
     return config.tokenizer_name or served.root or served.name
+
+
+def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
+    """Path or hub id of the tokenizer where no server says what it serves; None when nothing names one."""
+    names = (None, manifest.name, manifest.requested) if manifest is not None else (None,)
+    if manifest is not None and config.tokenizer_name in names:
+        return manifest.tokenizer_path
+    return config.tokenizer_name or config.server.model_name
 
 
 def _max_length(config: EnvConfig, served: ServedModel) -> int:

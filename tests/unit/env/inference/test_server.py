@@ -165,6 +165,6 @@ async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer)
 
 
 def test_no_manifest_is_no_error_here(tmp_path: Path) -> None:
-    from gristmill_env.prepare import _read_manifest
+    from gristmill_env.prepare import read_manifest
 
-    assert _read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path) is None

@@ -98,7 +98,7 @@ def config(**values: Any) -> DatasetConfig:
 def scorer(settings: DatasetConfig, columns: Sequence[str]) -> Scorer:
     return Scorer(
         [WeightedReward(create_reward(spec), spec.weight) for spec in settings.rewards()],
-        has_answer=settings.has_answer,
+        has_answer=settings.gold_field is not None,
         columns=columns,
     )
 

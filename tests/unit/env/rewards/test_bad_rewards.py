@@ -9,7 +9,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
-from gristmill_env.rewards.running import runner
+from gristmill_env.rewards.running import runner, workers
 
 BAD = Sample("bad")
 GOOD = Sample("good")
@@ -312,6 +312,61 @@ async def test_a_reward_that_waits_has_its_samples_waited_for_at_once(scorer: Ma
         return 1.0
 
     assert [score.total for score in await scorer(judge, timeout=20).score([GOOD] * 8)] == [1.0] * 8
+
+
+class Computing:
+    """A reward that computes on a bad completion until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.let_go = False
+
+    def __call__(self, completion: str) -> float:
+        self.begun += completion == "bad"
+        while completion == "bad" and not self.let_go:
+            pass
+        return 1.0
+
+
+@pytest.fixture
+def computing() -> Iterator[Computing]:
+    made = Computing()
+    yield made
+    made.let_go = True
+
+
+async def test_a_reward_that_computes_gets_few_threads_and_others_pass_it(
+    scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads would only make everybody wait longer for the interpreter's lock."""
+    monkeypatch.setattr(workers, "STUCK", 1000.0)
+    called = 0
+
+    def other(completions: list[str]) -> list[float]:
+        nonlocal called
+        called += 1
+        return [1.0] * len(completions)
+
+    made = scorer(computing, other)
+    stuck = [asyncio.create_task(made.score([BAD] * 8)) for _ in range(20)]
+    while called < 20:  # noqa: ASYNC110  counted on a thread
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # time for as many threads as would come
+    assert computing.begun <= workers.MOST_COMPUTING + 1
+    computing.let_go = True
+    assert {score.total for scores in await asyncio.gather(*stuck) for score in scores} == {2.0}
+
+
+async def test_a_reward_that_computes_without_end_does_not_hold_up_its_other_calls(
+    scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "STUCK", 0.1)
+    made = scorer(computing)
+    stuck = asyncio.create_task(made.score([BAD] * 8))
+    assert [score.total for score in await made.score([GOOD] * 4)] == [1.0] * 4
+    assert not stuck.done()
+    computing.let_go = True
+    assert [score.total for score in await stuck] == [1.0] * 8
 
 
 async def test_cheap_calls_of_a_group_stay_on_one_thread(scorer: Make) -> None:

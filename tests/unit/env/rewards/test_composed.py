@@ -104,7 +104,7 @@ def test_r1() -> None:
 
 @pytest.mark.skipif("reasoning_steps" not in reward_names(), reason="reasoning_steps is not there yet")
 async def test_cascading_r1() -> None:
-    steps = "First, add. Second, check. Third, done."
+    steps = "\nFirst, add. Second, check. Third, done.\n"
     made = await score(
         "cascading_r1",
         f"<think>{steps}</think> #### 4",

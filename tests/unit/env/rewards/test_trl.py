@@ -157,7 +157,7 @@ def needy(number: int) -> Callable[..., Sequence[float]]:
         (plain, {"scal": 2}, r"no parameter 'scal'; it has conversational, scale.*Did you mean 'scale'\?"),
         (plain, {"conversational": "yes"}, r"'conversational' of TRL reward 'made' is 'yes'; true or false\?"),
         (needy, {"numer": 2}, r"no parameter 'numer'; it has conversational, number.*Did you mean 'number'\?"),
-        (needy, {}, r"cannot be made with \{\}: TypeError: needy\(\) missing 1 required"),
+        (needy, {}, r"cannot be made with these params: TypeError: needy\(\) missing 1 required"),
         (no_function, {}, r"takes neither completions nor prompts: it is no TRL reward function"),
     ],
 )

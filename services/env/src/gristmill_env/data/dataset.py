@@ -86,7 +86,7 @@ class PromptDataset:
                 conversation = self._messages(value, index)
                 value = conversation[-1]["content"]
             prompt = self._text(value, index, self._config.prompt_field)
-        gold = self._config.ground_truth_field or self._config.answer_field
+        gold = self._config.gold_field
         answer = None if gold is None else self._text(self._value(columns, index, gold), index, gold)
         return Item(row, index, prompt, answer, columns, conversation)
 

@@ -12,7 +12,8 @@ from gristmill_env.environments.base import Environment, Reply, Turn
 from gristmill_env.environments.registry import environment
 from gristmill_env.errors import DatasetError
 from gristmill_env.messages import Message, user
-from gristmill_env.rewards.extraction import as_number, final_answer, gold_answer
+from gristmill_env.rewards.answers.number import read_number
+from gristmill_env.rewards.extraction import final_answer, gold_answer
 
 
 @environment("guess")
@@ -28,15 +29,16 @@ class Guess(Environment):
 
     async def reset(self, item: Item) -> Sequence[Message]:
         """Raises DatasetError when the row's answer is no number."""
-        number = None if item.answer is None else as_number(gold_answer(item.answer))
+        number = None if item.answer is None else read_number(gold_answer(item.answer))
         if number is None:
             raise DatasetError(f"the answer of row {item.index} is {item.answer!r:.60}; guess wants a number")
-        self._number = number
+        self._number = number.value
         return item.messages
 
     async def step(self, reply: Reply) -> Turn:
         stated = final_answer(reply.text, last_number=True)
-        guess = None if stated is None else as_number(stated)
+        number = None if stated is None else read_number(stated)
+        guess = None if number is None else number.value
         if guess == self._number:
             return Turn.end(1.0 - self._wrong / self._tries)
         self._wrong += 1

@@ -8,9 +8,17 @@ As a library::
 
 # Importing a module registers its reward.
 import gristmill_env.rewards.accuracy
+import gristmill_env.rewards.cosine_length
+import gristmill_env.rewards.cosine_scaled
 import gristmill_env.rewards.episode
+import gristmill_env.rewards.exact_match
 import gristmill_env.rewards.format
-import gristmill_env.rewards.length  # noqa: F401
+import gristmill_env.rewards.length
+import gristmill_env.rewards.mcq
+import gristmill_env.rewards.reasoning_steps
+import gristmill_env.rewards.repetition_penalty
+import gristmill_env.rewards.soft_overlong
+import gristmill_env.rewards.tag_count  # noqa: F401
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from gristmill_env.rewards.extraction import as_number, final_answer, gold_answer
+from typing import Annotated
+
+from pydantic import Field
+
+from gristmill_env.rewards.answers import compare, read_answer
+from gristmill_env.rewards.boxes import count_boxes
+from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
 from gristmill_env.rewards.registry import reward
+from gristmill_env.symbolic.pool import symbolic_pool
+from gristmill_env.symbolic.protocol import Outcome
 
 
 @reward("accuracy")
-def accuracy(completion: str, answer: str, *, last_number: bool = False) -> float | None:
-    """1 when the completion's final answer is the row's, as exact numbers; 0 when it is not, or none is stated.
+async def accuracy(
+    completion: str,
+    answer: str,
+    *,
+    last_number: bool = False,
+    tolerance: Annotated[float, Field(ge=0)] = 0.0,
+    split_on_think_tag: bool = True,
+    max_boxed_threshold: Annotated[int, Field(ge=0)] | None = None,
+) -> float | None:
+    """1 when the completion's final answer is the row's; 0 when it is not, or none is stated.
 
-    None (no score) when the row's own answer is not a number: nothing can be said of the completion then.
+    Numbers are compared exactly; only what is no plain number and not written alike is compared by
+    algebra, in processes of its own. None (no score) when the row's own answer is no mathematics:
+    nothing can be said of the completion then. Raises CheckError when algebra comes to no end.
 
-    Options: `last_number` takes the last number of a completion that marks no answer.
+    Options: `last_number` takes the last number of a completion that marks no answer; `tolerance`,
+    relative, for numbers; `split_on_think_tag` false looks for answers in the reasoning too;
+    `max_boxed_threshold` gives 0 to a completion with more boxes than that.
     """
-    gold = as_number(gold_answer(answer))
-    if gold is None:
+    gold = read_answer(gold_answer(answer))
+    if not gold.readable:
         return None
-    stated = final_answer(completion, last_number=last_number)
-    return float(stated is not None and as_number(stated) == gold)
+    if max_boxed_threshold is not None:
+        said = after_thinking(completion) if split_on_think_tag else completion
+        if count_boxes(said) > max_boxed_threshold:
+            return 0.0
+    stated = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
+    if stated is None:
+        return 0.0
+    decision = compare(gold, read_answer(stated), tolerance)
+    if isinstance(decision, bool):
+        return float(decision)
+    outcome = await symbolic_pool().check(((pair.gold, pair.stated) for pair in decision), tolerance)
+    return None if outcome is Outcome.UNREADABLE_GOLD else float(outcome is Outcome.SAME)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import Field
 
 from gristmill_env.rewards.registry import reward
 
@@ -11,24 +14,30 @@ from gristmill_env.rewards.registry import reward
 def format_tags(
     completion: str,
     *,
-    preferred_tags: tuple[str, ...] = ("think", "answer"),
+    preferred_tags: Annotated[tuple[str, ...], Field(min_length=1)] = ("think", "answer"),
     require_all_tags: bool = False,
+    case_sensitive: bool = False,
     strict: bool = False,
 ) -> float:
     """1 when a pair of the preferred tags with something in it is there (`<answer>25</answer>`), else 0.
 
-    Options: `preferred_tags`; `require_all_tags` wants every pair instead of any; `strict` also
-    wants exactly one think block, at the very start, and something after it.
+    Options: `preferred_tags`; `require_all_tags` wants every pair instead of any; `case_sensitive`
+    takes no `<Answer>` for `<answer>`; `strict` also wants exactly one think block, at the very start,
+    and something after it.
     """
-    found = [_has_pair(completion, tag) for tag in preferred_tags]
+    text = completion if case_sensitive else completion.lower()
+    tags = preferred_tags if case_sensitive else [tag.lower() for tag in preferred_tags]
+    found = [_has_pair(text, tag) for tag in tags]
     shaped = all(found) if require_all_tags else any(found)
-    return float(shaped and (not strict or _thinks_once_first(completion)))
+    return float(shaped and (not strict or _thinks_once_first(text)))
 
 
 def _has_pair(text: str, tag: str) -> bool:
-    start = text.find(f"<{tag}>")
-    end = text.rfind(f"</{tag}>")
-    return start >= 0 and bool(text[start + len(tag) + 2 : end].strip()) if end > start else False
+    for piece in text.split(f"</{tag}>")[:-1]:
+        _, opened, inside = piece.rpartition(f"<{tag}>")
+        if opened and inside.strip():
+            return True
+    return False
 
 
 def _thinks_once_first(text: str) -> bool:

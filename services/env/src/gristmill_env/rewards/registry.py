@@ -59,7 +59,7 @@ class Definition:
         except RewardError:
             raise
         except Exception as error:  # the user's __init__
-            reason = f"reward '{self.name}' cannot be made with {options}: {type(error).__name__}: {error}"
+            reason = f"reward '{self.name}' cannot be made with these params: {type(error).__name__}: {error}"
             raise RewardError(reason) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from gristmill_env.rewards.inputs import Known, resolve
+from gristmill_env.rewards.inputs import PLURALS, Known, resolve
 from gristmill_env.rewards.library import score_now
 from gristmill_env.rewards.plan import Branch, Combination, Node
 from gristmill_env.rewards.running import Task
@@ -19,6 +19,11 @@ class Reward(ABC):
     """A reward, its options set. `create_reward` makes one."""
 
     name: str
+
+    @property
+    @abstractmethod
+    def asks_for(self) -> frozenset[str]:
+        """Fields of `Sample` and columns that it reads, in the singular."""
 
     @abstractmethod
     def bind(self, known: Known, name: str) -> Node:
@@ -55,6 +60,10 @@ class FunctionReward(Reward):
     function: Callable[..., Any]
     arguments: tuple[Argument, ...]
 
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset(PLURALS.get(argument.name, argument.name) for argument in self.arguments)
+
     def bind(self, known: Known, name: str) -> Task:
         inputs = resolve(self.name, self.arguments, known)
         return Task(name, self.function, is_async(self.function), inputs.group_level, inputs.gather)
@@ -69,6 +78,10 @@ class ComposedReward(Reward):
     metrics: frozenset[str]
     """Parts of weight 0."""
     combination: Combination
+
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset().union(*(part.asks_for for part in self.parts.values()))
 
     def bind(self, known: Known, name: str) -> Branch:
         parts = {short: part.bind(known, f"{name}/{short}") for short, part in self.parts.items()}

@@ -60,6 +60,10 @@ class TrlReward(Reward):
     conversational: bool | None
     """None: as the row's prompt is."""
 
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset({"completion", "prompt"})  # it is given everything; which of it it reads, its code alone says
+
     def bind(self, known: Known, name: str) -> Task:
         given = {*_COMPLETIONS, *_TRAINER, *known.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
@@ -105,7 +109,7 @@ def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any])
         try:
             target = target(**params)
         except Exception as error:  # the user's code
-            reason = f"TRL reward '{name}' cannot be made with {params}: {type(error).__name__}: {error}"
+            reason = f"TRL reward '{name}' cannot be made with these params: {type(error).__name__}: {error}"
             raise RewardError(reason) from error
         params = {}
         if not callable(target) or not _takes_completions(target):

@@ -109,9 +109,9 @@ class DatasetConfig(Settings):
         return name if colon and kind == VERIFIERS else None
 
     @property
-    def has_answer(self) -> bool:
-        """Whether rows bring an answer to compare with."""
-        return self.answer_field is not None or self.ground_truth_field is not None
+    def gold_field(self) -> str | None:
+        """Field of a row that rewards compare with; None when rows bring no answer."""
+        return self.ground_truth_field or self.answer_field
 
     def rewards(self) -> list[RewardSpec]:
         """`reward_functions` with names spelled out; a rubric that names no environment is that of the rows."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from gristmill.settings import Settings
+
+_NOT_RECORDED = frozenset({"api_key", "base_url"})
 
 
 class RewardSpec(Settings):
@@ -24,3 +26,13 @@ class RewardSpec(Settings):
 
     params: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward, e.g. {target_tokens: 64}."""
+
+    @model_serializer(mode="wrap")
+    def _without_an_unset_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run's record is the same as before there were names."""
+        return {key: value for key, value in write(self).items() if key != "name" or value is not None}
+
+    def recorded(self) -> dict[str, Any]:
+        """What makes it this reward and no other. Keys and addresses are no part of that: they may change."""
+        params = {key: value for key, value in self.params.items() if key not in _NOT_RECORDED}
+        return {**self.model_dump(mode="json"), "params": params}

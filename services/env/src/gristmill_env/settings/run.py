@@ -160,7 +160,7 @@ class EnvConfig(Settings):
             "environment": self.environment.model_dump(mode="json"),
             "dataset": {
                 **self.dataset.model_dump(mode="json", exclude={"reward_functions"}),
-                "reward_functions": [spec.model_dump(mode="json") for spec in self.dataset.rewards()],
+                "reward_functions": [spec.recorded() for spec in self.dataset.rewards()],
             },
             "trainer": self.trainer_block(),
             **self._thinking(),

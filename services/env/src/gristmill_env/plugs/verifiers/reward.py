@@ -46,6 +46,10 @@ class RubricReward(Reward):
     environment: Any
     """The vf.SingleTurnEnv."""
 
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset({"completion", "finish_reason", "messages", "row"})
+
     def bind(self, known: Known, name: str) -> Task:
         if _PROMPT not in known.columns:
             raise RewardError(

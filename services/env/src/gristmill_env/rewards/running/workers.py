@@ -21,6 +21,8 @@ MOST = 32
 """Threads at a time, those that are given up not counted."""
 MOST_COMPUTING = 2
 """Threads that one reward may compute on; its other calls wait, those of other rewards pass them."""
+STUCK = 1.0
+"""Seconds. A call that computes for longer counts no more for that: what waits behind it must not wait for its end."""
 SLOW = 0.02
 """Seconds. Another thread comes only when all are in calls slower than this."""
 _COMPUTES = 0.1
@@ -41,14 +43,15 @@ class _Worker:
         busy = self.busy
         return busy[0] if busy is not None and now - busy[1] > SLOW else None
 
-    def computes(self, now: float) -> bool:
-        """Whether the slow call that it is in computes rather than waits, since the first time that this was asked."""
+    def computes(self, now: float) -> Call | None:
+        """The slow call that it is in, if that computes rather than waits, and is not stuck."""
         if (call := self.slow(now)) is None or (used := _cpu_seconds(self.thread)) is None:
-            return False
+            return None
         if self._seen is None or self._seen[0] is not call:
             self._seen = (call, now, used)
-            return True  # as long as nothing is known
-        return used - self._seen[2] > _COMPUTES * (now - self._seen[1])
+            return call  # as long as nothing is known
+        seconds = now - self._seen[1]
+        return call if seconds < STUCK and used - self._seen[2] > _COMPUTES * seconds else None
 
 
 class Workers:
@@ -77,9 +80,7 @@ class Workers:
     def grow(self, now: float) -> None:
         """Bring in a thread more when calls wait because all threads are slow."""
         with self._wanted:
-            computing = Counter(
-                busy[0].task.name for w in self._workers if w.computes(now) and (busy := w.busy) is not None
-            )
+            computing = Counter(call.task.name for worker in self._workers if (call := worker.computes(now)))
             self._held = frozenset(name for name, count in computing.items() if count >= MOST_COMPUTING)
             if not any(queue for name, queue in self._queues.items() if name not in self._held):
                 return

@@ -1,29 +1,43 @@
-"""The format and length rewards."""
+"""The format reward: which shapes are right, which are not."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.support.scoring import scored
 
-from gristmill_env.rewards import Sample, create_reward
+from gristmill_env.errors import RewardError
 
 FORMAT: list[tuple[dict[str, Any], str, float]] = [
     ({}, "<answer>25</answer>", 1.0),
     ({}, "<think>20 + 5</think> 25", 1.0),
     ({}, "<think>20 + 5</think><answer>25</answer>", 1.0),
+    ({}, "<answer></answer> no, <answer>25</answer>", 1.0),
+    ({}, "<answer>\n25\n</answer>", 1.0),
     ({}, "25", 0.0),
     ({}, "", 0.0),
     ({}, "<answer>25", 0.0),
     ({}, "25</answer>", 0.0),
     ({}, "</answer>25<answer>", 0.0),
     ({}, "<answer> </answer>", 0.0),
+    ({}, "<answer></answer><answer></answer>", 0.0),  # what stands between two empty pairs is not inside of one
+    ({}, "<answer>25 <answer></answer>", 0.0),  # the innermost pair, as accuracy reads it
     ({}, "<answer>25</think>", 0.0),
+    ({}, "<answers>25</answers>", 0.0),
     ({"require_all_tags": True}, "<answer>25</answer>", 0.0),
     ({"require_all_tags": True}, "<think>20 + 5</think><answer>25</answer>", 1.0),
     ({"preferred_tags": ["solution"]}, "<solution>25</solution>", 1.0),
     ({"preferred_tags": ["solution"]}, "<answer>25</answer>", 0.0),
+    ({}, "<Answer>25</ANSWER>", 1.0),
+    ({"preferred_tags": ["Answer"]}, "<answer>25</answer>", 1.0),
+    ({"case_sensitive": True}, "<Answer>25</Answer>", 0.0),
+    ({"case_sensitive": True}, "<answer>25</answer>", 1.0),
+    ({"case_sensitive": True, "preferred_tags": ["Answer"]}, "<Answer>25</Answer>", 1.0),
+    ({"case_sensitive": True, "preferred_tags": ["Answer"]}, "<answer>25</answer>", 0.0),
     ({"strict": True}, "<think>20 + 5</think> 25", 1.0),
+    ({"strict": True}, "<THINK>20 + 5</THINK> 25", 1.0),
+    ({"strict": True, "case_sensitive": True}, "<THINK>20 + 5</THINK> 25", 0.0),
     ({"strict": True}, "\n<think>20 + 5</think><answer>25</answer>", 1.0),
     ({"strict": True}, "Well. <think>20 + 5</think> 25", 0.0),
     ({"strict": True}, "<think>20</think><think>5</think> 25", 0.0),
@@ -34,9 +48,9 @@ FORMAT: list[tuple[dict[str, Any], str, float]] = [
 
 @pytest.mark.parametrize(("params", "completion", "score"), FORMAT)
 def test_format(params: dict[str, Any], completion: str, score: float) -> None:
-    assert create_reward("format", params).score(Sample(completion)) == score
+    assert scored("format", params, completion) == score
 
 
-@pytest.mark.parametrize(("tokens", "score"), [(0, 0.0), (1, 0.25), (2, 0.5), (4, 1.0), (400, 1.0)])
-def test_length_rises_to_its_target(tokens: int, score: float) -> None:
-    assert create_reward("length", {"target_tokens": 4}).score(Sample("", tokens=[7] * tokens)) == score
+def test_a_list_of_no_tags_is_refused() -> None:
+    with pytest.raises(RewardError, match="preferred_tags"):
+        scored("format", {"preferred_tags": []}, "<answer>25</answer>")

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from gristmill_env.commands.show import figure, plain
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
@@ -49,21 +50,12 @@ async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
 def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
     tokens = f", {len(rollout.prompt.token_ids)} prompt tokens" if rollout.prompt.token_ids else ""
     title = f"item {number}: row {rollout.item.index}{tokens}"
-    console.print(Panel(_plain(rollout.prompt.text), title=title, title_align="left"))
+    console.print(Panel(plain(rollout.prompt.text), title=title, title_align="left"))
     if rollout.item.answer is not None:
-        console.print(_plain(f"answer: {rollout.item.answer}"))
+        console.print(plain(f"answer: {rollout.item.answer}"))
     table = Table("completion", "tokens", "end", *rollout.scores[0].parts, "total", show_lines=True)
     for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
-        parts = [_number(value) for value in score.parts.values()]
-        total = Text(score.error, "red") if score.error is not None else Text(_number(score.total), "bold")
-        table.add_row(_plain(attempt.text), _number(attempt.sampled), attempt.finish_reason, *parts, total)
+        parts = [figure(value) for value in score.parts.values()]
+        total = Text(score.error, "red") if score.error is not None else Text(figure(score.total), "bold")
+        table.add_row(plain(attempt.text), figure(attempt.sampled), attempt.finish_reason, *parts, total)
     console.print(table)
-
-
-def _plain(text: str) -> Text:
-    """Neither rich's [markup] nor a terminal's control characters, both of which a model may write."""
-    return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"

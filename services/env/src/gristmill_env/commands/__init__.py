@@ -1,0 +1,100 @@
+"""The commands of the environment: what each is for, the flags of its own, and where its work begins.
+
+A command's own flags are the fields of a settings model and are checked together with the run's. They
+say how the command works and are recorded nowhere; what makes a run the run it is belongs into EnvConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+
+from gristmill.settings import Settings
+from gristmill_env.commands.options import DpoOptions, ProcessOptions, ReplayOptions, SftOptions
+from gristmill_env.launch import Launch, NoOptions
+
+Options = TypeVar("Options", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Order(Generic[Options]):
+    """What one process was told to do."""
+
+    launch: Launch
+    """The run's settings."""
+    options: Options
+    """The command's own."""
+    environ: Mapping[str, str]
+    console: Console
+    """Standard output, for what the user asked to see. What happens on the way goes to the log."""
+
+
+@dataclass(frozen=True)
+class Command(Generic[Options]):
+    """One word of the command line."""
+
+    summary: str
+    """For --help."""
+    options: type[Options]
+    work: Callable[[Order[Options]], Coroutine[Any, Any, None]]
+    """Imports what it needs when it is called: --help and mistyped flags need not wait for transformers."""
+    takes: str = ""
+    """The flag that a first word without dashes is for: `replay groups.jsonl` is `replay --saved groups.jsonl`."""
+    tells_all: bool = False
+    """Whether the log has every event, and not only what is wrong."""
+
+
+def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.serve import serve
+
+    return serve(order.launch, order.environ)
+
+
+def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.try_items import try_items
+
+    return try_items(order.launch, order.console)
+
+
+def _process(order: Order[ProcessOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.process import process
+
+    return process(order.launch, order.options, order.console)
+
+
+def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.check import check
+
+    return check(order.launch, order.console)
+
+
+def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.replay import replay
+
+    return replay(order.launch, order.options, order.console)
+
+
+def _sft(order: Order[SftOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.sft import sft
+
+    return sft(order.launch, order.options, order.console)
+
+
+def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.dpo import dpo
+
+    return dpo(order.launch, order.options, order.console)
+
+
+COMMANDS: Mapping[str, Command[Any]] = {
+    "serve": Command("feeds a training run (the default)", NoOptions, _serve, tells_all=True),
+    "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
+    "check": Command("looks at prompts, answers and rewards; needs no model", NoOptions, _check),
+    "process": Command("writes groups to JSONL and a page to read; needs no API", ProcessOptions, _process),
+    "replay": Command("scores saved groups again, with other rewards", ReplayOptions, _replay, takes="saved"),
+    "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
+    "dpo": Command("writes pairs of saved completions for DPO", DpoOptions, _dpo, takes="saved"),
+}

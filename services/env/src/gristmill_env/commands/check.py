@@ -1,0 +1,154 @@
+"""`check`: what a configuration will do, before anything is spent on it. Needs no model and no API."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from gristmill_env.commands.gold import GoldScore, score_gold
+from gristmill_env.commands.show import plain
+from gristmill_env.data.dataset import Item, PromptDataset
+from gristmill_env.errors import CheckError, DatasetError, PromptError
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.prompts import load_tokenizer
+from gristmill_env.saved.summary import quantile
+
+_SHOWN = 3
+_PROMPTS = 1000
+_GOLD = 200
+_SILENT_SHARE = 0.1
+"""Of the rows tried: as many answers may be unreadable to a reward before that counts as a mistake."""
+
+
+@dataclass
+class _Findings:
+    """What is wrong, told at the end; and what was found on the way."""
+
+    problems: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    bad_rows: Counter[str] = field(default_factory=Counter)
+
+
+async def check(launch: Launch, console: Console) -> None:
+    """Show rows, prompts, their lengths, and what the rewards say of the rows' own answers.
+
+    Raises CheckError when something is wrong, and whatever GristmillError keeps the parts from being loaded.
+    """
+    task = Task.load(launch)
+    dataset, found = task.dataset, _Findings()
+    rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
+    where = launch.config_path or "no configuration file"
+    _say(console, f"{where}: run {launch.run_id}")
+    _say(console, f"{dataset.label}: {len(dataset)} rows")
+    _read_rows(dataset, found)
+    if found.items:
+        _say(console, f"columns: {', '.join(found.items[0].columns)}")
+    _say(console, f"rewards: {rewards}")
+    _show_prompts(launch, console, found)
+    if found.bad_rows:
+        count = found.bad_rows.total()
+        first = next(iter(found.bad_rows))
+        found.problems.append(f"{count} of {_rows_read(dataset)} rows cannot be used; the first: {first}")
+    scores = await score_gold(task.scorer.rewards, found.items[:_GOLD])
+    _show_gold(console, scores, found)
+    if found.problems:
+        for problem in found.problems:
+            console.print(plain(f"wrong: {problem}"), style="red", soft_wrap=True)
+        raise CheckError(
+            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above"
+        )
+    _say(console, "all is well")
+
+
+def _rows_read(dataset: PromptDataset) -> int:
+    return min(_PROMPTS, len(dataset))
+
+
+def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
+    for row in range(_rows_read(dataset)):
+        try:
+            found.items.append(dataset.item(row))
+        except DatasetError as error:
+            found.bad_rows[str(error)] += 1
+
+
+def _show_prompts(launch: Launch, console: Console, found: _Findings) -> None:
+    """The first prompts, and how long all of them are; the messages where there is no tokenizer."""
+    manifest = read_manifest(launch.deployment.models_dir)
+    name = tokenizer_name(launch.config, manifest)
+    prompts = None
+    why = "no tokenizer is named: set --tokenizer_name, or point GRISTMILL_MODELS_DIR at the model service's folder"
+    if name is not None:
+        try:
+            prompts = prompt_builder(launch.config, load_tokenizer(name))
+        except PromptError as error:
+            why = str(error)
+    if prompts is None:
+        for item in found.items[:_SHOWN]:
+            text = "\n\n".join(
+                f"{message['role']}: {message['content']}"
+                for message in prompt_builder(launch.config, None).build(item.messages).messages
+            )
+            console.print(Panel(plain(text), title=f"row {item.index}, as messages", title_align="left"))
+        _say(console, f"no token counts: {why}")
+        return
+    limit = launch.config.max_token_length
+    if manifest is not None and name == manifest.tokenizer_path:
+        limit = min(limit, manifest.max_model_len)
+    lengths = []
+    for number, item in enumerate(found.items):
+        try:
+            prompt = prompts.build(item.messages)
+        except PromptError as error:
+            found.problems.append(str(error))
+            return
+        lengths.append(len(prompt.token_ids))
+        if number < _SHOWN:
+            title = f"row {item.index}, {len(prompt.token_ids)} tokens, as the model will see it"
+            console.print(Panel(plain(prompt.text), title=title, title_align="left"))
+    _say(console, f"tokenizer: {name}")
+    if lengths:
+        _show_lengths(launch, console, lengths, limit, found)
+
+
+def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: int, found: _Findings) -> None:
+    marks = ", ".join(f"{share:.0%} ≤ {quantile(lengths, share)}" for share in (0.5, 0.9, 0.99))
+    _say(console, f"prompt tokens over {len(lengths)} rows: {min(lengths)} to {max(lengths)} ({marks})")
+    too_long = sum(length > limit - 1 for length in lengths)
+    if too_long:
+        _say(console, f"{too_long} prompts leave no room for a completion within {limit} tokens and will be skipped")
+    if too_long == len(lengths):
+        found.problems.append(f"every prompt is longer than max_token_length {limit} allows")
+    wanted = launch.config.dataset.max_tokens
+    squeezed = sum(limit - wanted < length <= limit - 1 for length in lengths)
+    if squeezed:
+        _say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")
+
+
+def _show_gold(console: Console, scores: list[GoldScore], found: _Findings) -> None:
+    if not scores:
+        _say(console, "no reward compares with an answer")
+        return
+    table = Table("reward", "rows", "own answer scores 1", "less", "no score")
+    for score in scores:
+        share = f"{score.full} ({score.full / score.rows:.1%})" if score.rows else "0"
+        table.add_row(plain(score.reward), str(score.rows), share, str(len(score.wrong)), str(len(score.silent)))
+    console.print(table)
+    for score in scores:
+        for miss in [*score.wrong, *score.silent][:_SHOWN]:
+            answer = " ".join(miss.answer.split())
+            shown = answer if len(answer) <= 80 else f"…{answer[-80:]}"
+            _say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
+        if score.wrong:
+            found.problems.append(f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers")
+        elif len(score.silent) > _SILENT_SHARE * score.rows:
+            found.problems.append(f"{score.reward} cannot read the answers of {len(score.silent)} of {score.rows} rows")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(plain(text), soft_wrap=True)

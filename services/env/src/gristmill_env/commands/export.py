@@ -1,0 +1,52 @@
+"""Writes an export: what a command picks of each group, as JSONL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+
+from gristmill_env.commands.candidates import LeftOut, told
+from gristmill_env.commands.output import new_file
+from gristmill_env.commands.progress import Steps
+from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.errors import SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.saved import SavedGroup
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
+
+
+async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
+    """Write what `pick` takes of each group, and say what was left out.
+
+    Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text:
+    trainers read one kind a file.
+    """
+    left_out: Counter[LeftOut] = Counter()
+    written, kind = 0, None
+    with new_file(out, saved) as temporary, Steps("groups", count_lines(saved)) as steps:
+        assert temporary is not None
+        with temporary.open("wb") as file:
+            for group in open_groups(launch, saved):
+                for row in pick(group, left_out):
+                    if kind not in (None, type(row)):
+                        raise SavedError(
+                            f"{saved} holds groups with messages and groups of plain text; export them apart"
+                        )
+                    kind = type(row)
+                    file.write(msgspec.json.encode(row) + b"\n")
+                    written += 1
+                steps.add()
+                await asyncio.sleep(0)  # lets a stop signal in
+        if written == 0:
+            raise SavedError(f"nothing of {saved} is to be exported; {told(left_out) or 'it holds no groups'}")
+    console.print(f"{written} rows: {out}", highlight=False, soft_wrap=True)
+    if left_out.total():
+        console.print(told(left_out), highlight=False, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""`process`: groups of a run on disk, to look at and to go on with. Needs a model server, and no API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gristmill_env.commands.options import ProcessOptions
+from gristmill_env.commands.progress import Steps
+from gristmill_env.commands.show import show_summary
+from gristmill_env.errors import DatasetError, EpisodeError, PromptError, SavedError
+from gristmill_env.inference import ModelServers, Thinking
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task, meet_model
+from gristmill_env.roller import PromptTooLongError, Roller
+from gristmill_env.saved import GroupWriter, SavedGroup, read_groups
+from gristmill_env.saved.differences import differences
+from gristmill_env.saved.group import settings_of
+from gristmill_env.saved.page import write_page
+from gristmill_env.together import together
+
+logger = logging.getLogger(__name__)
+
+_STARTUP_PATIENCE = 20.0
+
+
+async def process(launch: Launch, options: ProcessOptions, console: Console) -> None:
+    """Write the groups of rows 0 to `groups` − 1, and a page of them. Rows that are there already are not made again.
+
+    Stopped early, it leaves the groups so far and their page. Raises GristmillError.
+    """
+    path = options.out or launch.deployment.runs_dir / launch.run_id
+    path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
+    task = Task.load(launch)
+    config = launch.config
+    servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
+    async with task.scorer, servers as server:
+        patience = config.startup_patience or _STARTUP_PATIENCE
+        served, roller = await meet_model(launch, task, server, patience)
+        done = _rows_there(path, settings_of(config, served.name))
+        rows = [row for row in range(options.groups) if row not in done]
+        if done:
+            console.print(f"{len(done)} groups are in {path} already", highlight=False, soft_wrap=True)
+        with GroupWriter(path) as writer:
+            try:
+                with Steps("groups", len(rows)) as steps:
+                    await _Rows(launch, task, roller, served.name, writer, steps).run(rows)
+            finally:
+                page = path.with_suffix(".html")
+                summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")
+                show_summary(console, summary)
+                console.print(f"groups: {path}\npage:   {page}", highlight=False, soft_wrap=True)
+
+
+def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
+    """Rows that the file holds. Raises SavedError when they were made with other settings."""
+    if not path.exists():
+        return set()
+    rows: set[int] = set()
+    for group in read_groups(path):
+        if group.row is None or group.settings is None:
+            raise SavedError(f"{path} holds groups of another kind; choose another --out")
+        if differ := differences(group.settings, settings):
+            raise SavedError(
+                f"{path} holds groups made with other settings ({'; '.join(differ)}); choose another --out, or "
+                "remove the file"
+            )
+        rows.add(group.row)
+    return rows
+
+
+class _Rows:
+    """Rolls rows, `max_num_workers` at a time, and writes each group when it is done."""
+
+    def __init__(
+        self, launch: Launch, task: Task, roller: Roller, model: str, writer: GroupWriter, steps: Steps
+    ) -> None:
+        self._launch, self._task, self._roller, self._model = launch, task, roller, model
+        self._writer, self._steps = writer, steps
+
+    async def run(self, rows: list[int]) -> None:
+        """Raises the first GristmillError that a row does not end with by itself."""
+        waiting = iter(rows)
+        workers = min(self._launch.config.workers, len(rows))
+        await together(self._work(waiting) for _ in range(workers))
+
+    async def _work(self, rows: Iterator[int]) -> None:
+        for row in rows:
+            try:
+                rollout = await self._roller.roll(self._task.dataset.item(row), f"row {row}")
+            except (PromptTooLongError, DatasetError, PromptError, EpisodeError) as error:
+                logger.warning("row %d is skipped: %s", row, error)
+                self._steps.add()
+                continue
+            group = SavedGroup.of(rollout, run=self._launch.run_id, model=self._model, config=self._launch.config)
+            await asyncio.to_thread(self._writer.append, group)
+            self._steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))

@@ -1,0 +1,142 @@
+"""`replay`: saved groups scored again, with other rewards or with rewards that have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.settings import parse
+from gristmill_env.commands.options import ReplayOptions
+from gristmill_env.commands.output import new_file
+from gristmill_env.commands.progress import Steps
+from gristmill_env.commands.scoring import score_group
+from gristmill_env.commands.show import figure, plain
+from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.errors import SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import create_rewards
+from gristmill_env.rewards import Score, Scorer
+from gristmill_env.saved import GroupWriter, SavedGroup
+from gristmill_env.saved.summary import SAME, Summary
+from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings.rewards import RewardSpec
+
+
+@dataclass
+class Comparison:
+    """Old scores against new ones."""
+
+    old: Summary = field(default_factory=Summary)
+    new: Summary = field(default_factory=Summary)
+    reordered: int = 0
+    """Groups in which two completions changed places: one was better before and is worse now."""
+    turned: int = 0
+    """Completions whose advantage changed its sign: what was encouraged would be discouraged, or not taught at all."""
+    turned_groups: int = 0
+    """Groups with such a completion."""
+
+    def add(self, old: SavedGroup, new: SavedGroup) -> None:
+        """One more group, before and after."""
+        self.old.add(old)
+        self.new.add(new)
+        pairs = [(a.total, b.total) for a, b in zip(old.completions, new.completions, strict=True)]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        self.reordered += any(_sign(a - c) * _sign(b - d) < 0 for a, b in known for c, d in known)
+        turned = (
+            sum(a != b for a, b in zip(*map(_advantage_signs, zip(*known, strict=True)), strict=True)) if known else 0
+        )
+        self.turned += turned
+        self.turned_groups += turned > 0
+
+
+async def replay(launch: Launch, options: ReplayOptions, console: Console) -> None:
+    """Score the groups again and show what changes. Raises GristmillError."""
+    comparison, scorer = Comparison(), None
+    config = launch.config.dataset
+    with new_file(options.out, options.saved) as temporary:
+        writer = GroupWriter(temporary) if temporary is not None else None
+        try:
+            with Steps("groups", count_lines(options.saved)) as steps:
+                for group in open_groups(launch, options.saved):
+                    scorer = scorer or _scorer(launch, group)
+                    scored = _with(
+                        group,
+                        await score_group(scorer, group, config.gold_field),
+                        config,
+                    )
+                    comparison.add(group, scored)
+                    if writer is not None:
+                        await asyncio.to_thread(writer.append, scored)
+                    steps.add()
+        finally:
+            if writer is not None:
+                writer.close()
+            if scorer is not None:
+                await scorer.close()
+    if scorer is None:
+        raise SavedError(f"{options.saved} holds no groups")
+    show_comparison(console, comparison)
+    if options.out is not None:
+        console.print(f"groups: {options.out}", highlight=False, soft_wrap=True)
+
+
+def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
+    """The rewards of the configuration or the command line; else those that the groups were scored with."""
+    config, folder = launch.config.dataset, launch.config_path.parent if launch.config_path is not None else None
+    columns = [*first.columns, *first.columns_left_out]
+    if config.reward_functions:
+        return Scorer(create_rewards(config, folder), has_answer=True, columns=columns)
+    saved = (first.settings or {}).get("dataset", {}).get("reward_functions", [])
+    if not saved:
+        raise SavedError("the groups do not say which rewards scored them; name some: --reward_functions or --config")
+    specs: list[str | RewardSpec] = [parse(RewardSpec, spec, "reward_functions of the saved groups") for spec in saved]
+    as_saved = config.model_copy(update={"reward_functions": specs})
+    return Scorer(create_rewards(as_saved, folder), has_answer=True, columns=columns)
+
+
+def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> SavedGroup:
+    """The group with new scores, and with the rewards that gave them."""
+    completions = [
+        msgspec.structs.replace(completion, scores=dict(score.parts), total=score.total, error=score.error)
+        for completion, score in zip(group.completions, scores, strict=True)
+    ]
+    settings = group.settings
+    if settings is not None and config.reward_functions:
+        rewards = [spec.model_dump(mode="json") for spec in config.rewards()]
+        settings = settings | {"dataset": settings.get("dataset", {}) | {"reward_functions": rewards}}
+    return msgspec.structs.replace(group, completions=completions, settings=settings)
+
+
+def _sign(value: float) -> int:
+    return (value > SAME) - (value < -SAME)
+
+
+def _advantage_signs(values: Sequence[float]) -> list[int]:
+    # A group of one is trained on its raw reward.
+    mean = sum(values) / len(values) if len(values) > 1 else 0.0
+    return [_sign(value - mean) for value in values]
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """A table of old and new means, and what would be taught otherwise."""
+    old, new = comparison.old, comparison.new
+    table = Table("reward", "old mean", "new mean", "old no score", "new no score")
+    parts = {name: (old.parts.get(name), new.parts.get(name)) for name in [*old.parts, *new.parts]}
+    for name, (before, after) in {**parts, "total": (old.rewards, new.rewards)}.items():
+        means = [figure(values.mean) if values is not None else "" for values in (before, after)]
+        silent = [str(values.silent) if values is not None else "" for values in (before, after)]
+        table.add_row(plain(name), *means, *silent)
+    console.print(table)
+    for text in (
+        f"{new.groups} groups, {new.completions} completions",
+        f"{comparison.reordered} groups change their order",
+        f"{comparison.turned} completions in {comparison.turned_groups} groups change the sign of their advantage",
+        f"groups of one score: {old.same} before, {new.same} now",
+        *([f"a reward failed on {new.failed} completions"] if new.failed else []),
+    ):
+        console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,56 @@
+"""Scores texts that are already there: the one place of the commands that knows how rewards are called."""
+
+from __future__ import annotations
+
+import contextlib
+
+from gristmill_env.data.fields import NoFieldError, lookup
+from gristmill_env.errors import SavedError
+from gristmill_env.rewards import Reward, Sample, Score, Scorer
+from gristmill_env.saved import SavedGroup
+
+
+async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | None) -> list[Score]:
+    """The group's completions, scored anew.
+
+    `answer_field`: field of the row that holds the answer, where the group has it; else the answer that was saved
+    counts. Raises SavedError when a reward needs what was not saved.
+    """
+    answer = group.answer
+    if answer_field is not None:
+        # Not there: a column that could not be saved, or another data set's. The saved answer is the row's.
+        with contextlib.suppress(NoFieldError):
+            answer = str(lookup(group.columns, answer_field))
+    place = "a saved group" if group.row is None else f"the saved group of row {group.row}"
+    for weighted in scorer.rewards:
+        reward = weighted.reward
+        if compares_with_answer(reward) and answer is None:
+            raise SavedError(
+                f"reward '{reward.name}' compares with the row's answer, and {place} has none; "
+                "give the run's --config, so that it can be looked up in the data set"
+            )
+        if "tokens" in reward.asks_for and any(completion.token_ids is None for completion in group.completions):
+            raise SavedError(f"reward '{reward.name}' counts tokens, and {place} was saved without token ids")
+        if "episode_reward" in reward.asks_for:
+            raise SavedError(f"reward '{reward.name}' is what the environment gave, which no saved text brings back")
+    messages = group.messages or []
+    return await scorer.score(
+        [
+            Sample(
+                completion=completion.text,
+                answer=answer,
+                prompt=group.prompt,
+                tokens=completion.sampled_ids,
+                finish_reason=completion.finish_reason or "stop",
+                row=group.columns,
+                messages=messages,
+                conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": completion.text}])],
+            )
+            for completion in group.completions
+        ],
+    )
+
+
+def compares_with_answer(reward: Reward) -> bool:
+    """Whether the reward asks for the row's answer."""
+    return "answer" in reward.asks_for

@@ -1,0 +1,80 @@
+"""The groups that `replay`, `sft` and `dpo` work on, with all that the run's configuration can add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.errors import PromptError, SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.saved import SavedGroup, read_groups
+from gristmill_env.saved.group import json_columns
+
+
+def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
+    """The groups of `source`. Where they hold tokens only, the run's tokenizer makes them text; and where the run's
+    data set is configured, their rows bring messages and answers.
+
+    Raises SavedError, PromptError, DatasetError, ArchiveError.
+    """
+
+    @cache
+    def prompts() -> PromptBuilder:
+        name = tokenizer_name(launch.config, read_manifest(launch.deployment.models_dir))
+        if name is None:
+            raise PromptError(
+                f"{source} holds token ids and no text: name the model's tokenizer with --tokenizer_name, or point "
+                "GRISTMILL_MODELS_DIR at the model service's folder"
+            )
+        return prompt_builder(launch.config, load_tokenizer(name))
+
+    @cache
+    def dataset() -> PromptDataset | None:
+        config = launch.config.dataset
+        if config.dataset_name is None and config.dataset_path is None:
+            return None
+        return PromptDataset(config, launch.config_path.parent if launch.config_path is not None else None)
+
+    def decode(token_ids: Sequence[int], special: bool) -> str:
+        return prompts().decode(token_ids, special=special)
+
+    for group in read_groups(source, decode):
+        if group.messages is None and group.row is not None and (rows := dataset()) is not None:
+            yield _completed(group, rows, prompts())
+        else:
+            yield group
+
+
+def count_lines(source: Path) -> int | None:
+    """Lines of a file of groups, a group each; None where counting would be as long as reading."""
+    if not source.is_file():
+        return None
+    with source.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder) -> SavedGroup:
+    assert group.row is not None
+    item = dataset.item(group.row)
+    prompt = prompts.build(item.messages)
+    if list(prompt.token_ids) != group.prompt_token_ids:
+        raise SavedError(
+            f"the group of row {group.row} has another prompt than that row of {dataset.label}: its run had other "
+            "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer"
+        )
+    columns, left_out = json_columns(item.columns)
+    return msgspec.structs.replace(
+        group,
+        index=item.index,
+        prompt=item.prompt,
+        messages=[dict(message) for message in prompt.messages],
+        answer=item.answer,
+        columns=columns,
+        columns_left_out=left_out,
+    )

@@ -1,0 +1,60 @@
+"""Splits tuples, intervals, sets and lists into their elements."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|[()\[\]{},]")
+_OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1}
+_CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1}
+_ROUND_OR_SQUARE = frozenset("([)]")
+_THOUSANDS = re.compile(r"[0-9],[0-9]{3}(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What a pair of brackets holds."""
+
+    brackets: str
+    """Both, such as "[)" for a half-open interval; empty for a bare list."""
+    items: tuple[str, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """A tuple or an interval, not a set or a list."""
+        return bool(self.brackets) and self.brackets[0] in _ROUND_OR_SQUARE
+
+
+def split_elements(latex: str) -> Elements | None:
+    """The elements of `latex`, two at least; None when it is no tuple, interval, set or list.
+
+    A list in which commas may also separate thousands ("1,234, 5,678") is None: no split is sure.
+    """
+    tokens = list(_TOKEN.finditer(latex))
+    if not any(token[0] == "," for token in tokens):
+        return None
+    first, last = tokens[0], tokens[-1]
+    enclosed = first.start() == 0 and last.end() == len(latex) and first[0] in _OPENING and last[0] in _CLOSING
+    depth, cuts = 0, []
+    for token in tokens:
+        depth += _OPENING.get(token[0], 0) - _CLOSING.get(token[0], 0)
+        if depth < 0:
+            return None
+        if depth == 0 and token is not last:
+            enclosed = False  # the first bracket closes before the end: "(1,2) ∪ (3,4)"
+    if depth:
+        return None
+    for token in tokens:
+        depth += _OPENING.get(token[0], 0) - _CLOSING.get(token[0], 0)
+        if token[0] == "," and depth == int(enclosed):
+            cuts.append(token.start())
+    if not cuts:
+        return None
+    brackets = first[0] + last[0] if enclosed else ""
+    start, end = (first.end(), last.start()) if enclosed else (0, len(latex))
+    edges = [start, *(cut + 1 for cut in cuts)], [*cuts, end]
+    elements = Elements(brackets, tuple(latex[a:b].strip() for a, b in zip(*edges, strict=True)))
+    if not all(elements.items) or (not elements.ordered and _THOUSANDS.search(latex)):
+        return None
+    return elements

@@ -1,0 +1,71 @@
+"""The choices of a multiple-choice row, and how to find one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.answers.dress import plain_words, undressed
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices by their places 0, 1, ..."""
+
+    letters: str
+    """A letter a place."""
+    texts: tuple[str, ...] = ()
+    """What each says, as words to compare; empty when the row does not tell."""
+    labels: tuple[str, ...] = ()
+    """What the data set calls each, where that is told."""
+
+    @classmethod
+    def of(cls, column: Any, letters: str) -> Choices:
+        """From a row's `choices`: a list of texts, {"label": [...], "text": [...]}, or None.
+
+        Raises RewardError for anything else, and when there are more choices than letters.
+        """
+        labels: Sequence[Any] = ()
+        texts = () if column is None else column
+        if isinstance(texts, Mapping):
+            labels, texts = texts.get("label", ()), texts.get("text")
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise RewardError(
+                f"mcq: a row's 'choices' are a list of texts, or lists 'label' and 'text'; not {column!r}"
+            )
+        if len(texts) > len(letters):
+            raise RewardError(
+                f"mcq: a row has {len(texts)} choices and there are {len(letters)} letters; set 'letters'"
+            )
+        return cls(
+            letters[: len(texts)] if texts else letters,
+            tuple(_words(str(text)) for text in texts),
+            tuple(_words(str(label)) for label in labels),
+        )
+
+    def find_gold(self, answer: str, first_index: int) -> int | None:
+        """The place that a row's answer names: by label, letter, index or text, in that order."""
+        words = _words(answer)
+        if (place := self.find_letter(words)) is not None:
+            return place
+        if words.isdecimal() and 0 <= int(words) - first_index < len(self.letters):
+            return int(words) - first_index
+        return self.find_text(answer)
+
+    def find_letter(self, letter: str) -> int | None:
+        """The place of a label, or of a letter of either case."""
+        if letter.casefold() in self.labels:
+            return self.labels.index(letter.casefold())
+        place = self.letters.casefold().find(letter.casefold()) if len(letter) == 1 else -1
+        return place if place >= 0 else None
+
+    def find_text(self, text: str) -> int | None:
+        """The only choice that says `text`."""
+        words = _words(text)
+        return self.texts.index(words) if self.texts.count(words) == 1 else None
+
+
+def _words(text: str) -> str:
+    return plain_words(undressed(text))

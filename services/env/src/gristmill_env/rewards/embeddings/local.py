@@ -1,0 +1,48 @@
+"""Embeddings from a model in this process. An optional extra: it brings torch, which the images do without."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.embeddings.embedder import Vectors
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A sentence-transformers model, loaded when it is first used. Texts too long for it are cut by it."""
+
+    name: str
+    """A hub id or a path."""
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """f64[n, d], on a thread. Raises RewardError when the extra is missing or the model cannot be loaded."""
+        return await asyncio.to_thread(self._encode, list(texts))
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        with _ONE_AT_A_TIME:  # torch uses all cores for one text as it is
+            return np.asarray(_load(self.name).encode(texts, show_progress_bar=False), np.float64)
+
+
+@functools.cache
+def _load(name: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise RewardError(
+            f"local: true needs sentence-transformers, which cannot be imported ({error}): "
+            'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url'
+        ) from error
+    try:
+        return SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        raise RewardError(f"model_name '{name}' cannot be loaded as a sentence-transformers model: {error}") from error

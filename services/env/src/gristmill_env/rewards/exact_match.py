@@ -1,0 +1,43 @@
+"""Is the final answer the row's, as text?"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from gristmill_env.rewards.answers.dress import TEXT, undressed
+from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
+from gristmill_env.rewards.registry import reward
+
+
+@reward("exact_match")
+def exact_match(
+    completion: str,
+    answer: str,
+    *,
+    ignore_case: bool = True,
+    ignore_punctuation: bool = False,
+    whole_if_unmarked: bool = True,
+) -> float | None:
+    """1 when the completion's final answer reads as the row's: same words, single blanks, no punctuation at the end.
+
+    None (no score) when the row's answer is empty. Options: `ignore_case`; `ignore_punctuation`
+    leaves out all of it, not only at the end; `whole_if_unmarked` compares the whole completion,
+    after its reasoning, when it marks no answer, else such a completion is 0.
+    """
+    gold = _normal(gold_answer(answer), ignore_case, ignore_punctuation)
+    if not gold:
+        return None
+    stated = final_answer(completion)
+    if stated is None:
+        if not whole_if_unmarked:
+            return 0.0
+        stated = after_thinking(completion)
+    return float(_normal(stated, ignore_case, ignore_punctuation) == gold)
+
+
+def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:
+    text = TEXT.sub(r"\1", undressed(text))
+    if ignore_punctuation:
+        text = "".join(char for char in text if not unicodedata.category(char).startswith("P"))
+    text = " ".join(text.split()).rstrip(".,;:!? ")
+    return text.casefold() if ignore_case else text

@@ -1,0 +1,100 @@
+"""Multiple choice: is the letter that the completion settles on the right one?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gristmill_env.rewards.answers.dress import TEXT, plain_words, undressed
+from gristmill_env.rewards.boxes import boxes
+from gristmill_env.rewards.choices import Choices
+from gristmill_env.rewards.extraction import ANSWER_BLOCK, ANSWER_IS, after_thinking, gold_answer
+from gristmill_env.rewards.registry import reward
+
+_LOOKED_AT = 300  # characters behind a mark: a choice is stated at once
+_HASHES = re.compile(r"####([^\n]*)")
+_INTRODUCED = re.compile(r"(?:option|choice|letter)\s+", re.IGNORECASE)
+_ALSO = re.compile(r"\s*(?:,|/|&|\bor\b|\band\b)\s*(?:option\s+|choice\s+)?", re.IGNORECASE)
+_REASON = re.compile(r"\s+(?:as|because|due|for|is|since|which)\b", re.IGNORECASE)
+_WORD_AFTER = re.compile(r"\s+[A-Za-z]")
+
+
+@reward("mcq")
+def mcq(
+    completion: str,
+    answer: str,
+    row: Mapping[str, Any],
+    *,
+    letters: Annotated[str, Field(min_length=2)] = "ABCDEFGHIJ",
+    first_index: int = 0,
+) -> float | None:
+    """1 when all that the completion marks as its answer is the right choice; 0 when not, or when marks disagree.
+
+    Marks are `<answer>X</answer>`, `\\boxed{X}`, "Answer: X", "answer is (X)", `#### X` and a last line
+    "(X)". In place of its letter a choice may be stated by its text, where the row has `choices`
+    (a list, or ARC's {"label": [...], "text": [...]}).
+    The row's answer is a label, a letter, an index, or the text of a choice, tried in that order; None
+    (no score) when it is none of these.
+
+    Options: `letters` names the choices in order; `first_index` is the index of the first one.
+    """
+    choices = Choices.of(row.get("choices"), letters)
+    right = choices.find_gold(gold_answer(answer), first_index)
+    if right is None:
+        return None
+    stated: set[int] = set()
+    for text in dict.fromkeys(_marked(after_thinking(completion))):
+        stated.update(_places(text, choices))
+        if stated - {right}:
+            return 0.0
+    return float(right in stated)
+
+
+def _marked(text: str) -> Iterator[str]:
+    """Whatever the completion marks as an answer."""
+    blocks = ANSWER_BLOCK.findall(text)
+    for scope in blocks or [text]:
+        yield from (scope[start : min(end, start + _LOOKED_AT)] for start, end in boxes(scope))
+        yield from (match[1] for match in _HASHES.finditer(scope) if _is_bare(match[1]))  # others are headings
+        for match in ANSWER_IS.finditer(scope):
+            yield scope[match.end() : match.end() + _LOOKED_AT].lstrip(" *\n\t").partition("\n")[0]
+        last_line = scope.rstrip().rpartition("\n")[2]
+        if blocks or _is_bare(last_line):
+            yield last_line[:_LOOKED_AT]
+
+
+def _is_bare(line: str) -> bool:
+    return re.fullmatch(r"[\s*]*\(?[A-Za-z]\)?[\s*.]*", line) is not None
+
+
+def _places(text: str, choices: Choices) -> Sequence[int]:
+    """The choices that a marked text names; none for prose."""
+    bare = TEXT.sub(r" \1 ", undressed(text)).strip()
+    words = plain_words(bare)  # "c" counts when it is all that is said
+    if (alone := choices.find_letter(words)) is not None or (alone := choices.find_text(bare)) is not None:
+        return [alone]
+    found: list[int] = []
+    rest = _INTRODUCED.sub("", bare, count=1) if _INTRODUCED.match(bare) else bare
+    while match := re.match(r"([(\[])?([A-Za-z])([)\]])?(?![\w'’+])", rest):
+        place, rest = choices.find_letter(match[2]), rest[match.end() :]
+        bracketed = match[3] is not None
+        if place is None or not (bracketed or _is_label(match[2], rest)):
+            break
+        found.append(place)
+        also = _ALSO.match(rest)
+        if also is None:
+            break
+        rest = rest[also.end() :]
+    return found
+
+
+def _is_label(letter: str, rest: str) -> bool:
+    """Whether a letter without brackets names a choice: "A good one" and "I think" do not."""
+    if letter.islower():
+        return rest[:1] in (".", ":")
+    return (
+        letter not in "AI" or not _WORD_AFTER.match(rest) or _ALSO.match(rest) is not None or bool(_REASON.match(rest))
+    )

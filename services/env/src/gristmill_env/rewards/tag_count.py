@@ -1,0 +1,23 @@
+"""How many of the wanted tags are there, exactly once each?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gristmill_env.rewards.registry import reward
+
+
+@reward("tag_count")
+def tag_count(
+    completion: str, *, preferred_tags: Annotated[tuple[str, ...], Field(min_length=1)] = ("think", "answer")
+) -> float:
+    """Share of the opening and closing tags of `preferred_tags` that appear exactly once, 0 to 1.
+
+    Partial credit on the way to what `format` wants. A tag said twice counts as little as one left out,
+    so that repeating tags earns nothing. The order of the tags is not looked at. The idea is open-r1's
+    (Hugging Face, 2025), which counts four tags, a quarter each.
+    """
+    tags = [text for tag in preferred_tags for text in (f"<{tag}>", f"</{tag}>")]
+    return sum(completion.count(tag) == 1 for tag in tags) / len(tags)

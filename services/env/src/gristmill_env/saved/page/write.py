@@ -1,0 +1,56 @@
+"""Writes the page: group by group, so that a long file need not fit into memory as HTML.
+
+What a model wrote is hostile until shown otherwise. All of it is escaped; and should that ever fail, the page's own
+policy lets no script run and no style apply but its own two, by their hashes, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+
+from gristmill_env.saved.group import SavedGroup
+from gristmill_env.saved.page.groups import group_html
+from gristmill_env.saved.page.head import head_html
+from gristmill_env.saved.page.text import escaped
+from gristmill_env.saved.summary import Summary
+
+
+def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> Summary:
+    """Write `path` whole or not at all. `groups`: gives them from the start each time it is called, which is twice.
+
+    Returns the summary that stands at the top.
+    """
+    summary = Summary.of(groups())
+    style, script = _resource("page.css"), _resource("page.js")
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    )
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w", encoding="utf-8", newline="\n") as page:
+        page.write(
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy)}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        )
+        first = next(iter(groups()), None)
+        page.write(head_html(title, first, summary))
+        page.write('<main id="groups">\n')
+        for number, group in enumerate(groups()):
+            page.write(group_html(group, number, opened=number == 0))
+        page.write(f"</main>\n<script>{script}</script>\n</body>\n</html>\n")
+    temporary.replace(path)
+    return summary
+
+
+def _resource(name: str) -> str:
+    return (files("gristmill_env.saved.page") / name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

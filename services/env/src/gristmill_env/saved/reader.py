@@ -1,0 +1,76 @@
+"""Reads groups from wherever there are some: our JSONL, Atropos' JSONL, and the rollouts that a run archived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gristmill import TrajectoryGroup, read_archive
+from gristmill_env.errors import SavedError
+from gristmill_env.saved.atropos import AtroposGroup, from_atropos
+from gristmill_env.saved.group import FORMAT, SavedGroup
+from gristmill_env.saved.tokens import Decode, from_trajectory, no_tokenizer
+
+T = TypeVar("T")
+
+_OURS = msgspec.json.Decoder(SavedGroup)
+_THEIRS = msgspec.json.Decoder(AtroposGroup | list[AtroposGroup])
+
+
+class _Kind(msgspec.Struct):
+    """What tells one kind of line from another."""
+
+    format: int | None = None
+    completions: msgspec.Raw = msgspec.Raw()
+    tokens: msgspec.Raw = msgspec.Raw()
+    scores: msgspec.Raw = msgspec.Raw()
+
+
+_KIND = msgspec.json.Decoder(_Kind | list[Any])
+
+
+def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
+    """The groups of a file, or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
+
+    `decode`: turns token ids into text; called only for groups that hold no text. A last line without its newline was
+    torn by a kill and is left out. Raises SavedError naming the line, and ArchiveError.
+    """
+    if source.is_dir():
+        for archived in read_archive(source):
+            if archived.schema == "group":
+                yield from_trajectory(TrajectoryGroup.decode(archived.body), decode)
+            else:
+                yield from _line(archived.body, f"group {archived.group_id} of {source}", source.name, decode)
+        return
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise SavedError(f"cannot read saved groups from {source}: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n") and line.strip():
+                yield from _line(line, f"line {number} of {source}", source.stem, decode)
+
+
+def _line(line: bytes, where: str, name: str, decode: Decode) -> Iterator[SavedGroup]:
+    kind = _decoded(_KIND.decode, line, where)
+    if isinstance(kind, list) or (bytes(kind.tokens) and bytes(kind.scores)):
+        theirs = _decoded(_THEIRS.decode, line, where)
+        for group in theirs if isinstance(theirs, list) else [theirs]:
+            yield from_atropos(group, name, where, decode)
+    elif not bytes(kind.completions):
+        raise SavedError(f"{where} is no saved group: it has neither completions nor tokens and scores")
+    elif kind.format != FORMAT:
+        raise SavedError(f"{where} has format {kind.format}; this gristmill reads format {FORMAT}")
+    else:
+        yield _decoded(_OURS.decode, line, where)
+
+
+def _decoded(decoder: Callable[[bytes], T], line: bytes, where: str) -> T:
+    try:
+        return decoder(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SavedError(f"{where} is no saved group: {error}") from error

@@ -1,0 +1,65 @@
+"""Groups that hold tokens only: what is prompt and what completion, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gristmill import TrajectoryGroup
+from gristmill_env.errors import SavedError
+from gristmill_env.saved.group import SavedCompletion, SavedGroup
+
+Decode = Callable[[Sequence[int], bool], str]
+"""Token ids to text; the second argument keeps special tokens."""
+
+
+def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
+    """A `Decode` for where all groups are expected to hold text."""
+    raise SavedError("this group holds token ids and no text, and there is no tokenizer to read them with")
+
+
+def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
+    """Tokens before the first that was sampled. `trained`: bool[tokens] of one sequence. Raises SavedError."""
+    if not trained.any():
+        raise SavedError(f"{where} has a sequence without a completion: its mask trains on no token")
+    return int(trained.argmax())
+
+
+def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
+    """A group as the trajectory API archived it. It has no messages, answer or columns: only its row number.
+
+    The text of a conversation of several turns is all that comes after the first prompt.
+    """
+    where = f"group {group.group_id}"
+    names = list(group.reward_parts)
+    completions = []
+    start, prompt = 0, 0
+    for number, end in enumerate(np.cumsum(group.lengths).tolist()):
+        prompt = prompt_length(group.mask[start:end], where)
+        ids = group.tokens[start + prompt : end].tolist()
+        completions.append(
+            SavedCompletion(
+                text=decode(ids, False),
+                tokens=len(ids),
+                token_ids=ids,
+                logprobs=group.logprobs[start + prompt : end].tolist(),
+                finish_reason=group.finish_reasons[number],
+                scores={name: group.reward_parts[name][number] for name in names},
+                total=float(group.rewards[number]),
+            )
+        )
+        start = end
+    prompt_ids = group.tokens[: prompt_length(group.mask[: group.lengths[0]], where)].tolist()
+    versions = sorted({span.version for spans in group.versions for span in spans})
+    return SavedGroup(
+        run=group.run_id,
+        row=group.row,
+        prompt=(text := decode(prompt_ids, True)),
+        prompt_text=text,
+        prompt_token_ids=prompt_ids,
+        sampling=group.sampling,
+        completions=completions,
+        versions=versions,
+    )

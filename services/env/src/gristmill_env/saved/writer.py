@@ -1,0 +1,74 @@
+"""Writes saved groups: each on disk before the next one comes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from gristmill_env.errors import SavedError
+from gristmill_env.saved.group import SavedGroup
+
+_BLOCK = 1 << 16
+
+
+class GroupWriter:
+    """Appends groups to a JSONL file, which several processes and threads may share: their lines never mix.
+
+    A last line that a kill has torn is cut off before the next one is written. `append` waits for the disk, so
+    call it on a thread where a loop runs: `await asyncio.to_thread(writer.append, group)`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending, folders made as needed. Raises SavedError."""
+        self.path = path
+        self._encoder = msgspec.json.Encoder()
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise SavedError(f"cannot write groups to {path}: {error.strerror}") from error
+
+    def append(self, group: SavedGroup) -> None:
+        """Write one line. Raises SavedError when the disk does not take it."""
+        line = self._encoder.encode(group) + b"\n"
+        try:
+            with self._lock:
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                try:
+                    self._cut_torn_line()
+                    written = 0
+                    while written < len(line):
+                        written += os.write(self._file, line[written:])
+                    os.fsync(self._file)
+                finally:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise SavedError(f"cannot write groups to {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> GroupWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _cut_torn_line(self) -> None:
+        size = end = os.fstat(self._file).st_size
+        while end > 0:
+            start = max(0, end - _BLOCK)
+            newline = os.pread(self._file, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._file, end)

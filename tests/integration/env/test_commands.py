@@ -1,0 +1,175 @@
+"""process, replay, sft and dpo one after the other, on what a real vLLM says."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.support.stack import Output, Vllm
+
+from gristmill import Manifest
+from gristmill_env.commands import COMMANDS, Order
+from gristmill_env.errors import SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.prompts import PromptBuilder
+from gristmill_env.saved import SavedGroup, read_groups
+from local_processes import LocalStack
+
+RUN = """
+group_size: 4
+max_num_workers: 4
+max_token_length: 64
+dataset:
+  dataset_path: sums.jsonl
+  prompt_field: question
+  answer_field: answer
+  system_prompt: Add.
+  max_tokens: 12
+  reward_functions:
+    - {type: length, weight: 0.5, params: {target_tokens: 16}}
+    - {type: accuracy}
+"""
+
+
+@dataclass
+class Commands:
+    """Runs commands in this process."""
+
+    folder: Path
+    vllm: Vllm
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "GRISTMILL_CONFIG_DIR": str(self.folder),
+            "GRISTMILL_MODELS_DIR": str(self.vllm.models_dir),
+            "GRISTMILL_MODEL_URL": self.vllm.url,
+        }
+
+    async def run(self, name: str, *flags: str) -> str:
+        """What the command showed. Raises what it raised."""
+        command, console = COMMANDS[name], Console(file=io.StringIO(), width=160)
+        launch, options = Launch.read_with(command.options, flags, self.environ, "test")
+        await command.work(Order(launch, options, self.environ, console))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+
+@pytest.fixture
+def commands(vllm: Vllm, tmp_path: Path) -> Commands:
+    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(12)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(RUN)
+    return Commands(tmp_path, vllm)
+
+
+def saved(path: Path) -> list[SavedGroup]:
+    return sorted(read_groups(path), key=lambda group: group.row or 0)
+
+
+async def test_groups_from_the_model_to_the_exports(commands: Commands) -> None:
+    out = commands.folder / "out"
+    shown = await commands.run("process", "--config", "sums", "--groups", "6", "--out", str(out))
+    groups = saved(out / "groups.jsonl")
+    assert [group.row for group in groups] == list(range(6))
+    prompts = PromptBuilder.load(Manifest.read(commands.vllm.models_dir).tokenizer_path, "Add.")
+    for group in groups:
+        assert group.messages == [{"role": "system", "content": "Add."}, {"role": "user", "content": group.prompt}]
+        assert group.prompt_token_ids == list(prompts.build(group.prompt).token_ids)
+        assert group.columns == {"question": group.prompt, "answer": group.answer}
+        assert (group.run, group.model) == ("sums", Manifest.read(commands.vllm.models_dir).name)
+        assert len(group.completions) == 4
+        for completion in group.completions:
+            assert completion.token_ids is not None
+            assert completion.logprobs is not None
+            assert len(completion.logprobs) == len(completion.token_ids) == completion.tokens
+            assert completion.text == prompts.decode(completion.token_ids)
+            length, accuracy = completion.scores["length"], completion.scores["accuracy"]
+            assert length == min(1.0, len(completion.token_ids) / 16)
+            assert accuracy is not None
+            assert completion.total == pytest.approx(0.5 * length + accuracy)
+    assert "6 groups, 24 completions" in shown
+    page = (out / "groups.html").read_text()
+    assert page.count('<details class="group"') == 6
+    assert page.count("<article") == 24
+
+    shown = await commands.run("replay", "--saved", str(out / "groups.jsonl"), "--config", "sums")
+    assert "0 groups change their order" in shown
+    assert "0 completions in 0 groups change the sign of their advantage" in shown
+    flags = ("--reward_functions", "length", "--out", str(out / "again.jsonl"))
+    await commands.run("replay", "--saved", str(out / "groups.jsonl"), *flags)
+    for old, new in zip(groups, saved(out / "again.jsonl"), strict=True):
+        assert [c.total for c in new.completions] == [
+            min(1.0, len(c.token_ids or ()) / 128) for c in old.completions
+        ]  # fmt: skip
+
+    await commands.run("dpo", "--saved", str(out / "again.jsonl"), "--out", str(out / "dpo.jsonl"))
+    pairs = [json.loads(line) for line in (out / "dpo.jsonl").read_text().splitlines()]
+    assert pairs
+    assert all(pair["score_chosen"] > pair["score_rejected"] for pair in pairs)
+    await commands.run("sft", "--saved", str(out / "groups.jsonl"), "--out", str(out / "sft.jsonl"), "--top_n", "2")
+    for line in (out / "sft.jsonl").read_text().splitlines():
+        assert [message["role"] for message in json.loads(line)["messages"]] == ["system", "user", "assistant"]
+
+
+async def test_what_is_there_is_kept_and_other_settings_are_refused(commands: Commands) -> None:
+    path = commands.folder / "groups.jsonl"
+    flags = ("--config", "sums", "--out", str(path), "--max_token_length", "64")
+    await commands.run("process", *flags, "--groups", "3")
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"format":1,"torn')
+    shown = await commands.run("process", *flags, "--groups", "5", "--max_num_workers", "1")
+    assert f"3 groups are in {path} already" in " ".join(shown.split())
+    assert path.read_bytes().startswith(before)
+    assert [group.row for group in saved(path)] == list(range(5))
+    with pytest.raises(SavedError, match=r"made with other settings \(dataset.temperature: 1.0 -> 0.5\); "):
+        await commands.run("process", *flags, "--groups", "9", "--temperature", "0.5")
+    assert len(saved(path)) == 5
+
+
+async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "1 + 1? " * 50, "answer": "2"}, {"question": "2 + 2?"}]
+    (commands.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = commands.folder / "groups.jsonl"
+    await commands.run("process", "--config", "sums", "--out", str(out), "--groups", "3", "--no-shuffle_dataset")
+    assert [group.index for group in saved(out)] == [0]
+    assert "row 1 is skipped: the prompt has" in caplog.text
+    assert "row 2 is skipped: field 'answer' of row 2" in caplog.text
+
+
+def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> None:
+    out = commands.folder / "groups.jsonl"
+    output = Output()
+    flags = ["--config", "sums", "--out", str(out), "--groups", "100000", "--max_num_workers", "2"]
+    with LocalStack(output.add) as stack:
+        command = [sys.executable, "-m", "gristmill_env", "process", *flags]
+        process = stack.start("env", command, commands.environ)
+        _until(lambda: out.exists() and out.read_bytes().count(b"\n") > 3)
+        process.process.send_signal(signal.SIGINT)
+        assert process.process.wait(60) == 130
+        process.reader.join(timeout=5)
+    groups = saved(out)
+    assert len(groups) > 3
+    assert out.with_suffix(".html").read_text().count('<details class="group"') == len(groups)
+    assert "Traceback" not in output.of("env")
+
+
+async def test_try_shows_five_items(commands: Commands) -> None:
+    shown = await commands.run("try", "--config", "sums")
+    assert "item 5: row" in shown
+    assert "item 6" not in shown
+
+
+def _until(true: Callable[[], bool], timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

@@ -1,0 +1,64 @@
+"""cosine_scaled against a real vLLM that embeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.support.scoring import scored
+from tests.support.stack import EMBEDDINGS_KEY, MODELS_DIR, Output, start_embeddings
+
+from gristmill_env.errors import RewardError
+from gristmill_model.resolve import resolve
+from local_processes import LocalStack, free_port
+
+ANSWER = "What is 2 + 3?"
+
+
+@pytest.fixture(scope="module")
+def params() -> Iterator[dict[str, Any]]:
+    """Options that name the server."""
+    port = free_port()
+    with LocalStack(Output().add) as stack:
+        start_embeddings(stack, resolve("tiny", MODELS_DIR).weights_path, port)
+        yield {"base_url": f"http://127.0.0.1:{port}/v1", "model_name": "tiny", "api_key": EMBEDDINGS_KEY}
+
+
+def test_the_nearer_the_meaning_the_higher_the_score(params: dict[str, Any]) -> None:
+    same, near, far = (
+        scored("cosine_scaled", params, text, answer=ANSWER) for text in (ANSWER, "What is 2 + 4?", "A banana.")
+    )
+    assert same == pytest.approx(1.0, abs=1e-5)
+    assert near is not None
+    assert far is not None
+    assert 1.0 > near > far
+
+
+def test_the_score_is_that_of_the_servers_own_vectors(params: dict[str, Any]) -> None:
+    headers, body = {"Authorization": f"Bearer {EMBEDDINGS_KEY}"}, {"model": "tiny", "input": [ANSWER, "A banana."]}
+    found = httpx.post(f"{params['base_url']}/embeddings", json=body, headers=headers, timeout=60).json()["data"]
+    one, other = (np.array(item["embedding"]) for item in found)
+    cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    assert scored("cosine_scaled", {**params, "scale_factor": 0.5}, "A banana.", answer=ANSWER) == pytest.approx(
+        1 - 0.5 * (1 - cosine), abs=1e-5
+    )
+
+
+def test_a_text_too_long_for_the_model_is_an_error_until_it_is_cut(params: dict[str, Any]) -> None:
+    long = "a banana " * 100
+    with pytest.raises(RewardError, match=r"HTTP 400: .*maximum context length.*set max_characters"):
+        scored("cosine_scaled", params, long, answer=ANSWER)
+    assert scored("cosine_scaled", {**params, "max_characters": 60}, long, answer=ANSWER) is not None
+
+
+def test_a_wrong_key_is_an_error_that_says_so(params: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match=r"HTTP 401: .*set api_key"):
+        scored("cosine_scaled", {**params, "api_key": "sk-wrong"}, "A banana.", answer=ANSWER)
+
+
+def test_a_wrong_model_is_an_error_that_says_so(params: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match=r"HTTP 404: .*model_name"):
+        scored("cosine_scaled", {**params, "model_name": "large"}, "A banana.", answer=ANSWER)

@@ -1,0 +1,133 @@
+"""check: what is wrong with a run's data and rewards shows before a model is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from gristmill_env.commands.check import check
+from gristmill_env.errors import CheckError, DatasetError
+from gristmill_env.launch import Launch
+
+from .conftest import shown
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(20)]
+RUN = {
+    "max_token_length": 64,
+    "dataset": {
+        "dataset_path": "rows.jsonl", "prompt_field": "question", "answer_field": "answer", "system_prompt": "Add [b].",
+        "max_tokens": 8, "shuffle_dataset": False, "reward_functions": ["format", "accuracy"],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+    (tmp_path / "run.yaml").write_text(json.dumps(RUN))
+    write(tmp_path, ROWS)
+    return tmp_path
+
+
+def write(folder: Path, rows: list[dict[str, str]]) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+async def checked(folder: Path, console: Console, *flags: str, tokenizer: bool = True) -> list[str]:
+    named = ["--tokenizer_name", str(folder / "tokenizer")] if tokenizer else []
+    environ = {"GRISTMILL_MODELS_DIR": "/nowhere"}
+    await check(Launch.read(["--config", str(folder / "run.yaml"), *named, *flags], environ, "test"), console)
+    return shown(console).splitlines()
+
+
+async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_score_1(
+    folder: Path, console: Console
+) -> None:
+    lines = await checked(folder, console, "--max_token_length", "200")
+    text = "\n".join(lines)
+    assert "data set 'rows.jsonl' (split train): 20 rows" in lines
+    assert "columns: question, answer" in lines
+    assert "rewards: 1 × format, 1 × accuracy" in lines
+    assert text.count("as the model will see it") == 3
+    assert "<|im_start|>system" in text
+    assert "Add [b].<|im_end|>" in text
+    length = len("system\nAdd [b].\nuser\nWhat is 9 + 1?\nassistant\n") + 5  # a token a byte, and five marks
+    quantiles = f"(50% ≤ {length}, 90% ≤ {length + 1}, 99% ≤ {length + 1})"
+    assert f"prompt tokens over 20 rows: {length} to {length + 1} {quantiles}" in lines
+    assert "│ accuracy │ 20   │ 20 (100.0%)         │ 0    │ 0        │" in lines
+    assert lines[-1] == "all is well"
+
+
+async def test_without_a_tokenizer_the_messages_are_shown_and_the_reason(folder: Path, console: Console) -> None:
+    text = "\n".join(await checked(folder, console, tokenizer=False))
+    assert "system: Add [b]." in text
+    assert "user: What is 2 + 1?" in text
+    assert "no token counts: no tokenizer is named: set --tokenizer_name" in text
+
+
+async def test_prompts_that_leave_no_room_are_counted(folder: Path, console: Console) -> None:
+    length = len("system\nAdd [b].\nuser\nWhat is 9 + 1?\nassistant\n") + 5
+    text = "\n".join(await checked(folder, console, "--max_token_length", str(length + 1)))
+    assert f"10 prompts leave no room for a completion within {length + 1} tokens and will be skipped" in text
+    assert f"10 prompts leave less than max_tokens (8) within {length + 1}" in text
+    with pytest.raises(CheckError):
+        await checked(folder, console, "--max_token_length", str(length))
+    assert f"wrong: every prompt is longer than max_token_length {length} allows" in shown(console)
+
+
+async def test_rows_without_text_or_answer_are_counted_and_fail(folder: Path, console: Console) -> None:
+    write(folder, [*ROWS, {"question": "What?"}, {"question": "", "answer": "3"}, {"answer": "3"}])
+    with pytest.raises(CheckError, match="check found 1 mistake, see above"):
+        await checked(folder, console)
+    assert (
+        "wrong: 2 of 23 rows cannot be used; the first: row 20 of data set 'rows.jsonl' (split train) has no field"
+        in shown(console)
+    )
+
+
+async def test_answers_that_a_reward_cannot_read_fail_where_they_are_many(folder: Path, console: Console) -> None:
+    write(folder, [*ROWS, {"question": "Who?", "answer": "Ada Lovelace"}])
+    lines = await checked(folder, console)
+    assert "│ accuracy │ 21   │ 20 (95.2%)          │ 0    │ 1        │" in lines
+    told = "accuracy, row 20: no score: the reward cannot read this answer (answer 'Ada Lovelace')"
+    assert told in lines
+    write(folder, [*ROWS, *[{"question": "Who?", "answer": "Ada Lovelace"}] * 3])
+    with pytest.raises(CheckError):
+        await checked(folder, console)
+    assert "wrong: accuracy cannot read the answers of 3 of 23 rows" in shown(console)
+
+
+@pytest.mark.parametrize("answer", ["7", "$1,234.50", "\\boxed{7}", "so it is\n#### -5"])
+async def test_an_answer_may_be_written_in_any_of_the_usual_ways(folder: Path, console: Console, answer: str) -> None:
+    write(folder, [{"question": "?", "answer": answer}])
+    assert (await checked(folder, console))[-1] == "all is well"
+
+
+async def test_a_reward_that_does_not_know_its_own_answer_fails(folder: Path, console: Console) -> None:
+    from gristmill_env.rewards import registry
+
+    @registry.reward("one_off")
+    def one_off(completion: str, answer: str) -> float:
+        if answer == "raise":
+            raise ValueError("no")
+        return 0.5
+
+    try:
+        write(folder, [{"question": "?", "answer": "4"}, {"question": "?", "answer": "raise"}])
+        with pytest.raises(CheckError):
+            await checked(folder, console, "--reward_functions", "one_off")
+    finally:
+        del registry._REGISTRY["one_off"]
+    text = shown(console)
+    assert "one_off, row 0: scores 0.5 at best (answer '4')" in text
+    assert "one_off, row 1: one_off: ValueError: no (answer 'raise')" in text
+    assert "wrong: one_off does not know 2 of 2 rows' own answers" in text
+
+
+async def test_what_cannot_be_loaded_ends_it(folder: Path, console: Console) -> None:
+    with pytest.raises(DatasetError, match="has no field 'questoin'"):
+        await checked(folder, console, "--prompt_field", "questoin")

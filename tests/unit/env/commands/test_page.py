@@ -1,0 +1,143 @@
+"""The page of saved groups: whole in itself, and safe whatever a model wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from gristmill_env.saved import SavedGroup
+from gristmill_env.saved.page import write_page
+from gristmill_env.saved.summary import histogram
+
+from .conftest import completion, group
+
+HOSTILE = [
+    "<script>document.title='taken'</script>",
+    "</pre></article></details></main></script></style><script src=//evil.example/x.js></script>",
+    "<img src=x onerror=alert(1)><svg onload=alert(1)><iframe srcdoc='<script>1</script>'>",
+    '" onmouseover="alert(1)" x=\'',
+    "<!--",
+    "]]><![CDATA[&#60;script&#62;",
+    "javascript:alert(1) <a href=javascript:alert(1)>x</a><style>*{display:none}</style><base href=//evil.example>",
+]
+
+
+class Page(HTMLParser):
+    """What a browser would make of it, as far as it matters here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "input", "rect", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "rect":
+            return
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._open:
+            self.texts.setdefault(self._open[-1], []).append(data)
+
+    def count(self, name: str) -> int:
+        return sum(tag == name for tag, _ in self.tags)
+
+    @property
+    def balanced(self) -> bool:
+        return not self._open
+
+
+def page_of(groups: Sequence[SavedGroup], path: Path, title: str = "Groups") -> Page:
+    write_page(lambda: groups, path, title)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def full_of(text: str) -> list[SavedGroup]:
+    """Groups with `text` in every place that a model, a row or a configuration can fill."""
+    says = [{"role": text, "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]
+    return [
+        group(
+            completion(text, 1.0, scores={text: 1.0}, error=text, finish_reason="length"),
+            completion("", None, messages=[{"role": "assistant", "content": text}, {"role": "tool", "content": text}]),
+            prompt=text,
+            prompt_text=text,
+            messages=says,
+            answer=text,
+            model=text,
+            versions=[text],
+            settings={text: {text: text}},
+        ),
+        group(completion("x", 0.0), messages=None, prompt_text=text),
+    ]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_model_or_a_row_says_is_shown_and_never_obeyed(text: str, tmp_path: Path) -> None:
+    page = page_of(full_of(text), tmp_path / "page.html", text)
+    harmless = page_of(full_of("words"), tmp_path / "harmless.html", "words")
+    assert page.balanced
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in harmless.tags]
+    assert [attrs.keys() for _, attrs in page.tags] == [attrs.keys() for _, attrs in harmless.tags]
+    assert page.text.count(text) >= 10
+
+
+def test_nothing_but_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path: Path) -> None:
+    page = page_of([group(completion("x", 1.0))], tmp_path / "page.html")
+    policy = next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs) or ""
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert "://" not in page.text
+
+
+def test_what_cannot_be_seen_is_shown(tmp_path: Path) -> None:
+    page = page_of([group(completion("\x1b[31m\u202eevil\x00 é 漢 👩‍🚀\ttab", 1.0))], tmp_path / "page.html")
+    assert "[U+001B][31m[U+202E]evil[U+0000] é 漢 👩‍🚀\ttab" in page.text
+
+
+def test_a_page_tells_what_the_groups_are_like(tmp_path: Path) -> None:
+    groups = [
+        group(
+            completion("a", 1.0, scores={"accuracy": 1.0}, token_ids=[1, 2, 3]),
+            completion("b", 0.5, scores={"accuracy": None}, token_ids=[1], finish_reason="length"),
+            row=7,
+        ),
+        group(completion("c", 0.0), completion("d", 0.0), completion("e", None, error="accuracy: no"), row=9),
+    ]
+    page = page_of(groups, tmp_path / "page.html")
+    facts = dict(zip(page.texts["dt"], page.texts["b"], strict=False))
+    assert facts == {
+        "groups": "2", "mean total": "0.375", "same score": "50 %", "cut short": "20 %", "tokens": "2", "failed": "1"
+    }  # fmt: skip
+    opened = [attrs for tag, attrs in page.tags if tag == "details" and attrs.get("class") == "group"]
+    assert [(one["data-mean"], one["data-spread"], one["data-same"], one["data-cut"], one["data-failed"])
+            for one in opened] == [("0.75", "0.5", "", "1", ""), ("0.0", "0.0", "1", "", "1")]  # fmt: skip
+    assert "open" in opened[0]
+    assert "open" not in opened[1]
+    assert page.texts["i"] == ["1", "0.5", "0", "0", "failed"]
+    for text in ("row 7", "3 tokens", "cut", "accuracy: no", "#### 2"):
+        assert text in page.text
+
+
+def test_a_page_of_no_groups_says_so(tmp_path: Path) -> None:
+    assert "No groups." in page_of([], tmp_path / "page.html").text
+
+
+def test_bars_hold_every_value() -> None:
+    bars = histogram([0.0, 0.05, 0.1, 1.0, 1.0])
+    assert [(bar.count, round(bar.low, 9)) for bar in bars if bar.count] == [(1, 0.0), (1, 0.05), (1, 0.1), (2, 0.95)]
+    assert [(bar.low, bar.high, bar.count) for bar in histogram([0.3, 0.3])] == [(0.3, 0.3, 2)]
+    assert histogram([]) == []

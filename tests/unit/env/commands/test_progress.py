@@ -1,0 +1,45 @@
+"""Progress of long commands, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from gristmill_env.commands.progress import Steps
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    now = [100.0]
+    out = io.StringIO()
+    with Steps("groups", 100, Console(file=out, width=30), lambda: now[0]) as steps:
+        for _ in range(12):
+            now[0] += 2.0
+            steps.add(tokens=50)
+        assert out.getvalue().splitlines() == [
+            "5 of 100 groups, 0.5/s, 25 tokens/s, about 3 min left",
+            "10 of 100 groups, 0.5/s, 25 tokens/s, about 3 min left",
+        ]
+    assert out.getvalue().splitlines()[-1] == "12 of 100 groups, 0.5/s, 25 tokens/s, about 3 min left"
+
+
+def test_what_is_left_is_told_in_words_one_can_use() -> None:
+    now = [0.0]
+    told = []
+    for seconds, total in ((1.0, 9), (60.0, 82), (60.0, 81), (1.0, 1)):
+        out = io.StringIO()
+        with Steps("groups", total, Console(file=out), lambda: now[0]) as steps:
+            now[0] += seconds
+            steps.add()
+        told.append(out.getvalue().strip().partition("left")[0].rpartition(", ")[2])
+    assert told[:3] == ["about 8 s ", "about 1 h 21 min ", "about 1 h 20 min "]
+    assert "about" not in told[3]
+
+
+def test_a_bar_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with Steps("groups", 4, console) as steps:
+        steps.add(3, tokens=10)
+    assert "3/4" in out.getvalue()
+    assert "tokens/s" in out.getvalue()

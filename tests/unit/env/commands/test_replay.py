@@ -1,0 +1,116 @@
+"""replay: the same completions under other rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gristmill_env.commands.options import ReplayOptions
+from gristmill_env.commands.replay import Comparison, replay
+from gristmill_env.errors import RewardError, SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.saved import SavedGroup, read_groups
+
+from .conftest import completion, group, names_in, save, shown
+
+RIGHT, WRONG, SHAPED = "#### 2", "#### 3", "<answer>3</answer>"
+
+
+def launch(*flags: str) -> Launch:
+    return Launch.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+
+
+async def test_new_scores_are_those_of_the_new_rewards_and_the_rest_stays(tmp_path: Path, console: Console) -> None:
+    by_format = {"dataset": {"reward_functions": [{"type": "format", "weight": 1.0, "params": {}}]}, "group_size": 3}
+    old = [
+        group(
+            completion(RIGHT, 0.0, scores={"format": 0.0}, token_ids=[1]),
+            completion(WRONG, 0.0, scores={"format": 0.0}),
+            completion(SHAPED, 1.0, scores={"format": 1.0}),
+            settings=by_format,
+        ),
+        group(completion(WRONG, 0.0), completion(WRONG, 1.0), completion(RIGHT, 0.5), row=1, settings=by_format),
+    ]
+    saved = save(tmp_path / "groups.jsonl", old)
+    options = ReplayOptions(saved=saved, out=tmp_path / "new" / "groups.jsonl")
+    await replay(launch("--reward_functions", "accuracy"), options, console)
+    new = list(read_groups(tmp_path / "new" / "groups.jsonl"))
+    assert [[c.total for c in one.completions] for one in new] == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    assert new[0].completions[0].scores == {"accuracy": 1.0}
+    assert new[0].completions[0].token_ids == [1]
+    accuracy: dict[str, Any] = {"type": "accuracy", "weight": 1.0, "params": {}}
+    assert new[0].settings == {"dataset": {"reward_functions": [accuracy]}, "group_size": 3}
+    assert list(read_groups(saved)) == old
+    text = shown(console)
+    rows = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["format", "0.333", "", "0", ""],
+        ["accuracy", "", "0.333", "", "0"],
+        ["total", "0.417", "0.333", "0", "0"],
+    ]
+    assert "2 groups change their order" in text
+    assert "4 completions in 2 groups change the sign of their advantage" in text
+
+
+def test_what_would_be_taught_otherwise_is_counted() -> None:
+    def totals(*values: float | None) -> SavedGroup:
+        return group(*(completion(str(at), value) for at, value in enumerate(values)))
+
+    def compared(old: SavedGroup, new: SavedGroup) -> tuple[int, int, int]:
+        comparison = Comparison()
+        comparison.add(old, new)
+        return comparison.reordered, comparison.turned, comparison.turned_groups
+
+    assert compared(totals(0, 1), totals(1, 0)) == (1, 2, 1)
+    assert compared(totals(0, 1), totals(0, 5)) == (0, 0, 0)
+    assert compared(totals(0, 1), totals(1, 1)) == (0, 2, 1)  # nothing is taught any more
+    assert compared(totals(0, 0.4, 1), totals(0, 0.6, 1)) == (0, 1, 1)  # below the mean before, above it now
+    assert compared(totals(0, None), totals(1, 0)) == (0, 1, 1)  # of one score, only that one counts
+    assert compared(totals(0.1 + 0.2, 0.3), totals(0.3, 0.1 + 0.2)) == (0, 0, 0)
+    assert compared(totals(None), totals(None)) == (0, 0, 0)
+    assert compared(totals(0.5), totals(-0.5)) == (0, 1, 1)  # a group of one: its raw reward
+
+
+async def test_without_rewards_of_its_own_it_takes_the_saved_ones(tmp_path: Path, console: Console) -> None:
+    spec = {"type": "accuracy", "weight": 0.5, "params": {}}
+    old = group(completion(RIGHT, 0.0), settings={"dataset": {"reward_functions": [spec]}})
+    options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
+    await replay(launch(), options, console)
+    (new,) = read_groups(tmp_path / "new.jsonl")
+    assert new.totals == [0.5]
+
+
+async def test_another_column_may_hold_the_answer(tmp_path: Path, console: Console) -> None:
+    old = group(completion("#### 9", 0.0), columns={"result": 9})
+    options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
+    await replay(launch("--reward_functions", "accuracy", "--answer_field", "result"), options, console)
+    (new,) = read_groups(tmp_path / "new.jsonl")
+    assert new.totals == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "old", "message"),
+    [
+        (["--reward_functions", "accuracy"], group(completion("2", 0.0), answer=None),
+         "reward 'accuracy' compares with the row's answer, and the saved group of row 0 has none"),
+        (["--reward_functions", "length"], group(completion("2", 0.0)),
+         "reward 'length' counts tokens, and the saved group of row 0 was saved without token ids"),
+        ([], group(completion("2", 0.0)), "the groups do not say which rewards scored them"),
+    ],
+)  # fmt: skip
+async def test_what_was_not_saved_cannot_be_scored(
+    tmp_path: Path, console: Console, flags: list[str], old: SavedGroup, message: str
+) -> None:
+    saved = save(tmp_path / "groups.jsonl", [old])
+    with pytest.raises(SavedError, match=message):
+        await replay(launch(*flags), ReplayOptions(saved=saved, out=tmp_path / "new.jsonl"), console)
+    assert names_in(tmp_path) == ["groups.jsonl"]
+
+
+async def test_a_mistyped_reward_is_told(tmp_path: Path, console: Console) -> None:
+    saved = save(tmp_path / "groups.jsonl", [group(completion("2", 0.0))])
+    with pytest.raises(RewardError, match="no reward 'acuracy' is registered"):
+        await replay(launch("--reward_functions", "acuracy"), ReplayOptions(saved=saved), console)

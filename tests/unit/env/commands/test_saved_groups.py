@@ -1,0 +1,100 @@
+"""Saved groups on disk: nothing that was written is lost, and nothing torn is read."""
+
+from __future__ import annotations
+
+import multiprocessing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gristmill import SamplingParams
+from gristmill_env.errors import SavedError
+from gristmill_env.saved import GroupWriter, read_groups
+
+from .conftest import completion, group, save
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    whole = group(
+        completion(
+            "2\u2028\x00", 1.0, token_ids=[5, 6], logprobs=[-0.25, -1e-7], scores={"accuracy": 1.0, "mcq": None}
+        ),
+        completion("", None, finish_reason="length", error="accuracy: ValueError: no"),
+        columns={"question": "1 + 1?", "level": {"n": [1, None]}},
+        columns_left_out=["image"],
+        sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=8),
+        settings={"dataset": {"seed": 1}},
+        versions=["1.0", "1.1"],
+        time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    )
+    assert list(read_groups(save(tmp_path / "new" / "groups.jsonl", [whole, group(row=1)]))) == [whole, group(row=1)]
+
+
+def test_a_torn_last_line_is_not_read_and_the_next_group_takes_its_place(tmp_path: Path) -> None:
+    path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
+    whole = path.read_bytes()
+    for end in range(len(whole) // 2, len(whole)):
+        path.write_bytes(whole[:end])
+        assert [one.row for one in read_groups(path)] == [0]
+        save(path, [group(row=2)])
+        assert [one.row for one in read_groups(path)] == [0, 2]
+
+
+def test_a_line_torn_by_another_process_is_cut_off_by_a_writer_that_was_open_before(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    with GroupWriter(path) as writer:
+        writer.append(group(row=0))
+        with path.open("ab") as other:
+            other.write(b'{"format": 1, "run"')
+        writer.append(group(row=1))
+    assert [one.row for one in read_groups(path)] == [0, 1]
+
+
+def _write(path: Path, first: int) -> None:
+    with GroupWriter(path) as writer:
+        for row in range(first, first + 50):
+            writer.append(group(completion("x" * 9000, 1.0), row=row))
+
+
+def test_several_processes_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(path, first)) for first in (0, 50, 100)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    assert sorted(one.row or 0 for one in read_groups(path)) == list(range(150))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"nonsense", "line 2 of .* is no saved group"),
+        (b'{"answer": 1}', "line 2 of .* is no saved group: it has neither completions nor tokens and scores"),
+        (b'{"format": 2, "completions": []}', "line 2 of .* has format 2; this gristmill reads format 1"),
+        (b'{"format": 1, "run": "a", "prompt": "b", "completions": [{"text": 3}]}', "Expected `str`, got `int`"),
+    ],
+)
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = save(tmp_path / "groups.jsonl", [group()])
+    path.write_bytes(path.read_bytes() + line + b"\n" + path.read_bytes())
+    with pytest.raises(SavedError, match=message):
+        list(read_groups(path))
+
+
+def test_keys_of_a_newer_gristmill_are_passed_over(tmp_path: Path) -> None:
+    path = save(tmp_path / "groups.jsonl", [group()])
+    path.write_bytes(path.read_bytes().replace(b'{"format":1', b'{"format":1,"mood":"good"'))
+    assert [one.prompt for one in read_groups(path)] == ["1 + 1?"]
+
+
+def test_places_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=r"cannot read saved groups from .*gone.jsonl: No such file"):
+        list(read_groups(tmp_path / "gone.jsonl"))
+    with pytest.raises(SavedError, match=r"cannot write groups to .*: Is a directory"):
+        GroupWriter(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SavedError, match="cannot write groups to"):
+        GroupWriter(tmp_path / "file" / "groups.jsonl")

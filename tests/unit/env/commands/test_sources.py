@@ -1,0 +1,158 @@
+"""Groups from elsewhere: what Atropos' environments saved, and what a run archived."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill.archive import segment
+from gristmill_env.commands.source import open_groups
+from gristmill_env.errors import PromptError, SavedError
+from gristmill_env.launch import Launch
+from gristmill_env.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.saved import SavedGroup
+from gristmill_env.saved.atropos import split_conversations
+
+ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(5)]
+SUMS = ["--dataset_path", "rows.jsonl", "--prompt_field", "question", "--answer_field", "answer"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def groups_of(source: Path, *flags: str, tokenizer: bool = True) -> list[SavedGroup]:
+    named = ["--tokenizer_name", "tokenizer"] if tokenizer else []
+    return list(open_groups(Launch.read([*named, *flags], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test"), source))
+
+
+def scored(prompt: list[int], answers: list[list[int]], **fields: Any) -> dict[str, Any]:
+    """A group as Atropos' base environment writes it."""
+    return {
+        "tokens": [prompt + answer for answer in answers],
+        "masks": [[-100] * len(prompt) + answer for answer in answers],
+        "scores": [1.0, -1.0],
+        "inference_logprobs": [[1.0] * len(prompt) + [-0.5] * len(answer) for answer in answers],
+        "advantages": None,
+        "messages": None,
+        "ref_logprobs": None,
+        "overrides": None,
+    } | fields
+
+
+def test_atropos_groups_with_messages_need_no_tokenizer(folder: Path) -> None:
+    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    messages = [[*asked, {"role": "assistant", "content": said}] for said in ("2", "3")]
+    line = scored([1, 2], [[3, 4], [5]], messages=messages)
+    path = folder / "their.jsonl"
+    path.write_text(json.dumps(line) + "\n" + json.dumps([line, line]) + "\n")
+    found = groups_of(path, tokenizer=False)
+    assert len(found) == 3
+    assert found[0].messages == asked
+    assert (found[0].run, found[0].prompt, found[0].answer) == ("their", "1 + 1?", None)
+    assert [(c.text, c.total, c.token_ids, c.logprobs) for c in found[0].completions] == [
+        ("2", 1.0, [3, 4], [-0.5, -0.5]), ("3", -1.0, [5], [-0.5])
+    ]  # fmt: skip
+
+
+def test_atropos_groups_of_tokens_are_read_with_the_tokenizer(folder: Path) -> None:
+    prompts = PromptBuilder.load("tokenizer")
+    prompt = prompts.build("1 + 1?")
+    answers = [
+        list(load_tokenizer("tokenizer")(said)["input_ids"]) for said in ("it is 2<|im_end|>", "it is 3<|im_end|>")
+    ]
+    # `include_messages` puts the whole sequence into one user message: that is no conversation.
+    filled = [[{"role": "user", "content": "whole"}]] * 2
+    for messages in (None, filled, ["whole", "whole"]):
+        path = folder / "their.jsonl"
+        path.write_text(json.dumps(scored(list(prompt.token_ids), answers, messages=messages)) + "\n")
+        (found,) = groups_of(path)
+        assert found.prompt_text == prompt.text
+        assert found.messages is None
+        assert [c.text for c in found.completions] == ["it is 2", "it is 3"]
+        with pytest.raises(PromptError, match="holds token ids and no text: name the model's tokenizer"):
+            groups_of(path, tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scores": [1.0]}, "line 1 of .* has 2 sequences, 2 masks and 1 scores"),
+        ({"masks": [[1], [1]]}, "has a sequence of 4 tokens with a mask of 1"),
+        ({"masks": [[-100] * 4, [-100] * 3]}, "has a sequence without a completion"),
+        ({"tokens": "no"}, "line 1 of .* is no saved group: Expected `array`"),
+    ],
+)
+def test_atropos_groups_that_do_not_add_up_are_named(folder: Path, fields: dict[str, Any], message: str) -> None:
+    (folder / "their.jsonl").write_text(json.dumps(scored([1, 2], [[3, 4], [5]], **fields)) + "\n")
+    with pytest.raises(SavedError, match=message):
+        groups_of(folder / "their.jsonl")
+
+
+def test_the_prompt_is_what_conversations_share_up_to_the_turn_before_an_answer() -> None:
+    def turn(role: str, content: str) -> dict[str, str]:
+        return {"role": role, "content": content}
+
+    ask, hint, a, b = turn("user", "?"), turn("user", "no"), turn("assistant", "a"), turn("assistant", "b")
+    assert split_conversations([[ask, a], [ask, b]]) == ([ask], [[a], [b]])
+    assert split_conversations([[ask, a], [ask, a]]) == ([ask], [[a], [a]])
+    assert split_conversations([[ask, a, hint, b]]) == ([ask, a, hint], [[b]])
+    assert split_conversations([[ask, a, hint, b], [ask, b]]) == ([ask], [[a, hint, b], [b]])
+    assert split_conversations([[ask, a, hint, a], [ask, a, turn("user", "so"), b]])[0] == [ask]
+
+
+def archive(folder: Path, prompts: PromptBuilder, rows: list[int]) -> Path:
+    """What the trajectory API leaves of a run that trained on these rows, one after another."""
+    whole = segment.opening("sums", 1)
+    for row in rows:
+        prompt = list(prompts.build(ROWS[row % len(ROWS)]["question"]).token_ids)
+        answers = [list(load_tokenizer("tokenizer")(f"#### {row + 1}")["input_ids"]), [70]]
+        sequences = [prompt + answer for answer in answers]
+        mask = [trained for answer in answers for trained in (*[False] * len(prompt), *[True] * len(answer))]
+        body = TrajectoryGroup(
+            group_id=f"g{row:08d}", run_id="sums", env_id="env", row=row,
+            lengths=np.array([len(s) for s in sequences], np.int32),
+            tokens=np.array([token for s in sequences for token in s], np.int32),
+            logprobs=np.where(mask, np.float32(-0.5), np.float32(0)),
+            mask=np.array(mask), rewards=np.array([1, 0], np.float32), reward_parts={"accuracy": [1.0, None]},
+            finish_reasons=["stop", "length"],
+            sampling=SamplingParams(temperature=1.0, max_tokens=8),
+            versions=[[VersionSpan("1.10", 0, len(a))] for a in answers],
+        ).encode()  # fmt: skip
+        whole += segment.record(f"g{row:08d}", "group", body)
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "rollouts" / "000001.gmz").write_bytes(whole)
+    return folder
+
+
+def test_archived_groups_hold_text_and_scores(folder: Path) -> None:
+    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [0, 1])
+    first, second = groups_of(run)
+    assert (first.run, first.row, first.messages, first.answer) == ("sums", 0, None, None)
+    assert first.prompt_text == "<|im_start|>user\n0 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert [(c.text, c.total, c.scores, c.finish_reason) for c in second.completions] == [
+        ("#### 2", 1.0, {"accuracy": 1.0}, "stop"), ("g", 0.0, {"accuracy": None}, "length")
+    ]  # fmt: skip
+    assert first.versions == ["1.10"]
+    assert first.completions[1].logprobs == [-0.5]
+
+
+def test_the_runs_data_set_brings_what_an_archive_lacks(folder: Path) -> None:
+    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1, 7])
+    first, second = groups_of(run, *SUMS, "--no-shuffle_dataset")
+    assert (first.messages, first.answer) == ([{"role": "user", "content": "1 + 1?"}], "#### 2")
+    assert (second.row, second.index, second.columns) == (7, 2, ROWS[2])
+    with pytest.raises(
+        SavedError, match=r"the group of row 1 has another prompt than that row of data set 'rows.jsonl'"
+    ):
+        groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1")

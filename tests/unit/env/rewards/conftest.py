@@ -1,0 +1,25 @@
+"""The pool of symbolic checks, for tests that count what reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gristmill_env.rewards import accuracy
+from gristmill_env.symbolic.pool import SymbolicPool, symbolic_pool
+
+
+@pytest.fixture
+def untouched_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SymbolicPool]:
+    """A pool of the test's own in the place of the shared one, which the test means to leave alone."""
+    pool = SymbolicPool()
+    monkeypatch.setattr(accuracy, "symbolic_pool", lambda: pool)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    symbolic_pool().close()

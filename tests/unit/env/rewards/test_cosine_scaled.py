@@ -1,0 +1,195 @@
+"""cosine_scaled: the arithmetic, the cache, and what goes wrong, against a server with vectors known by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.embeddings_server import LettersServer
+from tests.support.scoring import scored
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import Sample, cosine_scaled, create_reward
+from gristmill_env.rewards.embeddings import cosine_distances, local
+from gristmill_env.settings import EnvConfig
+
+KEY = "sk-do-not-tell"
+
+
+@pytest.fixture
+def server() -> Iterator[LettersServer]:
+    cosine_scaled._answers.clear()  # a port may come again
+    server = LettersServer()
+    yield server
+    server.close()
+
+
+def similarity(server: LettersServer, completion: str, answer: str, **params: Any) -> float | None:
+    return scored("cosine_scaled", {"base_url": f"{server.url}/v1", **params}, completion, answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "params", "score"),
+    [
+        ("ab", "ab", {}, 1.0),
+        ("abab", "ab", {}, 1.0),  # the same direction
+        ("a", "ab", {}, math.sqrt(0.5)),
+        ("a", "b", {}, 0.0),
+        ("a", "b", {"scale_factor": 0.5}, 0.5),
+        ("a", "b", {"scale_factor": 9}, -1.0),
+        ("a", "b", {"scale_factor": 9, "min_reward": -2}, -2.0),
+        ("a", "b", {"min_reward": 0.25}, 0.25),
+        ("ab", "ab", {"max_reward": 0.5}, 0.5),
+        ("ab", "ab", {"min_reward": 0.5, "max_reward": -0.5}, 0.5),  # swapped
+        ("a", "b", {"scale_factor": 9, "min_reward": 0.5, "max_reward": -0.5}, -0.5),
+        ("abzz", "ab", {"max_characters": 2}, 1.0),
+        (" ", "ab", {}, -1.0),
+        ("", "ab", {"min_reward": -3}, -3.0),
+        ("ab", " ", {}, None),  # nothing to compare with
+    ],
+)
+def test_the_score_is_one_less_the_scaled_distance(
+    server: LettersServer, completion: str, answer: str, params: dict[str, Any], score: float | None
+) -> None:
+    assert similarity(server, completion, answer, **params) == (None if score is None else pytest.approx(score))
+
+
+def test_it_asks_as_openai_is_asked(server: LettersServer) -> None:
+    similarity(server, "a", "ab", model_name="minilm", api_key=KEY)
+    assert server.asked == [
+        {"path": "/v1/embeddings", "model": "minilm", "input": ["a", "ab"], "encoding_format": "float"}
+    ]
+    assert server.authorization == [f"Bearer {KEY}"]
+
+
+def test_the_address_may_leave_out_v1_and_a_key_is_not_needed(server: LettersServer) -> None:
+    assert scored("cosine_scaled", {"base_url": server.url}, "a", answer="a") == pytest.approx(1.0)
+    assert server.asked[0]["path"] == "/v1/embeddings"
+    assert server.authorization == [None]
+
+
+def test_an_answer_is_embedded_once(server: LettersServer) -> None:
+    for completion in ("a", "b", "ab"):
+        similarity(server, completion, "ab")
+    assert [request["input"] for request in server.asked] == [["a", "ab"], ["b"], ["ab"]]
+
+
+def test_a_remembered_answer_is_that_of_its_own_model(server: LettersServer) -> None:
+    similarity(server, "a", "ab", model_name="one")
+    similarity(server, "a", "ab", model_name="other")
+    assert [request["input"] for request in server.asked] == [["a", "ab"], ["a", "ab"]]
+
+
+async def test_answers_do_not_mix_between_samples_at_a_time(server: LettersServer) -> None:
+    reward: Any = create_reward("cosine_scaled", {"base_url": server.url})
+    texts = ["a", "b", "c", "d"]
+    samples = [Sample(completion, answer=answer) for completion in texts for answer in texts]
+    for _ in range(2):  # the second time by remembered answers
+        said = await asyncio.gather(*(reward.score(sample) for sample in samples))
+        assert said == pytest.approx([float(sample.completion == sample.answer) for sample in samples])
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_fails_for_a_moment_is_asked_again(server: LettersServer, status: int) -> None:
+    server.replies = [(status, {"error": "busy"})]
+    assert similarity(server, "a", "a") == pytest.approx(1.0)
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "HTTP 401.*set api_key"), (404, "model_name"), (400, "too long.*set max_characters")]
+)
+def test_a_refusal_is_an_error_with_its_remedy_and_not_tried_again(
+    server: LettersServer, status: int, says: str
+) -> None:
+    server.replies = [(status, {"error": {"message": "no"}})]
+    with pytest.raises(RewardError, match=says):
+        similarity(server, "a", "a")
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        ({"data": []}, "sent 2 texts and did not return a vector for each"),
+        ({"data": [{"index": 0, "embedding": [1.0]}] * 2}, "did not return a vector for each"),
+        (
+            {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]},
+            "did not return a vector for each",
+        ),
+        ({"data": [{"index": 0, "embedding": [0.0]}, {"index": 1, "embedding": [1.0]}]}, "no direction"),
+        ({"data": [{"index": 0, "embedding": "AACAPw=="}]}, "does not answer as OpenAI's does"),
+        ({"object": "list"}, "does not answer as OpenAI's does"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(server: LettersServer, reply: Any, says: str) -> None:
+    server.replies = [(200, reply)]
+    with pytest.raises(RewardError, match=says):
+        similarity(server, "a", "b")
+
+
+def test_a_remembered_answer_of_another_length_is_an_error(server: LettersServer) -> None:
+    similarity(server, "a", "ab")
+    server.replies = [(200, {"data": [{"index": 0, "embedding": [1.0]}]})]  # another model under the same name
+    with pytest.raises(RewardError, match="embeddings of 1 and of 26 numbers"):
+        similarity(server, "a", "ab")
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_it(server: LettersServer) -> None:
+    server.close()
+    with pytest.raises(RewardError, match=rf"{server.url}/v1/embeddings does not answer.*is it running"):
+        similarity(server, "a", "b")
+
+
+@pytest.mark.parametrize("params", [{}, {"local": True, "base_url": "http://localhost:1"}])
+def test_one_of_server_and_local_is_wanted(params: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="base_url, of an embeddings server, or local: true"):
+        scored("cosine_scaled", params, "a", answer="b")
+
+
+def test_an_address_without_http_is_refused_at_the_start() -> None:
+    with pytest.raises(RewardError, match="http://"):
+        create_reward("cosine_scaled", {"base_url": "localhost:8080"})
+
+
+def test_without_the_extra_local_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    local._load.cache_clear()
+    with pytest.raises(RewardError, match=r'pip install "gristmill-env\[embeddings\]"'):
+        scored("cosine_scaled", {"local": True}, "a", answer="b")
+
+
+def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    params = {"base_url": server.url, "api_key": KEY, "scale_factor": 2.0}
+    reward: Any = create_reward("cosine_scaled", params)
+    server.replies = [(401, {"error": "no"})]
+    with pytest.raises(RewardError) as error:
+        asyncio.run(reward.score(Sample("a", answer="b")))
+    config = EnvConfig.model_validate({"dataset": {"reward_functions": [{"type": "cosine_scaled", "params": params}]}})
+    recorded = config.recorded("tiny")
+    assert recorded["dataset"]["reward_functions"] == [
+        {"type": "cosine_scaled", "weight": 1.0, "params": {"scale_factor": 2.0}}
+    ]
+    assert KEY not in f"{recorded} {error.value} {reward!r} {caplog.text}"
+    assert server.authorization == [f"Bearer {KEY}"]
+
+
+_VECTOR = st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3).filter(lambda row: max(map(abs, row)) > 1e-3)
+
+
+@given(vector=_VECTOR, other=_VECTOR)
+def test_distances_lie_between_none_and_two(vector: list[float], other: list[float]) -> None:
+    pair = np.array([vector, other])
+    there, back = cosine_distances(pair[:1], pair[1])[0], cosine_distances(pair[1:], pair[0])[0]
+    assert -1e-9 <= there <= 2 + 1e-9
+    assert there == pytest.approx(back, abs=1e-9)
+    assert cosine_distances(pair[:1], 3 * pair[0])[0] == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,166 @@
+"""Multiple choice: letters, indices and texts; and that guessing twice does not pay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.mcq import mcq
+
+CITIES = {"choices": ["Rome", "Oslo", "Paris", "Bern"]}
+
+RIGHT = [
+    "Answer: C",
+    "Answer: (C)",
+    "Answer: C. Paris",
+    "Answer: C) Paris",
+    "**Answer: C**",
+    "**Answer:** C",
+    "Answer:\nC",
+    "ANSWER: c",
+    "The answer is C.",
+    "The answer is (C).",
+    "The answer is (c)",
+    "The answer is **C**.",
+    "The answer is [C]",
+    "The answer is option C",
+    "The answer is C because Paris is in France.",
+    "The answer is C, as A and B are not in France.",
+    r"\boxed{C}",
+    r"$\boxed{\text{C}}$",
+    r"\boxed{\text{(C) } Paris}",
+    r"\boxed{\textbf{(C)}}",
+    r"\boxed{C. Paris}",
+    "<answer>C</answer>",
+    "<answer>(C)</answer>",
+    "<answer>The answer is C</answer>",
+    "<answer>\nC\n</answer>",
+    "#### C",
+    "Rome is in Italy.\n(C)",
+    "Rome is in Italy.\n\n**(C)**\n",
+    "C",
+    r"The answer is C. \boxed{C} <answer>C</answer>",
+    "The answer is not obvious. The answer is C.",
+    "<think>Answer: A</think>Answer: C",
+    "A is in Italy. B is in Norway. Answer: C",
+]
+WRONG = [
+    "Answer: A",
+    "Answer: A or C",
+    "Answer: A, C",
+    "Answer: C and D",
+    "Answer: C/D",
+    "The answer is A. No, the answer is C.",
+    r"The answer is A. \boxed{C}",
+    r"\boxed{A} \boxed{C}",
+    "<answer>A</answer><answer>C</answer>",
+    "Answer: C\n(B)",
+    "The answer is not C.",
+    "The answer is Carbon.",
+    "It must be C",
+    "(C) is what I think.",
+    "<think>Answer: C</think>",
+    "<think>Answer: C",
+    "I do not know.",
+    "",
+]
+
+
+@pytest.mark.parametrize("completion", RIGHT)
+@pytest.mark.parametrize("row", [{}, CITIES])
+def test_the_right_letter_scores_one(completion: str, row: dict[str, Any]) -> None:
+    assert mcq(completion, "C", row) == 1.0
+    assert mcq(completion, "B", row) == 0.0
+
+
+@pytest.mark.parametrize("completion", WRONG)
+@pytest.mark.parametrize("row", [{}, CITIES])
+def test_other_letters_no_letter_and_several_letters_score_zero(completion: str, row: dict[str, Any]) -> None:
+    assert mcq(completion, "C", row) == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion", ["The answer is A good question.", "The answer is I think.", "The answer is a dog."]
+)
+def test_words_of_one_letter_are_no_choices(completion: str) -> None:
+    assert mcq(completion, "A", {}) == 0.0
+    assert mcq(completion, "I", {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold"),
+    [
+        ("Answer: A because", "A"),
+        ("Answer: A, since", "A"),
+        ("The answer is A.", "A"),
+        ("Answer: I", "I"),
+        ("(A)", "A"),
+    ],
+)
+def test_a_and_i_are_choices_too(completion: str, gold: str) -> None:
+    assert mcq(completion, gold, {}) == 1.0
+
+
+@pytest.mark.parametrize("gold", ["C", "c", "(C)", "C.", "2", "Paris", "paris", "#### C", r"\boxed{C}"])
+def test_a_gold_is_a_letter_an_index_or_a_text(gold: str) -> None:
+    assert mcq("Answer: C", gold, CITIES) == 1.0
+    assert mcq("Answer: B", gold, CITIES) == 0.0
+
+
+def test_the_first_index_may_be_one() -> None:
+    assert mcq("Answer: C", "3", CITIES, first_index=1) == 1.0
+    assert mcq("Answer: C", "2", CITIES, first_index=1) == 0.0
+    assert mcq("Answer: C", "0", CITIES, first_index=1) is None
+
+
+def test_a_choice_may_be_stated_by_its_text() -> None:
+    assert mcq("The answer is Paris.", "C", CITIES) == 1.0
+    assert mcq(r"\boxed{\text{Paris}}", "C", CITIES) == 1.0
+    assert mcq("The answer is Oslo.", "C", CITIES) == 0.0
+    assert mcq(r"Answer: B \boxed{Paris}", "C", CITIES) == 0.0
+    assert mcq("The answer is 4.", "B", {"choices": ["3", "4", "5"]}) == 1.0
+
+
+def test_labels_of_the_data_set_come_first() -> None:
+    numbered = {"choices": {"label": ["1", "2", "3"], "text": ["Rome", "Oslo", "Paris"]}}
+    assert mcq("Answer: B", "2", numbered) == 1.0  # ARC: the label "2", not the index 2
+    assert mcq("Answer: 2", "2", numbered) == 1.0
+    assert mcq("Answer: Oslo", "2", numbered) == 1.0
+    assert mcq("Answer: C", "2", numbered) == 0.0
+
+
+@pytest.mark.parametrize("gold", ["", "K", "E", "4", "Berlin", "AB", "-1"])
+def test_a_gold_that_names_no_choice_gives_no_score(gold: str) -> None:
+    assert mcq("Answer: C", gold, CITIES) is None
+
+
+def test_a_gold_text_that_two_choices_share_gives_no_score() -> None:
+    assert mcq("Answer: A", "Rome", {"choices": ["Rome", "rome", "Oslo"]}) is None
+
+
+def test_other_letters_can_be_set() -> None:
+    assert mcq("Answer: R", "R", {}, letters="PQRS") == 1.0
+    assert mcq("Answer: R", "2", {}, letters="PQRS") == 1.0
+    assert mcq("Answer: C", "R", {}, letters="PQRS") == 0.0
+
+
+def test_a_letter_beyond_the_choices_is_none_of_them() -> None:
+    assert mcq("Answer: E", "C", CITIES) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [("Rome", "a list of texts"), ({"label": ["A"]}, "a list of texts"), (["x"] * 11, "11 choices")],
+)
+def test_choices_that_are_none_are_an_error(choices: object, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        mcq("Answer: C", "C", {"choices": choices})
+
+
+@pytest.mark.parametrize(
+    "bomb", ["answer is " * 40_000, r"\boxed{" * 50_000 + "}" * 50_000, "Answer: A," + " A," * 90_000, "####" * 50_000]
+)
+def test_no_text_is_hard_to_read(bomb: str) -> None:
+    assert mcq(bomb, "C", CITIES) == 0.0

@@ -1,0 +1,244 @@
+"""The pool of symbolic checks: what it finds, and what a check that goes wrong costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gristmill_env.symbolic.errors import CheckDied, CheckError, CheckOverran
+from gristmill_env.symbolic.pool import SymbolicPool
+from gristmill_env.symbolic.process import CheckerProcess
+from gristmill_env.symbolic.protocol import Check, Outcome
+
+GOOD = (r"3\sqrt{2}", r"\sqrt{18}")
+BOMB = ("72", "9^{9^{9^{9}}}")
+_VARIABLES = "&".join(f"x_{{{n}}}" for n in range(60))
+BOMBS = {
+    "factorial": "99999999!",
+    "plain powers": "9**9**9**9",
+    "tower of powers": BOMB[1],
+    "nested braces": "{" * 3000 + "1" + "}" * 3000,
+    "huge matrix": r"\det\begin{pmatrix}" + r"\\".join([_VARIABLES] * 60) + r"\end{pmatrix}",
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SymbolicPool]:
+    made = SymbolicPool()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def single() -> Iterator[SymbolicPool]:
+    """One process, for tests that kill it."""
+    made = SymbolicPool(size=1, deadline_s=1.0)
+    yield made
+    made.close()
+
+
+async def test_no_process_runs_before_the_first_check(single: SymbolicPool) -> None:
+    assert single.pids == []
+    assert await single.check([GOOD]) is Outcome.SAME
+    assert len(single.pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("gold", "stated", "outcome"),
+    [
+        (*GOOD, Outcome.SAME),
+        (r"3\sqrt{2}", r"\sqrt{17}", Outcome.DIFFERENT),
+        ("1 < x < 2", "(1,2)", Outcome.SAME),
+        ("(1,2)", "1 < x < 2", Outcome.DIFFERENT),  # not symmetric: the gold has to come first
+        (r"\dfrac{9}{7}", "9/7", Outcome.SAME),  # without its box this gold parses to nothing
+        ("72", r"\frac{", Outcome.DIFFERENT),
+        (r"\frac{", "72", Outcome.UNREADABLE_GOLD),
+    ],
+)
+async def test_the_gold_comes_first_and_is_read_in_a_box(
+    gold: str, stated: str, outcome: Outcome, pool: SymbolicPool
+) -> None:
+    assert await pool.check([(gold, stated)]) is outcome
+
+
+async def test_all_pairs_of_a_check_have_to_be_the_same(pool: SymbolicPool) -> None:
+    assert await pool.check([GOOD, ("2", "1+1")]) is Outcome.SAME
+    assert await pool.check([GOOD, ("2", "1+2")]) is Outcome.DIFFERENT
+    assert await pool.check([GOOD, (r"\frac{", "2")]) is Outcome.UNREADABLE_GOLD
+
+
+async def test_answers_never_mix_between_checks(pool: SymbolicPool) -> None:
+    async def same(n: int, m: int) -> bool:
+        return await pool.check([(rf"{n}\sqrt{{2}}", rf"\sqrt{{{2 * m * m}}}")]) is Outcome.SAME
+
+    pairs = [(n, m) for n in range(1, 13) for m in range(1, 13)]
+    assert await asyncio.gather(*(same(n, m) for n, m in pairs)) == [n == m for n, m in pairs]
+
+
+async def test_bombs_cost_their_own_checks_only(pool: SymbolicPool) -> None:
+    async def outcome(gold: str, stated: str) -> Outcome | CheckError:
+        try:
+            return await pool.check([(gold, stated)])
+        except CheckError as error:
+            return error
+
+    good = [(rf"{n}\sqrt{{2}}", rf"\sqrt{{{2 * n * n}}}") for n in range(1, 26)]
+    asked = [pair for n, bomb in enumerate(BOMBS.values()) for pair in (("72", bomb), *good[5 * n : 5 * n + 5])]
+    found = await asyncio.gather(*(outcome(*pair) for pair in asked))
+    bombed = [ends for pair, ends in zip(asked, found, strict=True) if pair not in good]
+    assert [ends for pair, ends in zip(asked, found, strict=True) if pair in good] == [Outcome.SAME] * 25
+    assert all(ends is Outcome.DIFFERENT or isinstance(ends, CheckError) for ends in bombed)
+    assert any(isinstance(ends, CheckOverran) for ends in bombed)
+
+
+async def test_a_check_past_its_deadline_is_an_error_and_its_process_is_replaced(single: SymbolicPool) -> None:
+    await single.check([GOOD])
+    before = single.pids
+    queued = [asyncio.create_task(single.check([pair])) for pair in (BOMB, GOOD, ("2", "1+1"))]
+    with pytest.raises(CheckOverran, match=r"the check of '9\^\{9\^\{9\^\{9\}\}\}' took more than 1 s"):
+        await queued[0]
+    assert await asyncio.gather(*queued[1:]) == [Outcome.SAME, Outcome.SAME]
+    assert single.pids != before
+    assert len(single.pids) == 1
+    assert not _runs(before[0])
+    again = single.submit([BOMB])
+    assert again.done()  # a group of like completions does not stop the pool sixteen times
+    with pytest.raises(CheckOverran, match="a moment ago"):
+        again.result()
+
+
+async def test_a_process_that_dies_costs_its_own_check_only() -> None:
+    pool = SymbolicPool(size=1, deadline_s=60.0)
+    try:
+        await pool.check([GOOD])
+        (pid,) = pool.pids
+        bombed, queued = asyncio.create_task(pool.check([BOMB])), asyncio.create_task(pool.check([GOOD]))
+        await _until(lambda: _is_busy(pid))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(CheckDied, match="signal 9"):
+            await bombed
+        assert await queued is Outcome.SAME
+    finally:
+        pool.close()
+
+
+async def test_a_process_that_dies_between_checks_costs_none(single: SymbolicPool) -> None:
+    await single.check([GOOD])
+    os.kill(single.pids[0], signal.SIGKILL)
+    await _until(lambda: single.pids == [])
+    assert await single.check([GOOD]) is Outcome.SAME
+
+
+async def test_a_cancelled_check_harms_no_other(single: SymbolicPool) -> None:
+    bombed = asyncio.create_task(single.check([BOMB]))
+    dropped, kept = asyncio.create_task(single.check([("1", "x")])), asyncio.create_task(single.check([GOOD]))
+    await asyncio.sleep(0)
+    dropped.cancel()
+    with pytest.raises(CheckOverran):
+        await bombed
+    assert await kept is Outcome.SAME
+    with pytest.raises(asyncio.CancelledError):
+        await dropped
+
+
+def test_any_thread_and_any_event_loop_may_ask(pool: SymbolicPool) -> None:
+    found: list[Outcome] = []
+
+    def ask() -> None:
+        found.append(asyncio.run(pool.check([GOOD])))
+        found.append(pool.submit([GOOD]).result())
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Outcome.SAME] * 8
+
+
+async def test_a_closed_pool_says_so() -> None:
+    pool = SymbolicPool(size=1, deadline_s=60.0)
+    await pool.check([GOOD])
+    (pid,) = pool.pids
+    running, waiting = pool.submit([BOMB]), pool.submit([GOOD])
+    await _until(lambda: _is_busy(pid))
+    pool.close()
+    assert not _runs(pid)
+    with pytest.raises(CheckDied):
+        running.result()
+    with pytest.raises(CheckError, match="closed"):
+        waiting.result()
+    with pytest.raises(CheckError, match="closed"):
+        await pool.check([GOOD])
+
+
+def test_a_checker_holds_back_and_ends_when_its_pipe_closes() -> None:
+    process = CheckerProcess(deadline_s=3.0)
+    process.await_ready()
+    try:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        os.kill(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole process group
+        assert process.ask(Check((GOOD,), 0.0)) is Outcome.SAME
+    finally:
+        process.kill()
+    assert not process.alive
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
+    script = f"""
+        import time
+        from gristmill_env.symbolic.pool import SymbolicPool
+
+        pool = SymbolicPool(size=1, deadline_s=1.5)
+        pool.submit([{GOOD!r}]).result()
+        if {busy}:
+            pool.submit([{BOMB!r}])
+        print(*pool.pids, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert _runs(pid)
+    if busy:
+        _wait(lambda: _is_busy(pid))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _wait(lambda: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    """Whether it exists and is no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _is_busy(pid: int) -> bool:
+    """Whether it computes, and does not wait for its pipe."""
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return stat.read().rpartition(")")[2].split()[0] == "R"
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(_wait, condition)
+
+
+def _wait(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
