@@ -220,6 +220,14 @@ async def test_a_function_that_fails_is_an_error_of_its_completion_and_no_zero(p
     assert "finite" in str(infinite.error)
 
 
+@pytest.mark.parametrize("returned", ["[1.0]", "None", "{'a': 1.0}", "'much'"])
+async def test_what_is_no_number_is_an_error(package: Package, returned: str) -> None:
+    code = simple(f"def odd(completion):\n    return {returned}", "odd")
+    (score,) = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["a"], row=0)
+    assert score.total is None
+    assert str(score.error).startswith("verifiers: odd: ")
+
+
 async def test_a_metric_that_fails_costs_nobody_the_total(package: Package) -> None:
     code = simple(
         """

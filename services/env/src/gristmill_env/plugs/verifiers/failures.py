@@ -59,7 +59,7 @@ def _told(function: Callable[..., Any], *, counts: bool, alone: bool) -> Callabl
             if inspect.isawaitable(value):
                 value = await value
             plain = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
-            for number in plain if isinstance(plain, list | tuple) else (plain,):
+            for number in plain if isinstance(plain, list | tuple) and not alone else (plain,):
                 if not math.isfinite(float(number)):
                     raise ValueError(f"a reward is a finite number, not {number!r}")
             return value
