@@ -248,7 +248,9 @@ async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, w
     stuck.cancel()
 
 
-async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make, waiting: Waiting) -> None:
+@pytest.mark.parametrize("name", ["blocks", "spins_async"])
+async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make, waiting: Waiting, name: str) -> None:
+    """Also where the blocked thread can be freed at once, and so cancels them itself."""
     called: list[str] = []
 
     async def judge(completion: str) -> float:
@@ -257,7 +259,7 @@ async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make
             await asyncio.get_running_loop().create_future()  # what it waits for comes by the loop that is blocked
         return 1.0
 
-    made = scorer(judge, waiting.blocks, timeout=0.3)
+    made = scorer(judge, spins_async if name == "spins_async" else waiting.blocks, timeout=0.3)
     scores = await made.score([BAD, GOOD])
     assert [score.parts["judge"] for score in scores] == [1.0, 1.0]
     assert [score.error is None for score in scores] == [False, True]

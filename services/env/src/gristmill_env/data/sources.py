@@ -26,6 +26,8 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     name, path = config.dataset_name, config.dataset_path
     if name is None and path is None:
         raise DatasetError("no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)")
+    if config.verifiers_id is not None:
+        return f"verifiers environment '{config.verifiers_id}' (split {config.split})", _from_verifiers(config)
     if path is None and name is not None:
         if Path(name).suffix not in _READERS and not _exists(name, config_dir):
             return _from_hub(name, config.dataset_config, config.split)
@@ -137,6 +139,16 @@ def _from_folder(folder: Path, split: str, label: str) -> Rows:
         loaded = loaded[base]
     first, end = _bounds(split, len(loaded), label)
     rows: Rows = loaded.select(range(first, end))
+    return rows
+
+
+def _from_verifiers(config: DatasetConfig) -> Rows:
+    from gristmill_env.plugs.verifiers import environment_rows  # here: it is an extra, and slow to import
+
+    assert config.verifiers_id is not None
+    built = environment_rows(config.verifiers_id, config.dataset_args, _base(config.split))
+    first, end = _bounds(config.split, len(built), f"verifiers environment '{config.verifiers_id}'")
+    rows: Rows = built.select(range(first, end))
     return rows
 
 

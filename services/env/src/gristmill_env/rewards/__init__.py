@@ -22,7 +22,17 @@ import gristmill_env.rewards.tag_count  # noqa: F401
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Sample, Score
+from gristmill_env.rewards.sample import Detailed, Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
 
-__all__ = ["Reward", "Sample", "Score", "Scorer", "WeightedReward", "create_reward", "reward", "reward_names"]
+__all__ = [
+    "Detailed",
+    "Reward",
+    "Sample",
+    "Score",
+    "Scorer",
+    "WeightedReward",
+    "create_reward",
+    "reward",
+    "reward_names",
+]

@@ -15,7 +15,7 @@ from gristmill_env.rewards.composed import Composed
 from gristmill_env.rewards.registry import Definition, find, registered
 from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward
 from gristmill_env.rewards.trl import trl_reward
-from gristmill_env.settings import RewardSpec
+from gristmill_env.settings import VERIFIERS, RewardSpec
 
 _TRL = "trl:"
 
@@ -44,6 +44,10 @@ def create_reward(
     if spec.type.startswith(_TRL):
         reference = spec.type.removeprefix(_TRL)
         return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
+    if spec.type == VERIFIERS:
+        from gristmill_env.plugs.verifiers import rubric_reward  # here: it is an extra, and slow to import
+
+        return rubric_reward(name or VERIFIERS, params)
     if is_plugin(spec.type):
         target = _loaded(spec.type, folder)
         definition = registered(target) or Definition.of(name or _own_name(target), target)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gristmill_env.rewards.running import Call, Failure, Outcome, Task
+from gristmill_env.rewards.running import Call, Failure, Outcome, Parted, Said, Task
 from gristmill_env.rewards.sample import Sample
 
 
@@ -88,8 +88,17 @@ def _leaves(node: Node) -> Iterator[Task]:
 
 def _outcomes(node: Node, made: Mapping[str, Sequence[Call]]) -> dict[str, Sequence[Outcome]]:
     if isinstance(node, Task):
-        return {node.name: [outcome for call in made[node.name] for outcome in call.outcomes]}
+        return _said(node.name, [outcome for call in made[node.name] for outcome in call.outcomes])
     inner: dict[str, Sequence[Outcome]] = {}
     for part in node.parts.values():
         inner |= _outcomes(part, made)
     return {node.name: node.outcomes(inner), **inner}
+
+
+def _said(name: str, column: Sequence[Said]) -> dict[str, Sequence[Outcome]]:
+    """The values of a leaf, and those of the parts that it told; None where a completion has no such part."""
+    parts = dict.fromkeys(part for item in column if isinstance(item, Parted) for part in item.parts)
+    found: dict[str, Sequence[Outcome]] = {name: [item.whole if isinstance(item, Parted) else item for item in column]}
+    for part in parts:
+        found[f"{name}/{part}"] = [item.parts.get(part) if isinstance(item, Parted) else None for item in column]
+    return found

@@ -22,6 +22,7 @@ from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.plugins import import_error
 from gristmill_env.rewards.signature import Signature, place, read_signature
+from gristmill_env.settings import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
 """Group of the entry points by which a package offers rewards."""
@@ -98,7 +99,7 @@ def find(name: str) -> Definition:
             return _REGISTRY[known]
         if (entry := _offered().get(known)) is not None:
             return _load(entry)
-    names = reward_names()
+    names = sorted([*reward_names(), VERIFIERS])
     raise RewardError(f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}")
 
 

@@ -37,6 +37,15 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Detailed:
+    """What a reward may return in place of a number: its value, and what that is made of."""
+
+    value: float | None
+    parts: Mapping[str, float | Exception | None]
+    """By name, shown beside the reward as "reward/part". An exception: this part failed, and the value stands."""
+
+
+@dataclass(frozen=True)
 class Score:
     """What the rewards said of one completion."""
 

@@ -3,10 +3,19 @@
 The key names are those that users of Atropos know. Each field's text is also its `--help`.
 """
 
-from gristmill_env.settings.dataset import DatasetConfig
+from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig
 from gristmill_env.settings.environment import EnvironmentSpec
 from gristmill_env.settings.rewards import RewardSpec
 from gristmill_env.settings.run import EnvConfig, EvalHandling
 from gristmill_env.settings.servers import ServerConfig, Url
 
-__all__ = ["DatasetConfig", "EnvConfig", "EnvironmentSpec", "EvalHandling", "RewardSpec", "ServerConfig", "Url"]
+__all__ = [
+    "VERIFIERS",
+    "DatasetConfig",
+    "EnvConfig",
+    "EnvironmentSpec",
+    "EvalHandling",
+    "RewardSpec",
+    "ServerConfig",
+    "Url",
+]

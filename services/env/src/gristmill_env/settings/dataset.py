@@ -9,12 +9,19 @@ from pydantic import Field, model_validator
 from gristmill.settings import Settings
 from gristmill_env.settings.rewards import RewardSpec
 
+VERIFIERS = "verifiers"
+"""Name of the reward that is an environment's rubric; with a colon, the beginning of such a dataset_name."""
+
 
 class DatasetConfig(Settings):
     """Where the rows come from, how they become prompts, how completions are sampled and scored."""
 
     dataset_name: str | None = None
-    """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too."""
+    """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too. verifiers:ID is
+    the data of an environment written for the library verifiers (an extra), its split train or eval."""
+
+    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}."""
 
     dataset_config: str | None = None
     """Configuration of a hub data set, e.g. main."""
@@ -113,10 +120,22 @@ class DatasetConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _arguments_have_a_taker(self) -> Self:
+        if self.dataset_args and self.verifiers_id is None:
+            raise ValueError("dataset_args are for a verifiers environment; set dataset_name to verifiers:<id>")
+        return self
+
+    @model_validator(mode="after")
     def _warmup_rises(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}")
         return self
+
+    @property
+    def verifiers_id(self) -> str | None:
+        """The verifiers environment that the rows are of, if they are."""
+        kind, colon, name = (self.dataset_name or "").partition(":")
+        return name if colon and kind == VERIFIERS else None
 
     @property
     def gold_field(self) -> str | None:
@@ -130,5 +149,12 @@ class DatasetConfig(Settings):
         return {**self.model_dump(mode="json", include=kept), "reward_functions": rewards}
 
     def rewards(self) -> list[RewardSpec]:
-        """`reward_functions` with names spelled out."""
-        return [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
+        """`reward_functions` with names spelled out; a rubric that names no environment is that of the rows."""
+        specs = [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
+        if self.verifiers_id is None:
+            return specs
+        own = {"id": self.verifiers_id, "args": self.dataset_args}
+        return [
+            spec.model_copy(update={"params": own}) if spec.type == VERIFIERS and not spec.params else spec
+            for spec in specs
+        ]

@@ -16,7 +16,7 @@ class RewardSpec(Settings):
 
     type: str
     """Registered name (accuracy, format, length), path/to/file.py:function, package.module:function, or a TRL reward
-    function: trl:package.module:function."""
+    function: trl:package.module:function. verifiers is the rubric of the environment in dataset_name: verifiers:ID."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """What it is called in scores and metrics; unset, its own name. Tells two uses of one reward apart."""

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.sample import Detailed, Sample
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,17 @@ class Failure:
 
 Outcome = float | None | Failure
 """A value; None: nothing to say; or an error, which is never a 0."""
+
+
+@dataclass(frozen=True)
+class Parted:
+    """What a reward said together with its parts (`Detailed`)."""
+
+    whole: Outcome
+    parts: Mapping[str, Outcome]
+
+
+Said = Outcome | Parted
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Call:
     def __init__(self, task: Task, samples: Sequence[Sample]) -> None:
         self.task = task
         self.samples = samples
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Said] = []
         """One a sample, once it is settled."""
         self.batch: Batch | None = None
         self.needed = True
@@ -86,20 +97,20 @@ class Call:
         except IndexError:
             return False
 
-    def publish(self, outcomes: list[Outcome]) -> None:
+    def publish(self, outcomes: list[Said]) -> None:
         """Settle it; for the one that has claimed it."""
         self.outcomes = outcomes
         if self.batch is not None:
             self.batch.one_less()
 
-    def settle(self, outcomes: list[Outcome]) -> bool:
+    def settle(self, outcomes: list[Said]) -> bool:
         """Take these outcomes, unless there are some. Returns whether they were taken."""
         if not self.claim():
             return False
         self.publish(outcomes)
         return True
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[Said]:
         """Call a reward that is not async, on this thread. Whatever it does wrong is in the outcomes."""
         if not self.needed:
             return self.failed("it is not needed any more")
@@ -113,7 +124,7 @@ class Call:
         except BaseException as error:  # noqa: BLE001  sys.exit() in a reward must not end this thread
             return self.failed(error)
 
-    async def run_async(self) -> list[Outcome]:
+    async def run_async(self) -> list[Said]:
         """Call an async reward. Whatever it does wrong is in the outcomes."""
         if not self.needed:
             return self.failed("it is not needed any more")
@@ -122,7 +133,7 @@ class Call:
         except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the outcomes
             return self.failed(error)
 
-    def failed(self, why: BaseException | str) -> list[Outcome]:
+    def failed(self, why: BaseException | str) -> list[Said]:
         """The same failure for all of its samples."""
         if isinstance(why, str):
             return [Failure(self.task.name, why)] * len(self.samples)
@@ -131,16 +142,16 @@ class Call:
             text += self.task.hint
         return [Failure(self.task.name, text, why)] * len(self.samples)
 
-    def _read(self, value: object) -> list[Outcome]:
+    def _read(self, value: object) -> list[Said]:
         if not self.task.group_level:
-            return [_outcome(self.task.name, value)]
+            return [_said(self.task.name, value)]
         if hasattr(value, "tolist"):  # arrays and tensors
             value = value.tolist()
         if not isinstance(value, list | tuple):
             raise RewardError(f"a group-level reward returns a list, one value a completion, not {_short(value)}")
         if len(value) != len(self.samples):
             raise RewardError(f"it returned {len(value)} values for {len(self.samples)} completions")
-        return [_outcome(self.task.name, item) for item in value]
+        return [_said(self.task.name, item) for item in value]
 
 
 class Batch:
@@ -177,7 +188,17 @@ class Batch:
             call.needed = False
 
 
+def _said(reward: str, value: object) -> Said:
+    if not isinstance(value, Detailed):
+        return _outcome(reward, value)
+    return Parted(
+        _outcome(reward, value.value), {part: _outcome(f"{reward}/{part}", item) for part, item in value.parts.items()}
+    )
+
+
 def _outcome(reward: str, value: object) -> Outcome:
+    if isinstance(value, Exception):
+        return Failure(reward, f"{type(value).__name__}: {value}", value)
     if hasattr(value, "tolist"):  # numbers of numpy and torch
         value = value.tolist()
     if value is None:

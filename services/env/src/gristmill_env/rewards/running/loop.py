@@ -113,7 +113,9 @@ class LoopThread:
         due = self._loop.time() + self._timeout
         self._timers[call] = self._loop.call_at(due, self._expire, call, asyncio.current_task(), due)
         try:
-            call.settle(await call.run_async())
+            outcomes = await call.run_async()
+            if not self._ending:  # else it was cancelled by this thread's end, and is done again elsewhere
+                call.settle(outcomes)
         finally:
             self._timers.pop(call).cancel()
             del self._calls[call]

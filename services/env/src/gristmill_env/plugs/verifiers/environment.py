@@ -1,0 +1,111 @@
+"""Loads an environment by its id, once, and refuses what is not one prompt and one reply."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gristmill.settings.nearest import did_you_mean
+from gristmill_env.errors import DatasetError, PluginError
+from gristmill_env.plugs.verifiers.failures import tell_failures
+
+_INSTALL = 'pip install "gristmill-env[verifiers]"'
+_SPLITS = {"train": "build_dataset", "eval": "build_eval_dataset"}
+
+_loaded: dict[str, Any] = {}
+"""Environments by id and arguments: rows and rewards of a run come from one."""
+
+
+def load_environment(environment_id: str, arguments: Mapping[str, Any]) -> Any:
+    """The vf.SingleTurnEnv that vf.load_environment makes of these, the same one each time.
+
+    Its rubric tells the failures of its functions (`failures`). Call it on the main thread: verifiers sets signal
+    handlers. Raises PluginError: verifiers or the environment's package is not there, its code fails, or it takes
+    more than one prompt and one reply.
+    """
+    key = json.dumps([environment_id, dict(arguments)], sort_keys=True, default=repr)
+    if key not in _loaded:
+        vf = _verifiers(environment_id)
+        with _own_signals():
+            environment = _load(vf, environment_id, arguments)
+        _check(vf, environment_id, environment)
+        tell_failures(environment.rubric)
+        _loaded[key] = environment
+    return _loaded[key]
+
+
+def environment_rows(environment_id: str, arguments: Mapping[str, Any], split: str) -> Any:
+    """The environment's data set, a datasets.Dataset whose column `prompt` holds messages.
+
+    `split`: train or eval. Raises PluginError as load_environment does, DatasetError when there is no such split or
+    it cannot be built.
+    """
+    label = f"verifiers environment '{environment_id}'"
+    if split not in _SPLITS:
+        raise DatasetError(f"{label} has no split '{split}'; it has train and eval.{did_you_mean(split, _SPLITS)}")
+    environment = load_environment(environment_id, arguments)
+    try:
+        rows = getattr(environment, _SPLITS[split])()
+    except Exception as error:  # the environment's code
+        raise DatasetError(f"{label}: its {split} data cannot be built: {type(error).__name__}: {error}") from error
+    if rows is None:
+        raise DatasetError(f"{label} has no {split} data; set split to {'eval' if split == 'train' else 'train'}")
+    return rows
+
+
+def _verifiers(environment_id: str) -> Any:
+    try:
+        import verifiers
+    except ImportError as error:
+        raise PluginError(
+            f"verifiers environment '{environment_id}' needs the package verifiers, which cannot be imported "
+            f"({error}): {_INSTALL}"
+        ) from error
+    if not hasattr(verifiers, "SingleTurnEnv"):
+        version = getattr(verifiers, "__version__", "as it is installed")
+        raise PluginError(
+            f"verifiers environment '{environment_id}' cannot be loaded: verifiers {version} has no SingleTurnEnv "
+            f"(it went with 0.4): {_INSTALL}"
+        )
+    return verifiers
+
+
+def _load(vf: Any, environment_id: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return vf.load_environment(environment_id, **arguments)
+    except Exception as error:  # the environment's code; verifiers puts what it raised below an error of its own
+        cause = error.__cause__ or error
+        raise PluginError(
+            f"verifiers environment '{environment_id}' cannot be loaded: {type(cause).__name__}: {cause}; is its "
+            "package installed (prime env install, pip), and do dataset_args fit its load_environment?"
+        ) from error
+
+
+def _check(vf: Any, environment_id: str, environment: Any) -> None:
+    reason = None
+    if not isinstance(environment, vf.SingleTurnEnv):
+        reason = f"is a {type(environment).__name__}, no vf.SingleTurnEnv: its turns would not be played"
+    elif environment.tool_defs:
+        reason = "gives the model tools, which nobody would answer"
+    elif environment.message_type != "chat":
+        reason = f"has message_type '{environment.message_type}', and prompts here are chat messages"
+    if reason is not None:
+        raise PluginError(
+            f"verifiers environment '{environment_id}' {reason}; only one prompt and one reply can be run. Several "
+            "turns are a class of your own: environment: {type: path/to/file.py:Class}"
+        )
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of SIGINT and SIGTERM: making an environment replaces them by ones that exit on the spot."""
+    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

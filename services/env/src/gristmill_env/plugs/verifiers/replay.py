@@ -1,0 +1,63 @@
+"""A model for vf.SingleTurnEnv.rollout that says what was sampled already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import verifiers as vf
+from verifiers.types import Response, ResponseMessage, Usage
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.sample import Sample
+
+
+class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is an extra
+    """Gives one sample's completion to whoever asks, if asked with the prompt that it answers."""
+
+    def __init__(self, sample: Sample, prompt: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(sample)
+        self._sample = sample
+        self._prompt = [(message["role"], message["content"]) for message in prompt]
+
+    def setup_client(self, config: Any) -> Any:
+        """There is nothing to connect to."""
+        return config
+
+    async def to_native_tool(self, tool: Any) -> Any:
+        """Raises RewardError: the model has been given no tools."""
+        raise RewardError(f"the row gives the model a tool, {tool.name}, which nobody would answer")
+
+    async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
+        """Raises RewardError for another prompt than the completion's: setup_state or get_prompt_messages made it."""
+        if [(message.role, message.content) for message in messages] != self._prompt:
+            raise RewardError(
+                "the environment's code changes the prompt, which the model was given as it is in the row"
+            )
+        return messages, {}
+
+    async def get_native_response(
+        self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
+    ) -> Any:
+        """The sample itself."""
+        return self._sample
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """It is always valid."""
+
+    async def from_native_response(self, response: Sample) -> Any:
+        """The completion as verifiers has it. Prompt tokens are not known here, and count 0."""
+        cut = response.finish_reason == "length"
+        spent = len(response.tokens)
+        return Response(
+            id="replay",
+            created=0,
+            model="policy",
+            usage=Usage(prompt_tokens=0, reasoning_tokens=0, completion_tokens=spent, total_tokens=spent),
+            message=ResponseMessage(
+                content=response.completion, finish_reason="length" if cut else "stop", is_truncated=cut
+            ),
+        )
+
+    async def close(self) -> None:
+        """There is nothing to close."""

@@ -1,0 +1,114 @@
+"""An environment's rubric as a reward: `type: verifiers`.
+
+Each completion goes through the environment's own rollout, with a model that says just that (`replay`), and the
+states that come of it through the rubric's score_group. So totals and metrics are those of verifiers, but for a
+function that fails: here that is an error, never a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from gristmill import ConfigError
+from gristmill.settings import Settings, parse
+from gristmill_env.errors import RewardError
+from gristmill_env.plugs.verifiers.environment import load_environment
+from gristmill_env.plugs.verifiers.failures import noted_failures
+from gristmill_env.rewards.inputs import Known
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.running import Task
+from gristmill_env.rewards.sample import Detailed, Sample
+
+_PROMPT = "prompt"
+"""Column that the rows of every environment have."""
+
+
+class RubricParams(Settings):
+    """Which environment's rubric."""
+
+    id: str
+    """What vf.load_environment takes."""
+
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's load_environment."""
+
+
+@dataclass(frozen=True)
+class RubricReward(Reward):
+    """The rubric of one environment. Its functions, before their weights, are the reward's parts."""
+
+    name: str
+    environment: Any
+    """The vf.SingleTurnEnv."""
+
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset({"completion", "finish_reason", "messages", "row"})
+
+    def bind(self, known: Known, name: str) -> Task:
+        if _PROMPT not in known.columns:
+            raise RewardError(
+                f"reward '{self.name}' scores rows of its verifiers environment, with a column '{_PROMPT}'; the data "
+                f"set has {', '.join(known.columns) or 'no columns'}"
+            )
+        # Alone where it may: then what goes wrong costs one completion, not its group.
+        in_group = self.environment.rubric.has_group_rewards
+        function = self._score if in_group else self._score_one
+        return Task(name, function, True, in_group, lambda samples: {"samples": samples})
+
+    async def _score_one(self, samples: Sequence[Sample]) -> Detailed:
+        (detailed,) = await self._score(samples)
+        return detailed
+
+    async def _score(self, samples: Sequence[Sample]) -> list[Detailed]:
+        rubric = self.environment.rubric
+        with noted_failures() as failures:
+            states = await asyncio.gather(*(self._state(sample) for sample in samples))
+            await rubric.score_group(states)
+            for state in states:
+                await rubric.cleanup(state)
+        for function, failure in failures.items():
+            if failure.counts:
+                raise RewardError(f"{function}: {type(failure.error).__name__}: {failure.error}") from failure.error
+        failed = {function: failure.error for function, failure in failures.items()}
+        return [Detailed(state["reward"], {**state["metrics"], **failed}) for state in states]
+
+    async def _state(self, sample: Sample) -> Any:
+        """The state that the environment's rollout ends in."""
+        from gristmill_env.plugs.verifiers.replay import Replay  # here: it is the extra
+
+        prompt = _messages(sample)
+        client = Replay(sample, prompt)
+        state = await self.environment.rollout({**sample.row, _PROMPT: prompt}, client, "policy", {})
+        if (error := state.get("error")) is not None:
+            cause = error.__cause__ or error  # verifiers puts what went wrong below an error of its own
+            ours = isinstance(cause, RewardError)
+            told = str(cause) if ours else f"the environment's rollout: {type(cause).__name__}: {cause}"
+            raise RewardError(told) from error
+        return state
+
+
+def rubric_reward(name: str, params: Mapping[str, Any]) -> RubricReward:
+    """The rubric of the environment that `params` name (`RubricParams`).
+
+    Raises RewardError for wrong params, PluginError for an environment that cannot be loaded.
+    """
+    try:
+        wanted = parse(RubricParams, dict(params), f"params of reward '{name}'")
+    except ConfigError as error:
+        remedy = "; it takes those of dataset.dataset_name: verifiers:<id> where there are none" if not params else ""
+        raise RewardError(f"{error}{remedy}") from error
+    return RubricReward(name, load_environment(wanted.id, wanted.args))
+
+
+def _messages(sample: Sample) -> list[dict[str, Any]]:
+    """What the model was given, else what the row holds."""
+    prompt = sample.messages or sample.row[_PROMPT]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [dict(message) for message in prompt]

@@ -1,0 +1,50 @@
+"""A reward may tell what its value is made of."""
+
+from __future__ import annotations
+
+from gristmill_env.rewards import Detailed, Sample, Scorer, WeightedReward, create_reward
+
+SAMPLES = [Sample("a"), Sample("bb"), Sample("ccc")]
+
+
+async def test_parts_stand_beside_their_reward_and_do_not_count() -> None:
+    def sizes(completion: str) -> Detailed:
+        return Detailed(len(completion) * 2.0, {"letters": len(completion), "nothing": None})
+
+    async with Scorer([WeightedReward(create_reward(sizes), 0.5)], has_answer=False) as scorer:
+        scores = await scorer.score(SAMPLES)
+    assert [score.total for score in scores] == [1, 2, 3]
+    assert scores[1].parts == {"sizes": 4, "sizes/letters": 2, "sizes/nothing": None}
+
+
+async def test_a_part_that_fails_is_counted_and_the_value_stands() -> None:
+    def sizes(completions: list[str]) -> list[Detailed | None]:
+        odd = [ValueError("no vowel") if text == "bb" else 1.0 for text in completions]
+        return [
+            None if text == "a" else Detailed(1.0, {"vowels": part})
+            for text, part in zip(completions, odd, strict=True)
+        ]
+
+    async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
+        nothing, failed, good = await scorer.score(SAMPLES)
+        assert scorer.errors == {"sizes/vowels": 1}
+    assert (nothing.total, dict(nothing.parts)) == (None, {"sizes": None, "sizes/vowels": None})
+    assert (failed.total, failed.error, failed.failed) == (1.0, None, {"sizes/vowels": "ValueError: no vowel"})
+    assert (good.total, good.parts["sizes/vowels"]) == (1.0, 1.0)
+
+
+async def test_a_value_that_is_no_number_is_an_error_with_its_parts_told() -> None:
+    def sizes(completion: str) -> Detailed:
+        return Detailed(float("nan"), {"letters": len(completion)})
+
+    async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
+        (score,) = await scorer.score(SAMPLES[:1])
+    assert score.error == "sizes: a reward returns a finite number or None, not nan"
+    assert (score.total, score.parts["sizes"], score.parts["sizes/letters"]) == (None, None, 1)
+
+
+def test_the_library_gives_the_value() -> None:
+    def sizes(completion: str) -> Detailed:
+        return Detailed(len(completion), {"letters": 0.0})
+
+    assert create_reward(sizes).score(["ab", ""]) == [2.0, 0.0]
