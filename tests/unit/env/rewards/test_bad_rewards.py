@@ -6,9 +6,11 @@ A reward here misbehaves on completions that say so, and is right on all others.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -257,6 +259,7 @@ async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make
         called.append(completion)
         if len(called) <= 2:
             await asyncio.get_running_loop().create_future()  # what it waits for comes by the loop that is blocked
+        await asyncio.sleep(0.05)
         return 1.0
 
     made = scorer(judge, spins_async if name == "spins_async" else waiting.blocks, timeout=0.3)
@@ -278,6 +281,40 @@ async def test_a_stopped_loop_goes_on(scorer: Make) -> None:
 
     made = scorer(stops)
     assert [score.total for score in await made.score(GROUP)] == [1.0] * 4
+
+
+async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> None:
+    """What the others wait for comes while the loop is blocked, and is seen only after their deadline."""
+
+    async def blocks_for_a_while(completion: str) -> float:
+        await asyncio.sleep(2.8)
+        time.sleep(1.0)  # noqa: ASYNC251
+        return 1.0
+
+    async def waits(completion: str) -> float:
+        await asyncio.sleep(2.9)
+        return 1.0
+
+    made = scorer(blocks_for_a_while, waits, timeout=3.0)
+    assert [score.failed for score in await made.score([GOOD])] == [{}]
+
+
+async def test_a_process_that_stood_still_blames_nobody(scorer: Make) -> None:
+    def holds_the_lock(completion: str) -> float:
+        if completion == "bad":
+            ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL: the interpreter's lock is not let go
+        return 1.0
+
+    async def waits(completion: str) -> float:
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    def waits_too(completion: str) -> float:
+        time.sleep(0.2)
+        return 1.0
+
+    made = scorer(waits, waits_too, holds_the_lock, timeout=0.5)
+    assert [score.failed for score in await made.score(GROUP)] == [{}] * 4
 
 
 async def test_threads_that_spin_are_reclaimed(scorer: Make) -> None:
@@ -363,13 +400,16 @@ async def test_a_reward_that_computes_without_end_does_not_hold_up_its_other_cal
     monkeypatch.setattr(workers, "STUCK", 0.1)
     made = scorer(computing)
     stuck = asyncio.create_task(made.score([BAD] * 8))
+    while not computing.begun:  # noqa: ASYNC110  counted on a thread
+        await asyncio.sleep(0.01)
     assert [score.total for score in await made.score([GOOD] * 4)] == [1.0] * 4
     assert not stuck.done()
     computing.let_go = True
     assert [score.total for score in await stuck] == [1.0] * 8
 
 
-async def test_cheap_calls_of_a_group_stay_on_one_thread(scorer: Make) -> None:
+async def test_cheap_calls_stay_on_one_thread(scorer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SLOW", 1000.0)  # none is, however busy the machine
     threads: set[int] = set()
 
     def where(completion: str) -> float:
@@ -377,7 +417,7 @@ async def test_cheap_calls_of_a_group_stay_on_one_thread(scorer: Make) -> None:
         return 1.0
 
     made = scorer(where)
-    await made.score([GOOD] * 64)
+    await asyncio.gather(*(made.score([GOOD] * 8) for _ in range(50)))
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 

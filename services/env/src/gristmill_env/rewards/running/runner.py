@@ -31,7 +31,9 @@ _TICK = 0.02
 _LINGER = 1.0
 """Seconds without a call after which the watch goes to sleep; waking it costs as much as a call."""
 _SUSPENDED = 0.5
-"""Seconds. After a tick this late nothing is judged: the whole process stood still, or code held the GIL."""
+"""Seconds. After a tick this late nothing is judged for a while: the process stood still, or code held the GIL."""
+_RECOVERY = 1.0
+"""Seconds that calls have after that to end, and event loops to answer."""
 
 
 class Runner:
@@ -104,7 +106,7 @@ class Runner:
 
     def _watch(self) -> None:
         try:
-            before = last_busy = time.monotonic()
+            before = last_busy = judged_from = time.monotonic()
             while not self._closed:
                 with self._changed:
                     if self._batches or before - last_busy < _LINGER:
@@ -115,19 +117,21 @@ class Runner:
                         self._asleep = False
                         before = time.monotonic()
                 now = time.monotonic()
-                if now - before < _SUSPENDED:
-                    self._look(now)
+                if now - before > _SUSPENDED:
+                    judged_from = now + _RECOVERY
+                if now >= judged_from:
+                    self._judge(now)
+                self._workers.grow(now)
                 before = now
                 last_busy = now if self._batches else last_busy
         except BaseException as error:
             self._end(error)  # nobody would keep a deadline any more
             raise
 
-    def _look(self, now: float) -> None:
+    def _judge(self, now: float) -> None:
         for call, thread in self._workers.overdue(now, self._timeout):
             self._give_up(thread, call.task.name)
             call.publish(call.failed(f"it took longer than {self._timeout:g} s"))
-        self._workers.grow(now)
         with self._changed:
             silent = [loop for loop in self._loops() if loop.busy and loop.ask(now)]
             for loop in silent:

@@ -25,8 +25,9 @@ STUCK = 1.0
 """Seconds. A call that computes for longer counts no more for that: what waits behind it must not wait for its end."""
 SLOW = 0.02
 """Seconds. Another thread comes only when all are in calls slower than this."""
-_COMPUTES = 0.1
-"""Share of its time that a slow call must be computing to count as such. Low: many that compute share one lock."""
+_COMPUTES = 0.02
+"""Share of its time that a slow call must be computing to count as such. Low: many may share one lock, and the machine
+may be busy; a call that waits computes nothing."""
 
 
 class _Worker:
