@@ -18,6 +18,8 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
 _DIGITS = 30
+_SMALL_OPERATIONS = 60
+_SMALL_POWER = 12
 _APART = sympy.Float("1e-12", _DIGITS)
 
 
@@ -44,6 +46,8 @@ def _decide(gold: str, stated: str, tolerance: float) -> Outcome:
         return Outcome.SAME
     if _surely_different(golds[0], found[0]):
         return Outcome.DIFFERENT
+    if _surely_same(golds[0], found[0]):
+        return Outcome.SAME
     return Outcome.SAME if verify(golds, found, timeout_seconds=None) else Outcome.DIFFERENT
 
 
@@ -72,6 +76,19 @@ def _surely_different(gold: Any, stated: Any) -> bool:
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return False  # sympy cannot say; Math-Verify may
     return _is_real(here) and _is_real(there) and bool(abs(here - there) > _APART * (1 + abs(here)))
+
+
+def _surely_same(gold: Any, stated: Any) -> bool:
+    """Whether two small polynomials have the same coefficients, which takes a tenth of the time of `simplify`."""
+    if not (_is_plain(gold) and _is_plain(stated)):
+        return False
+    difference = gold - stated
+    letters = difference.free_symbols
+    if not difference.is_polynomial(*letters) or difference.count_ops() > _SMALL_OPERATIONS:
+        return False
+    if any(power.exp > _SMALL_POWER for power in difference.atoms(sympy.Pow) if power.exp.is_Integer):
+        return False
+    return bool(difference.expand() == 0)
 
 
 def _is_plain(side: Any) -> bool:
