@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 
-from gristmill import ApiError, Client, GristmillError, Permit, RunState, TrajectoryGroup, VersionSpan
+from gristmill import ApiError, Client, GristmillError, Permit, PolicyVersion, RunState, TrajectoryGroup, VersionSpan
 from gristmill.logs import line
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.drops import DropReason
@@ -21,7 +21,7 @@ from gristmill_env.inference import ModelServer
 from gristmill_env.rollout import PromptTooLongError, Roller, Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
-from gristmill_env.tracking import Tracker
+from gristmill_env.tracking import ScoredPrompt, Tracker
 from gristmill_env.versions import UnpublishedWeightsError, is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class Worker:
 
     async def _attempt(self, permit: Permit, version: str) -> None:
         """Bring the permit's row to its end: its group is stored, or dropped with a reason."""
+        started = time.monotonic()
         try:
             item = self._dataset.item(permit.row)
             rollout, versions = await self._roll(item, permit.group_id, version)
@@ -136,9 +137,19 @@ class Worker:
         except (DatasetError, PromptError) as error:
             await self._drop(permit, DropReason.BAD_ROW, str(error))
             return
+        self._tracker.scored(
+            ScoredPrompt(
+                rollout.scores,
+                [len(completion.token_ids) for completion in rollout.completions],
+                [completion.finish_reason for completion in rollout.completions],
+                time.monotonic() - started,
+                PolicyVersion.parse(version).step,
+            )
+        )
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
-            await self._submit(permit, build_group(rollout, permit, self._run_id, self._holder, versions))
+            group = build_group(rollout, permit, self._run_id, self._holder, versions)
+            await self._submit(permit, group, [rollout.prompt.text + text for text in rollout.texts])
         else:
             errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
             await self._drop(permit, reason, "; ".join(errors))
@@ -174,7 +185,7 @@ class Worker:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 2.0)
 
-    async def _submit(self, permit: Permit, group: TrajectoryGroup) -> None:
+    async def _submit(self, permit: Permit, group: TrajectoryGroup, texts: list[str]) -> None:
         self._settling.add(permit.group_id)
         try:
             await self._api.submit(group, self._holder)
@@ -188,7 +199,7 @@ class Worker:
                 raise
             return
         self.tally.add(None)
-        self._tracker.group(group, self.tally)
+        self._tracker.group(group, texts, self.tally)
         fields: dict[str, object] = {
             "run": group.run_id,
             "group": group.group_id,
