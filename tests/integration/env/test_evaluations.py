@@ -19,6 +19,7 @@ from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.summary import summarise
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
+from gristmill_env.tracking import NoTracker
 
 PLAN = Plan(
     task="sums", model="tiny", weights="1.0", dataset="sums", rows=0, prompts=0, samples=1,
@@ -39,7 +40,7 @@ class Environment:
         self.may_end = asyncio.Event()
         self.may_end.set()
         config = EnvConfig(steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
-        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure)
+        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, NoTracker())
 
     async def sees(self, *versions: str) -> None:
         for version in versions:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gristmill import Client, RunState
 from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
@@ -15,6 +17,8 @@ from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.rollout import Rollout
+from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
@@ -47,23 +51,21 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
             return
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
-        tracker: Tracker = NoTracker()
-        if config.use_wandb:
-            tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
-        try:
+        with contextlib.ExitStack() as closing:
+            tracker: Tracker = NoTracker()
+            if config.use_wandb:
+                tracker = WandbTracker(run_id, config, recorded, launch.deployment.runs_dir, environ)
+            closing.callback(tracker.close)
+            keep = _keeper(launch, served.name, closing)
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
                 holder = _holder()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api),
+                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api, tracker), keep=keep,
                 )  # fmt: skip
-                try:
-                    async with registered(api, run_id, holder, config):
-                        await worker.run()
-                finally:
-                    logger.info("run %s: %s", run_id, worker.tally)
-        finally:
-            tracker.close()
+                closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
+                async with registered(api, run_id, holder, config):
+                    await worker.run()
     logger.info("run %s is finished", run_id)
 
 
@@ -71,11 +73,20 @@ def _evaluates(config: EnvConfig) -> bool:
     return config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
 
 
-def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: Client) -> Evaluations:
+def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: Client, tracker: Tracker) -> Evaluations:
     if measure is None:
         return NoEvaluations()
     logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
-    return RunEvaluations(launch.config, launch.run_id, holder, api, measure)
+    return RunEvaluations(launch.config, launch.run_id, holder, api, measure, tracker)
+
+
+def _keeper(launch: Launch, model: str, closing: contextlib.ExitStack) -> Callable[[Rollout], None] | None:
+    """Writes rollouts to `data_path_to_save_groups`."""
+    path = launch.config.data_path_to_save_groups
+    if path is None:
+        return None
+    writer = closing.enter_context(GroupWriter(Path(path)))
+    return lambda rollout: writer.append(SavedGroup.of(rollout, run=launch.run_id, model=model, config=launch.config))
 
 
 def _holder() -> str:

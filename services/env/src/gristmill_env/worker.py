@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from gristmill import (
     ApiError,
@@ -33,7 +34,7 @@ from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
-from gristmill_env.tracking import Tracker
+from gristmill_env.tracking import ScoredPrompt, Tracker
 from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,11 @@ class Worker:
         roller: Roller,
         tracker: Tracker,
         evaluations: Evaluations,
+        keep: Callable[[Rollout], None] | None = None,
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it."""
+        """`holder`: this process' name towards the API; no other process may have it. `keep`: is called on a thread
+        with every rollout that was submitted.
+        """
         self.tally = Tally()
         self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
@@ -68,6 +72,7 @@ class Worker:
         self._roller = roller
         self._tracker = tracker
         self._evaluations = evaluations
+        self._keep = keep
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
@@ -107,6 +112,7 @@ class Worker:
         except EpisodeError as error:
             await self._drop(permit, DropReason.ENVIRONMENT_ERROR, str(error))
             return
+        self._tracker.scored(_scored(rollout, version))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
             await self._submit(permit, rollout, versions)
@@ -151,9 +157,13 @@ class Worker:
             else:
                 raise
             return
-        self.tally.unscored += len(rollout.attempts) - len(trainable(rollout))
+        kept = [rollout.attempts[n] for n in trainable(rollout)]
+        self.tally.unscored += len(rollout.attempts) - len(kept)
         self.tally.add(None)
-        self._tracker.group(group, self.tally)
+        texts = [attempt.prompt.text + attempt.text.removeprefix(attempt.prompt.prefill) for attempt in kept]
+        self._tracker.group(group, texts, self.tally)
+        if self._keep is not None:
+            await asyncio.to_thread(self._keep, rollout)
         self._tell(group)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
@@ -171,3 +181,13 @@ class Worker:
         }
         fields |= {"version": group.oldest_version, "tokens": len(group.tokens)}
         logger.info(line("submit", **fields, reward_mean=float(group.rewards.mean())))
+
+
+def _scored(rollout: Rollout, version: str) -> ScoredPrompt:
+    return ScoredPrompt(
+        rollout.scores,
+        [attempt.sampled or 0 for attempt in rollout.attempts],
+        [attempt.finish_reason for attempt in rollout.attempts],
+        rollout.seconds,
+        PolicyVersion.parse(version).step,
+    )

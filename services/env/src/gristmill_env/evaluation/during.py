@@ -19,6 +19,7 @@ from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.telling import SOURCE, row
 from gristmill_env.settings import EnvConfig, EvalHandling
+from gristmill_env.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,16 @@ class NoEvaluations:
 class RunEvaluations:
     """One environment's part in the evaluations of its run."""
 
-    def __init__(self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure) -> None:
-        """`holder`: this process' name towards the API."""
+    def __init__(
+        self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, tracker: Tracker
+    ) -> None:
+        """`holder`: this process' name towards the API. `tracker`: is told of the results, as the API is."""
         self._config = config
         self._run_id = run_id
         self._holder = holder
         self._api = api
         self._measure = measure
+        self._tracker = tracker
         self._considered: int | None = None
         self._work: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -124,6 +128,9 @@ class RunEvaluations:
         evaluated = await self._measure(str(version), roll)
         values = row(evaluated)
         await self._api.report_metrics(self._run_id, SOURCE, version.step, values)
+        self._tracker.evaluation(
+            {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
+        )
         told = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
         logger.info(line("evaluated", run=self._run_id, version=version, **told, folder=evaluated.folder))
 
