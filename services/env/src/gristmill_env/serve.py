@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from gristmill import Client, RunState
 from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
@@ -15,6 +16,7 @@ from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
@@ -47,6 +49,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
             return
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
+        saver = _saver(launch, served.name)
         tracker: Tracker = NoTracker()
         if config.use_wandb:
             tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
@@ -55,7 +58,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                 holder = _holder()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api),
+                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api), saver=saver,
                 )  # fmt: skip
                 try:
                     async with registered(api, run_id, holder, config):
@@ -64,6 +67,8 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                     logger.info("run %s: %s", run_id, worker.tally)
         finally:
             tracker.close()
+            if saver is not None:
+                saver.close()
     logger.info("run %s is finished", run_id)
 
 
@@ -76,6 +81,13 @@ def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: C
         return NoEvaluations()
     logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
     return RunEvaluations(launch.config, launch.run_id, holder, api, measure)
+
+
+def _saver(launch: Launch, model: str) -> GroupSaver | None:
+    path = launch.config.data_path_to_save_groups
+    if path is None:
+        return None
+    return GroupSaver(GroupWriter(Path(path)), run=launch.run_id, model=model, config=launch.config)
 
 
 def _holder() -> str:

@@ -30,6 +30,7 @@ from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
 from gristmill_env.roller import PromptTooLongError, Roller
 from gristmill_env.rollout import Rollout
+from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
@@ -54,8 +55,10 @@ class Worker:
         roller: Roller,
         tracker: Tracker,
         evaluations: Evaluations,
+        saver: GroupSaver | None = None,
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it."""
+        """`holder`: this process' name towards the API; no other process may have it. `saver`: where the groups that
+        were sent are kept as text too."""
         self.tally = Tally()
         self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
@@ -69,6 +72,7 @@ class Worker:
         self._tracker = tracker
         self._evaluations = evaluations
         self._tasks = asyncio.TaskGroup()
+        self._saver = saver
 
     async def run(self) -> None:
         """Work until the run is finished. Cancelled, it gives its permits back first.
@@ -155,6 +159,8 @@ class Worker:
         self.tally.add(None)
         self._tracker.group(group, self.tally)
         self._tell(group)
+        if self._saver is not None:
+            await self._saver.save(rollout)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
         told = {"why": why} if why else {}

@@ -23,3 +23,7 @@ class GroupSaver:
         group = SavedGroup.of(rollout, run=self._run, model=self._model, config=self._config)
         await asyncio.to_thread(self._writer.append, group)
         return group
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
