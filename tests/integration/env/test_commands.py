@@ -146,7 +146,7 @@ async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: 
     await commands.run("process", "--config", "sums", "--out", str(out), "--groups", "3", "--no-shuffle_dataset")
     assert [group.index for group in saved(out)] == [0]
     assert "row 1 is skipped: the prompt has" in caplog.text
-    assert "row 2 is skipped: field 'answer' of row 2" in caplog.text
+    assert "row 2 is skipped: row 2 of data set 'sums.jsonl' (split train) has no field 'answer'" in caplog.text
 
 
 def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> None:
