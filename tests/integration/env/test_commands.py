@@ -38,6 +38,10 @@ dataset:
     - {type: accuracy}
 """
 
+GUESS = """
+environment: {type: guess, params: {tries: 4}}
+"""
+
 
 @dataclass
 class Commands:
@@ -142,7 +146,7 @@ async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: 
     await commands.run("process", "--config", "sums", "--out", str(out), "--groups", "3", "--no-shuffle_dataset")
     assert [group.index for group in saved(out)] == [0]
     assert "row 1 is skipped: the prompt has" in caplog.text
-    assert "row 2 is skipped: field 'answer' of row 2" in caplog.text
+    assert "row 2 is skipped: row 2 of data set 'sums.jsonl' (split train) has no field 'answer'" in caplog.text
 
 
 def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> None:
@@ -160,6 +164,35 @@ def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> No
     assert len(groups) > 3
     assert out.with_suffix(".html").read_text().count('<details class="group"') == len(groups)
     assert "Traceback" not in output.of("env")
+
+
+async def test_conversations_of_several_turns(commands: Commands) -> None:
+    config = (commands.folder / "sums.yaml").read_text().replace("- {type: accuracy}", "- {type: episode}")
+    (commands.folder / "guess.yaml").write_text(config.replace("max_token_length: 64", "max_token_length: 256") + GUESS)
+    out = commands.folder / "groups.jsonl"
+    await commands.run("process", "--config", "guess", "--out", str(out), "--groups", "4")
+    prompts = PromptBuilder.load(Manifest.read(commands.vllm.models_dir).tokenizer_path, "Add.")
+    turned = [(group, c) for group in saved(out) for c in group.completions if c.messages is not None]
+    assert turned
+    for group, completion in turned:
+        assert group.messages is not None
+        assert completion.messages is not None
+        roles = [message["role"] for message in completion.messages]
+        assert roles == ["assistant", *["user", "assistant"] * (len(roles) // 2)]
+        assert completion.messages[-1]["content"] == completion.text
+        assert completion.mask is not None
+        assert completion.tokens == completion.mask.count(True) == len(completion.sampled_ids or ())
+        said = prompts.decode(completion.sampled_ids or ())
+        assert said.startswith(completion.messages[0]["content"])
+        assert completion.episode_reward == completion.scores["episode"]
+    before = [c.total for group in saved(out) for c in group.completions]
+    await commands.run("replay", "--saved", str(out), "--out", str(commands.folder / "again.jsonl"))
+    again = saved(commands.folder / "again.jsonl")
+    assert [c.total for group in again for c in group.completions] == before
+    await commands.run("dpo", "--saved", str(out), "--out", str(commands.folder / "dpo.jsonl"), "--pairs", "9")
+    for line in (commands.folder / "dpo.jsonl").read_text().splitlines():
+        assert [message["role"] for message in json.loads(line)["prompt"]] == ["system", "user"]
+        assert json.loads(line)["chosen"][0]["role"] == "assistant"
 
 
 async def test_try_shows_five_items(commands: Commands) -> None:

@@ -12,6 +12,7 @@ from tests.integration.env.conftest import Environments, HandTrainer
 
 from gristmill import ApiError, Manifest, VersionSpan
 from gristmill_env.prompts import PromptBuilder
+from gristmill_env.saved import read_groups
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,21 @@ def test_a_run_from_its_first_permit_to_its_end(
     assert caplog.text.count("submit run=sums group=g0000000") == 8
     assert "prompt prompt=g00000000 row=0 text=" in caplog.text
     assert "run sums is finished" in caplog.text
+
+
+def test_groups_are_kept_as_text_when_asked(environments: Environments, trainer: HandTrainer) -> None:
+    path = environments.folder / "kept" / "groups.jsonl"
+    env = environments.here(trainer.url, "--data_path_to_save_groups", str(path))
+    trainer.take()
+    groups = trainer.train(until=2)
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    saved = {group.row: group for group in read_groups(path)}
+    for group in groups:
+        kept = saved[group.row]
+        assert [completion.total for completion in kept.completions] == pytest.approx(list(group.rewards))
+        assert kept.versions == [str(group.oldest_version)]
+        assert sum(completion.tokens or 0 for completion in kept.completions) == group.mask.sum()
 
 
 def test_weights_that_nobody_published_are_never_trained_on(

@@ -98,7 +98,7 @@ class Roller:
 
     async def _play(self, item: Item, ask: _Ask, count: int) -> list[Attempt]:
         environments = [self._environment() for _ in range(count)]
-        openings = await together(_call(environment.reset, item) for environment in environments)
+        openings = await together(call(environment.reset, item) for environment in environments)
         prompts = [self._prompts.build(opening) for opening in openings]
         first = await self._first_replies(prompts, ask)
         return await together(
@@ -140,7 +140,7 @@ class Roller:
             text += self._prompts.decode(completion.token_ids) if completion.text is None else completion.text
             transcript.add_reply(completion, text)
             replies += 1
-            turn = await _call(environment.step, Reply(text, completion.finish_reason, completion.length))
+            turn = await call(environment.step, Reply(text, completion.finish_reason, completion.length))
             transcript.add_reward(turn.reward)
             if not turn.trained:
                 transcript.leave_out_reply()
@@ -205,7 +205,7 @@ def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
     )
 
 
-async def _call(method: Callable[..., Any], argument: object) -> Any:
+async def call(method: Callable[..., Any], argument: object) -> Any:
     """Call an environment's method, on a thread where it is a plain one: it may block.
 
     Raises EpisodeError for whatever it raises but our own errors.

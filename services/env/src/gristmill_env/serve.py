@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill import Client, RunState
@@ -17,8 +17,7 @@ from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
-from gristmill_env.rollout import Rollout
-from gristmill_env.saved import GroupWriter, SavedGroup
+from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
 from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
@@ -56,12 +55,14 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             if config.use_wandb:
                 tracker = WandbTracker(run_id, config, recorded, launch.deployment.runs_dir, environ)
             closing.callback(tracker.close)
-            keep = _keeper(launch, served.name, closing)
+            saver = _saver(launch, served.name)
+            if saver is not None:
+                closing.callback(saver.close)
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
                 holder = _holder()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api, tracker), keep=keep,
+                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api, tracker), saver=saver,
                 )  # fmt: skip
                 closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
                 async with registered(api, run_id, holder, config):
@@ -80,13 +81,11 @@ def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: C
     return RunEvaluations(launch.config, launch.run_id, holder, api, measure, tracker)
 
 
-def _keeper(launch: Launch, model: str, closing: contextlib.ExitStack) -> Callable[[Rollout], None] | None:
-    """Writes rollouts to `data_path_to_save_groups`."""
+def _saver(launch: Launch, model: str) -> GroupSaver | None:
     path = launch.config.data_path_to_save_groups
     if path is None:
         return None
-    writer = closing.enter_context(GroupWriter(Path(path)))
-    return lambda rollout: writer.append(SavedGroup.of(rollout, run=launch.run_id, model=model, config=launch.config))
+    return GroupSaver(GroupWriter(Path(path)), run=launch.run_id, model=model, config=launch.config)
 
 
 def _holder() -> str:

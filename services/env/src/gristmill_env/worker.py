@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from gristmill import (
     ApiError,
@@ -31,6 +30,7 @@ from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
 from gristmill_env.roller import PromptTooLongError, Roller
 from gristmill_env.rollout import Rollout
+from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
@@ -55,11 +55,10 @@ class Worker:
         roller: Roller,
         tracker: Tracker,
         evaluations: Evaluations,
-        keep: Callable[[Rollout], None] | None = None,
+        saver: GroupSaver | None = None,
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it. `keep`: is called on a thread
-        with every rollout that was submitted.
-        """
+        """`holder`: this process' name towards the API; no other process may have it. `saver`: where the groups that
+        were sent are kept as text too."""
         self.tally = Tally()
         self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
@@ -72,8 +71,8 @@ class Worker:
         self._roller = roller
         self._tracker = tracker
         self._evaluations = evaluations
-        self._keep = keep
         self._tasks = asyncio.TaskGroup()
+        self._saver = saver
 
     async def run(self) -> None:
         """Work until the run is finished. Cancelled, it gives its permits back first.
@@ -162,9 +161,9 @@ class Worker:
         self.tally.add(None)
         texts = [attempt.prompt.text + attempt.text.removeprefix(attempt.prompt.prefill) for attempt in kept]
         self._tracker.group(group, texts, self.tally)
-        if self._keep is not None:
-            await asyncio.to_thread(self._keep, rollout)
         self._tell(group)
+        if self._saver is not None:
+            await self._saver.save(rollout)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
         told = {"why": why} if why else {}

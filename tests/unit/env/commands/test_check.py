@@ -131,3 +131,20 @@ async def test_a_reward_that_does_not_know_its_own_answer_fails(folder: Path, co
 async def test_what_cannot_be_loaded_ends_it(folder: Path, console: Console) -> None:
     with pytest.raises(DatasetError, match="has no field 'questoin'"):
         await checked(folder, console, "--prompt_field", "questoin")
+
+
+async def test_rows_that_the_environment_refuses_are_counted(folder: Path, console: Console) -> None:
+    write(folder, [*ROWS, {"question": "Who?", "answer": "Ada"}])
+    config = {**RUN, "environment": "guess", "dataset": {**RUN["dataset"], "reward_functions": ["format"]}}  # type: ignore[dict-item]
+    (folder / "run.yaml").write_text(json.dumps(config))
+    with pytest.raises(CheckError):
+        await checked(folder, console, "--max_token_length", "200")
+    told = "wrong: 1 of 21 rows cannot be used; the first: the answer of row 20 is 'Ada'; guess wants a number"
+    assert told in shown(console)
+
+
+async def test_a_prefill_is_shown_where_the_answer_begins(folder: Path, console: Console) -> None:
+    lines = await checked(folder, console, "--max_token_length", "200", "--prefill", "<think>")
+    assert any(line.startswith("│ <think>") for line in lines)
+    console.file.truncate(0)
+    assert "assistant: <think>" in "\n".join(await checked(folder, console, "--prefill", "<think>", tokenizer=False))

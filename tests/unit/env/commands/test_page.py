@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gristmill_env.saved import SavedGroup
+from gristmill_env.saved.differences import differences
 from gristmill_env.saved.page import write_page
 from gristmill_env.saved.summary import histogram
 
@@ -141,3 +142,19 @@ def test_bars_hold_every_value() -> None:
     assert [(bar.count, round(bar.low, 9)) for bar in bars if bar.count] == [(1, 0.0), (1, 0.05), (1, 0.1), (2, 0.95)]
     assert [(bar.low, bar.high, bar.count) for bar in histogram([0.3, 0.3])] == [(0.3, 0.3, 2)]
     assert histogram([]) == []
+
+
+def test_params_are_not_shown_for_they_may_hold_keys(tmp_path: Path) -> None:
+    judge = {"type": "judge", "weight": 0.5, "params": {"api_key": "secret"}}
+    settings = {
+        "dataset": {"split": "train", "reward_functions": [judge]},
+        "environment": {"params": {"key": "secret"}},
+    }
+    page = page_of([group(completion("x", 1.0), settings=settings)], tmp_path / "page.html")
+    assert "0.5 × judge" in page.text
+    assert "train" in page.text
+    assert "secret" not in page.text
+    other = {"dataset": {"split": "test", "reward_functions": [{**judge, "params": {"api_key": "other"}}]}}
+    assert differences(settings, other | {"environment": {"params": {}}}) == [
+        "dataset.split: train -> test", "dataset.reward_functions", "environment.params"
+    ]  # fmt: skip

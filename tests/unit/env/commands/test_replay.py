@@ -114,3 +114,16 @@ async def test_a_mistyped_reward_is_told(tmp_path: Path, console: Console) -> No
     saved = save(tmp_path / "groups.jsonl", [group(completion("2", 0.0))])
     with pytest.raises(RewardError, match="no reward 'acuracy' is registered"):
         await replay(launch("--reward_functions", "acuracy"), ReplayOptions(saved=saved), console)
+
+
+async def test_what_the_environment_gave_is_saved_and_counts_again(tmp_path: Path, console: Console) -> None:
+    turns = [{"role": "assistant", "content": "3"}, {"role": "user", "content": "Lower."},
+             {"role": "assistant", "content": "2"}]  # fmt: skip
+    old = group(completion("2", 0.0, messages=turns, episode_reward=0.75), completion("3", 0.0, episode_reward=0.0))
+    options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
+    await replay(launch("--reward_functions", "episode"), options, console)
+    (new,) = read_groups(tmp_path / "new.jsonl")
+    assert new.totals == [0.75, 0.0]
+    nobody = save(tmp_path / "old.jsonl", [group(completion("2", 0.0))])
+    with pytest.raises(SavedError, match="reward 'episode' is what the environment gave, and the saved group of row 0"):
+        await replay(launch("--reward_functions", "episode"), ReplayOptions(saved=nobody), console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.saved import SavedGroup
-from gristmill_env.saved.atropos import split_conversations
+from gristmill_env.saved.conversations import split_conversations
 
 ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(5)]
 SUMS = ["--dataset_path", "rows.jsonl", "--prompt_field", "question", "--answer_field", "answer"]
@@ -111,23 +112,27 @@ def test_the_prompt_is_what_conversations_share_up_to_the_turn_before_an_answer(
     assert split_conversations([[ask, a, hint, a], [ask, a, turn("user", "so"), b]])[0] == [ask]
 
 
-def archive(folder: Path, prompts: PromptBuilder, rows: list[int]) -> Path:
+def archive(
+    folder: Path, prompts: PromptBuilder, rows: list[int], *, untrained: Sequence[int] = (), **fields: Any
+) -> Path:
     """What the trajectory API leaves of a run that trained on these rows, one after another."""
     whole = segment.opening("sums", 1)
+    tokenizer = load_tokenizer("tokenizer")
     for row in rows:
         prompt = list(prompts.build(ROWS[row % len(ROWS)]["question"]).token_ids)
-        answers = [list(load_tokenizer("tokenizer")(f"#### {row + 1}")["input_ids"]), [70]]
+        answers = [list(tokenizer(f"#### {row + 1}")["input_ids"]), [70]]
         sequences = [prompt + answer for answer in answers]
-        mask = [trained for answer in answers for trained in (*[False] * len(prompt), *[True] * len(answer))]
+        mask = np.array([at >= len(prompt) for one in sequences for at in range(len(one))])
+        mask[list(untrained)] = False
         body = TrajectoryGroup(
             group_id=f"g{row:08d}", run_id="sums", env_id="env", row=row,
             lengths=np.array([len(s) for s in sequences], np.int32),
             tokens=np.array([token for s in sequences for token in s], np.int32),
-            logprobs=np.where(mask, np.float32(-0.5), np.float32(0)),
-            mask=np.array(mask), rewards=np.array([1, 0], np.float32), reward_parts={"accuracy": [1.0, None]},
+            logprobs=np.where(mask, np.float32(-0.5), np.float32(0)), mask=mask,
+            rewards=np.array([1, 0], np.float32), reward_parts={"accuracy": [1.0, None]},
             finish_reasons=["stop", "length"],
             sampling=SamplingParams(temperature=1.0, max_tokens=8),
-            versions=[[VersionSpan("1.10", 0, len(a))] for a in answers],
+            versions=[[VersionSpan("1.10", 0, len(a))] for a in answers], **fields,
         ).encode()  # fmt: skip
         whole += segment.record(f"g{row:08d}", "group", body)
     (folder / "rollouts").mkdir(parents=True)
@@ -156,3 +161,35 @@ def test_the_runs_data_set_brings_what_an_archive_lacks(folder: Path) -> None:
         SavedError, match=r"the group of row 1 has another prompt than that row of data set 'rows.jsonl'"
     ):
         groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1")
+
+
+def test_a_prefill_is_part_of_the_answer(folder: Path) -> None:
+    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer", prefill="So: "), [1])
+    (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset", "--prefill", "So: ")
+    assert found.messages == [{"role": "user", "content": "1 + 1?"}]
+    assert [c.text for c in found.completions] == ["So: #### 2", "So: g"]
+
+
+def test_archived_conversations_are_kept_as_such(folder: Path) -> None:
+    ask, hint = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "Lower."}
+    long = [ask, {"role": "assistant", "content": "3"}, hint, {"role": "assistant", "content": "2"}]
+    short = [ask, {"role": "assistant", "content": "2"}]
+    run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1], messages=[long, short])
+    (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset")
+    assert (found.messages, found.answer) == ([ask], "#### 2")
+    assert [(c.text, c.messages) for c in found.completions] == [("2", long[1:]), ("2", None)]
+
+
+def test_tokens_of_several_turns_stay_text(folder: Path) -> None:
+    prompts = PromptBuilder.load("tokenizer")
+    size = len(prompts.build("1 + 1?").token_ids)
+    run = archive(folder / "run", prompts, [1], untrained=[size + 2])  # the third token is the environment's
+    (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset")
+    first, second = found.completions
+    assert found.messages is None
+    assert found.answer == "#### 2"
+    assert first.token_ids is not None
+    assert first.mask is not None
+    assert (first.tokens, len(first.token_ids), first.mask.count(False)) == (5, 6, 1)
+    assert first.sampled_ids == first.token_ids[:2] + first.token_ids[3:]
+    assert second.mask is None

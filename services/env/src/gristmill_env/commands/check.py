@@ -12,10 +12,12 @@ from rich.table import Table
 from gristmill_env.commands.gold import GoldScore, score_gold
 from gristmill_env.commands.show import plain
 from gristmill_env.data.dataset import Item, PromptDataset
-from gristmill_env.errors import CheckError, DatasetError, PromptError
+from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
 from gristmill_env.launch import Launch
+from gristmill_env.messages import assistant
 from gristmill_env.prepare import Task, prompt_builder, read_manifest, tokenizer_name
-from gristmill_env.prompts import load_tokenizer
+from gristmill_env.prompts import Prompt, load_tokenizer
+from gristmill_env.roller import call
 from gristmill_env.saved.summary import quantile
 
 _SHOWN = 3
@@ -40,6 +42,11 @@ async def check(launch: Launch, console: Console) -> None:
     Raises CheckError when something is wrong, and whatever GristmillError keeps the parts from being loaded.
     """
     task = Task.load(launch)
+    async with task.scorer:
+        await _check(launch, task, console)
+
+
+async def _check(launch: Launch, task: Task, console: Console) -> None:
     dataset, found = task.dataset, _Findings()
     rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
     where = launch.config_path or "no configuration file"
@@ -49,7 +56,7 @@ async def check(launch: Launch, console: Console) -> None:
     if found.items:
         _say(console, f"columns: {', '.join(found.items[0].columns)}")
     _say(console, f"rewards: {rewards}")
-    _show_prompts(launch, console, found)
+    await _show_prompts(launch, task, console, found)
     if found.bad_rows:
         count = found.bad_rows.total()
         first = next(iter(found.bad_rows))
@@ -77,43 +84,51 @@ def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
             found.bad_rows[str(error)] += 1
 
 
-def _show_prompts(launch: Launch, console: Console, found: _Findings) -> None:
+async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Findings) -> None:
     """The first prompts, and how long all of them are; the messages where there is no tokenizer."""
     manifest = read_manifest(launch.deployment.models_dir)
     name = tokenizer_name(launch.config, manifest)
-    prompts = None
+    tokenizer = None
     why = "no tokenizer is named: set --tokenizer_name, or point GRISTMILL_MODELS_DIR at the model service's folder"
     if name is not None:
         try:
-            prompts = prompt_builder(launch.config, load_tokenizer(name))
+            tokenizer = load_tokenizer(name)
         except PromptError as error:
             why = str(error)
-    if prompts is None:
-        for item in found.items[:_SHOWN]:
-            text = "\n\n".join(
-                f"{message['role']}: {message['content']}"
-                for message in prompt_builder(launch.config, None).build(item.messages).messages
-            )
-            console.print(Panel(plain(text), title=f"row {item.index}, as messages", title_align="left"))
+    prompts = prompt_builder(launch.config, tokenizer)
+    lengths: list[int] = []
+    for number, item in enumerate(found.items):
+        if tokenizer is None and number == _SHOWN:
+            break
+        try:
+            prompt = prompts.build(await call(task.environment().reset, item))
+        except DatasetError as error:  # a row that the run's environment cannot begin with
+            found.bad_rows[str(error)] += 1
+            continue
+        except (PromptError, EpisodeError) as error:
+            found.problems.append(str(error))
+            return
+        lengths.append(len(prompt.token_ids))
+        if number < _SHOWN:
+            _show_prompt(console, item, prompt)
+    if tokenizer is None:
         _say(console, f"no token counts: {why}")
         return
     limit = launch.config.max_token_length
     if manifest is not None and name == manifest.tokenizer_path:
         limit = min(limit, manifest.max_model_len)
-    lengths = []
-    for number, item in enumerate(found.items):
-        try:
-            prompt = prompts.build(item.messages)
-        except PromptError as error:
-            found.problems.append(str(error))
-            return
-        lengths.append(len(prompt.token_ids))
-        if number < _SHOWN:
-            title = f"row {item.index}, {len(prompt.token_ids)} tokens, as the model will see it"
-            console.print(Panel(plain(prompt.text), title=title, title_align="left"))
     _say(console, f"tokenizer: {name}")
     if lengths:
         _show_lengths(launch, console, lengths, limit, found)
+
+
+def _show_prompt(console: Console, item: Item, prompt: Prompt) -> None:
+    if prompt.token_ids:
+        title, text = f"{len(prompt.token_ids)} tokens, as the model will see it", prompt.text
+    else:
+        messages = [*prompt.messages, *([assistant(prompt.prefill)] if prompt.prefill else [])]
+        title, text = "as messages", "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    console.print(Panel(plain(text), title=f"row {item.index}, {title}", title_align="left"))
 
 
 def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: int, found: _Findings) -> None:

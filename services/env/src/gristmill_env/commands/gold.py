@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.scoring import compares_with_answer
 from gristmill_env.data.dataset import Item
+from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.extraction import gold_answer
 
@@ -80,6 +81,8 @@ async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
             prompt=item.prompt,
             row=item.columns,
             messages=item.messages,
+            conversation=(*item.messages, assistant(form(item.answer))),
+            conversational=item.conversation is not None,
         )
         (said,) = await scorer.score([sample])
         if said.error is not None:

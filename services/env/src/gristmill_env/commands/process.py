@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
 from gristmill_env.roller import PromptTooLongError, Roller
-from gristmill_env.saved import GroupWriter, SavedGroup, read_groups
+from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.differences import differences
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
@@ -49,7 +48,8 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
         with GroupWriter(path) as writer:
             try:
                 with Steps("groups", len(rows)) as steps:
-                    await _Rows(launch, task, roller, served.name, writer, steps).run(rows)
+                    saver = GroupSaver(writer, run=launch.run_id, model=served.name, config=config)
+                    await _Rows(config.workers, task, roller, saver, steps).run(rows)
             finally:
                 page = path.with_suffix(".html")
                 summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")
@@ -75,19 +75,15 @@ def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
 
 
 class _Rows:
-    """Rolls rows, `max_num_workers` at a time, and writes each group when it is done."""
+    """Rolls rows, several at a time, and saves each group when it is done."""
 
-    def __init__(
-        self, launch: Launch, task: Task, roller: Roller, model: str, writer: GroupWriter, steps: Steps
-    ) -> None:
-        self._launch, self._task, self._roller, self._model = launch, task, roller, model
-        self._writer, self._steps = writer, steps
+    def __init__(self, workers: int, task: Task, roller: Roller, saver: GroupSaver, steps: Steps) -> None:
+        self._workers, self._task, self._roller, self._saver, self._steps = workers, task, roller, saver, steps
 
     async def run(self, rows: list[int]) -> None:
         """Raises the first GristmillError that a row does not end with by itself."""
         waiting = iter(rows)
-        workers = min(self._launch.config.workers, len(rows))
-        await together(self._work(waiting) for _ in range(workers))
+        await together(self._work(waiting) for _ in range(min(self._workers, len(rows))))
 
     async def _work(self, rows: Iterator[int]) -> None:
         for row in rows:
@@ -97,6 +93,5 @@ class _Rows:
                 logger.warning("row %d is skipped: %s", row, error)
                 self._steps.add()
                 continue
-            group = SavedGroup.of(rollout, run=self._launch.run_id, model=self._model, config=self._launch.config)
-            await asyncio.to_thread(self._writer.append, group)
+            group = await self._saver.save(rollout)
             self._steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))

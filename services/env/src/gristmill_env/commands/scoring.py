@@ -31,8 +31,8 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
             )
         if "tokens" in reward.asks_for and any(completion.token_ids is None for completion in group.completions):
             raise SavedError(f"reward '{reward.name}' counts tokens, and {place} was saved without token ids")
-        if "episode_reward" in reward.asks_for:
-            raise SavedError(f"reward '{reward.name}' is what the environment gave, which no saved text brings back")
+        if "episode_reward" in reward.asks_for and all(c.episode_reward is None for c in group.completions):
+            raise SavedError(f"reward '{reward.name}' is what the environment gave, and {place} does not have it")
     messages = group.messages or []
     return await scorer.score(
         [
@@ -45,6 +45,8 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
                 row=group.columns,
                 messages=messages,
                 conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": completion.text}])],
+                episode_reward=completion.episode_reward,
+                conversational=group.conversational,
             )
             for completion in group.completions
         ],
@@ -53,4 +55,4 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
 
 def compares_with_answer(reward: Reward) -> bool:
     """Whether the reward asks for the row's answer."""
-    return "answer" in reward.asks_for
+    return not reward.asks_for.isdisjoint(("answer", "ground_truth"))

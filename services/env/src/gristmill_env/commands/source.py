@@ -45,10 +45,10 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
         return prompts().decode(token_ids, special=special)
 
     for group in read_groups(source, decode):
-        if group.messages is None and group.row is not None and (rows := dataset()) is not None:
-            yield _completed(group, rows, prompts())
-        else:
+        if group.columns or group.row is None or (rows := dataset()) is None:
             yield group
+        else:
+            yield _completed(group, rows, prompts())
 
 
 def count_lines(source: Path) -> int | None:
@@ -69,11 +69,18 @@ def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder
             "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer"
         )
     columns, left_out = json_columns(item.columns)
+    messages, completions = group.messages, group.completions
+    # Of several turns, tokens alone do not tell who said what: such a group stays text.
+    if messages is None and all(completion.mask is None for completion in completions):
+        messages = [dict(message) for message in prompt.messages]
+        completions = [msgspec.structs.replace(c, text=prompt.prefill + c.text) for c in completions]
     return msgspec.structs.replace(
         group,
         index=item.index,
         prompt=item.prompt,
-        messages=[dict(message) for message in prompt.messages],
+        messages=messages,
+        completions=completions,
+        conversational=item.conversation is not None,
         answer=item.answer,
         columns=columns,
         columns_left_out=left_out,

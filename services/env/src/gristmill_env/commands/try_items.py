@@ -57,5 +57,6 @@ def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> No
     for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
         parts = [figure(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(figure(score.total), "bold")
-        table.add_row(plain(attempt.text), figure(attempt.sampled), attempt.finish_reason, *parts, total)
+        tokens = "unknown" if attempt.sampled is None else str(attempt.sampled)
+        table.add_row(plain(attempt.text), tokens, attempt.finish_reason, *parts, total)
     console.print(table)

@@ -2,6 +2,7 @@
 
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup
 from gristmill_env.saved.reader import read_groups
+from gristmill_env.saved.saver import GroupSaver
 from gristmill_env.saved.writer import GroupWriter
 
-__all__ = ["GroupWriter", "Message", "SavedCompletion", "SavedGroup", "read_groups"]
+__all__ = ["GroupSaver", "GroupWriter", "Message", "SavedCompletion", "SavedGroup", "read_groups"]

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from gristmill_env.errors import SavedError
+from gristmill_env.saved.conversations import conversations_of, split_conversations
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
 from gristmill_env.saved.tokens import Decode, prompt_length
 
@@ -39,7 +40,7 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
             raise SavedError(f"{where} has a sequence of {len(tokens)} tokens with a mask of {len(mask)}")
         starts.append(prompt_length(np.array(mask) != _NOT_TRAINED, where))
     prompt_ids = group.tokens[0][: starts[0]]
-    conversations = _conversations(group.messages, len(group.tokens))
+    conversations = conversations_of(group.messages, len(group.tokens))
     if conversations is None:
         messages, turns = None, [None] * len(group.tokens)
         texts = [decode(tokens[start:], False) for tokens, start in zip(group.tokens, starts, strict=True)]
@@ -70,28 +71,3 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
             )
         ],
     )
-
-
-def split_conversations(conversations: list[list[Message]]) -> tuple[list[Message], list[list[Message]]]:
-    """What all conversations have in common, up to the turn before an answer; and what each has after it."""
-    common = 0
-    shortest = min(map(len, conversations)) - 1  # the last message of each is its own
-    first = conversations[0]
-    while common < shortest and all(conversation[common] == first[common] for conversation in conversations):
-        common += 1
-    while common > 0 and first[common - 1].get("role") == "assistant":
-        common -= 1
-    return first[:common], [conversation[common:] for conversation in conversations]
-
-
-def _conversations(messages: list[Any] | None, count: int) -> list[list[Message]] | None:
-    """The messages, if they are conversations that end with an answer. What `include_messages` fills in by itself,
-    the whole sequence as one user message, is none; nor is plain text."""
-    if messages is None or len(messages) != count:
-        return None
-    for conversation in messages:
-        if not isinstance(conversation, list) or not all(isinstance(m, dict) and "role" in m for m in conversation):
-            return None
-        if not conversation or conversation[-1]["role"] != "assistant":
-            return None
-    return messages

@@ -7,11 +7,13 @@ from typing import Any
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A line for each key: "dataset.temperature: 1.0 -> 0.5"."""
+    """A line for each key: "dataset.temperature: 1.0 -> 0.5"; of lists and `params`, which may hold keys, the name."""
     found: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
+        if key == "params" or isinstance(before, list) or isinstance(after, list):
+            found += [f"{prefix}{key}"] if before != after else []
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: {before} -> {after}")

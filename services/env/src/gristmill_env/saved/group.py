@@ -39,15 +39,17 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message] | None = None
     """All turns after the group's `messages`, where there are more than one answer; None: `text` is the answer."""
     tokens: int | None = None
-    """How many, where that is known."""
+    """How many were sampled, where that is known."""
     token_ids: list[int] | None = None
-    """All after the prompt, as sampled; None where the server returned none."""
+    """All after the prompt; None where the server returned none."""
     mask: list[bool] | None = None
     """Which of them are trained on; None: all."""
     logprobs: list[float] | None = None
     """One a token: log-probability under the distribution it was drawn from; 0 where the mask is False."""
     finish_reason: str | None = None
-    """ "stop", or "length" when it was cut; None where nobody knows any more."""
+    """ "stop"; "length" when it was cut; "turns" when the turns were used up; None where nobody knows any more."""
+    episode_reward: float | None = None
+    """What the run's `environment` gave; None when it gives none, or nobody knows any more."""
     scores: dict[str, float | None] = {}
     """Value of each reward, before its weight; null where it said nothing."""
     total: float | None = None
@@ -86,8 +88,10 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     messages: list[Message] | None = None
     """The conversation that the completions answer; null where only tokens are known."""
+    conversational: bool = False
+    """Whether the row's own prompt is a list of messages."""
     answer: str | None = None
-    """The row's `answer_field`."""
+    """The row's `ground_truth_field`, else its `answer_field`."""
     columns: dict[str, Any] = {}
     """The whole row, as far as JSON can hold it."""
     columns_left_out: list[str] = []
@@ -113,8 +117,9 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
             index=item.index,
             prompt=item.prompt,
             prompt_text=prompt.text,
-            prompt_token_ids=list(prompt.token_ids),
+            prompt_token_ids=list(prompt.token_ids) or None,
             messages=[dict(message) for message in prompt.messages],
+            conversational=item.conversation is not None,
             answer=item.answer,
             columns=columns,
             columns_left_out=left_out,
@@ -129,6 +134,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
                     mask=None if all(attempt.mask) else attempt.mask,
                     logprobs=attempt.logprobs or None,
                     finish_reason=attempt.finish_reason,
+                    episode_reward=attempt.reward,
                     scores=dict(score.parts),
                     total=score.total,
                     error=score.error,

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from gristmill import TrajectoryGroup
 from gristmill_env.errors import SavedError
-from gristmill_env.saved.group import SavedCompletion, SavedGroup
+from gristmill_env.saved.conversations import conversations_of, split_conversations
+from gristmill_env.saved.group import SavedCompletion, SavedGroup, content_of
 
 Decode = Callable[[Sequence[int], bool], str]
 """Token ids to text; the second argument keeps special tokens."""
@@ -28,22 +29,28 @@ def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
 
 
 def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
-    """A group as the trajectory API archived it. It has no messages, answer or columns: only its row number.
+    """A group as the trajectory API archived it. It has neither answer nor columns, only its row number; and messages
+    only if the run sent them (`include_messages`).
 
-    The text of a conversation of several turns is all that comes after the first prompt.
+    Without them the text of a conversation of several turns is all that comes after the first prompt.
     """
     where = f"group {group.group_id}"
     names = list(group.reward_parts)
+    conversations = conversations_of(group.messages, group.size)
+    messages, rests = split_conversations(conversations) if conversations is not None else (None, [])
     completions = []
-    start, prompt = 0, 0
+    start = 0
     for number, end in enumerate(np.cumsum(group.lengths).tolist()):
         prompt = prompt_length(group.mask[start:end], where)
         ids = group.tokens[start + prompt : end].tolist()
+        mask = group.mask[start + prompt : end]
         completions.append(
             SavedCompletion(
-                text=decode(ids, False),
-                tokens=len(ids),
+                text=content_of(rests[number][-1]) if rests else decode(ids, False),
+                messages=rests[number] if rests and len(rests[number]) > 1 else None,
+                tokens=int(mask.sum()),
                 token_ids=ids,
+                mask=None if mask.all() else mask.tolist(),
                 logprobs=group.logprobs[start + prompt : end].tolist(),
                 finish_reason=group.finish_reasons[number],
                 scores={name: group.reward_parts[name][number] for name in names},
@@ -52,13 +59,15 @@ def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
         )
         start = end
     prompt_ids = group.tokens[: prompt_length(group.mask[: group.lengths[0]], where)].tolist()
+    text = decode(prompt_ids, True) if messages is None else None
     versions = sorted({span.version for spans in group.versions for span in spans})
     return SavedGroup(
         run=group.run_id,
         row=group.row,
-        prompt=(text := decode(prompt_ids, True)),
+        prompt=content_of(messages[-1]) if messages else text or "",
         prompt_text=text,
         prompt_token_ids=prompt_ids,
+        messages=messages,
         sampling=group.sampling,
         completions=completions,
         versions=versions,

@@ -78,7 +78,7 @@ class EnvConfig(Settings):
     """Part of every batch that is kept for this process' groups while it lives, 0 to 1."""
 
     data_path_to_save_groups: str | None = None
-    """File to write every group to as a line of JSON: messages, scores, tokens."""
+    """File to which every group that is sent is also written as text, a line of JSON each (docs/commands.md)."""
 
     ensure_scores_are_not_same: bool = True
     """Drop groups whose completions all score the same: they carry no gradient."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gristmill_env.saved.group import SavedGroup
 from gristmill_env.saved.page.text import escaped, number, share
 from gristmill_env.saved.summary import Summary, Values, histogram, quantile
@@ -92,18 +95,27 @@ def _settings(first: SavedGroup | None) -> str:
     if first is None or not first.settings:
         return ""
     rows = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(str(value))}</dd></div>"
-        for name, value in _flat(first.settings).items()
-        if value is not None
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
+        for name, value in _shown(first.settings).items()
     )
     return f'<details class="settings"><summary>Settings</summary><dl>{rows}</dl></details>\n'
 
 
-def _flat(settings: dict[str, object]) -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _shown(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What is set, without its sections. `params` stay out: they may hold keys, and a page is for others too."""
+    shown: dict[str, str] = {}
     for name, value in settings.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: value}
-    return flat
+        if isinstance(value, Mapping):
+            shown |= {} if name == "params" else _shown(value)
+        elif isinstance(value, list):
+            shown[name] = ", ".join(_reward(one) if isinstance(one, Mapping) else str(one) for one in value)
+        elif value is not None:
+            shown[name] = str(value)
+    return shown
+
+
+def _reward(spec: Mapping[str, Any]) -> str:
+    return f"{spec.get('weight', 1):g} × {spec.get('name') or spec.get('type')}"
 
 
 _CONTROLS = """<nav aria-label="Choose groups">
