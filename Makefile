@@ -5,6 +5,7 @@
 # make test-long  what is too slow for every change
 # make mutants    every mutant of the store's Lua scripts, put to the tests; ARGS="lease.lua take.lua": only theirs
 # make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
+# make bench-env  the environment: serve against a bare client, its start and memory, the accuracy reward: ten minutes
 # make bench-durability  what a SIGKILL of Redis costs under appendfsync always and everysec: half an hour, too
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -12,7 +13,7 @@ PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-durability clean
+.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-durability clean
 
 setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
 
@@ -69,6 +70,10 @@ test-long: setup
 # A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
 bench-api: .venv/.ready .venv-atropos/.ready
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
+
+# Wants the images too, for the environment's memory: `docker compose build env` after scripts/prepare_images.sh.
+bench-env: setup
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
 
 bench-durability: .venv/.ready
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)

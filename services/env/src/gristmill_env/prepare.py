@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentFactory, create_environment
+from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder, load_tokenizer
@@ -54,7 +57,10 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
     """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
     config = launch.config
     manifest = read_manifest(launch.deployment.models_dir)
+    # Seconds of imports and reading that need not wait for the server.
+    early = asyncio.create_task(asyncio.to_thread(_load_early, tokenizer_name(config, manifest)))
     served = await server.connect(patience=patience, manifest=manifest)
+    await early
     if served.text_only:
         logger.warning("%s gives text only: no token ids, so nothing here can be trained on", server.description)
         tokenizer = None
@@ -64,6 +70,15 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
     logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
     return served, roller
+
+
+def _load_early(name: str | None) -> None:
+    """Load the tokenizer that will be wanted, as far as one can know. What is wrong with it is told when it is."""
+    with contextlib.suppress(PromptError):
+        if name is None:
+            import transformers  # noqa: F401
+        else:
+            load_tokenizer(name)
 
 
 def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ _REPLY = "\u2063reply\u2063"
 """Stands for what the model said where only what a template writes after it is wanted."""
 
 
+@lru_cache(maxsize=2)
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a path or hub id. Raises PromptError when there is none."""
     from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once

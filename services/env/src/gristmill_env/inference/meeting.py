@@ -13,6 +13,8 @@ from gristmill_env.inference.balance import Lane, Pauses
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.inference.request import ServedModel
 
+_LONGEST_PAUSE = 0.5
+"""Seconds. Short: everybody waits for the server's first answer, and nobody else asks it anything yet."""
 _GRACE = 10.0
 """Seconds that the others have when the first server has answered: those that run answer at once."""
 
@@ -56,7 +58,7 @@ class Meeting:
         return dataclasses.replace(agreed, max_model_len=min(lengths, default=None))
 
     async def _meet(self, lane: Lane) -> None:
-        pauses = Pauses(0.25, 5.0)
+        pauses = Pauses(0.25, _LONGEST_PAUSE)
         while True:
             try:
                 self._met[lane] = await lane.server.meet(self._manifest)

@@ -1,0 +1,110 @@
+"""Tokens a second of `serve` against those of a bare client of the same vLLM, with the same prompts and concurrency.
+
+Both are read off vLLM's own counter of generated tokens. `serve` renders prompts, decodes and scores completions, and
+stores groups through the API in Redis, on the same two cores; the bare client asks for the same and throws it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+from benchmarks.environment.stack import GROUP_SIZE, MAX_TOKENS, WORKERS, Bench
+
+from gristmill import Manifest
+from gristmill_env.prompts import PromptBuilder
+
+_ROWS = 2000
+_WARM_S = 4.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Tokens a second, one after the other."""
+
+    bare: float
+    serve: float
+
+    @property
+    def ratio(self) -> float:
+        """serve / bare."""
+        return self.serve / self.bare
+
+
+def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None]) -> list[Round]:
+    """`rounds` times: the bare client, then `serve`, `seconds` each."""
+    found = []
+    for number in range(rounds):
+        bare = asyncio.run(_bare(bench, seconds))
+        serve = _serve(bench, f"throughput-{number}", seconds)
+        found.append(Round(bare, serve))
+        say(f"round {number + 1} of {rounds}: bare {bare:.0f}, serve {serve:.0f} tokens/s, {found[-1].ratio:.3f}")
+    return found
+
+
+async def _bare(bench: Bench, seconds: float) -> float:
+    manifest = Manifest.read(bench.models_dir)
+    prompts = PromptBuilder.load(manifest.tokenizer_path)
+    sampling = {"n": GROUP_SIZE, "temperature": 1.0, "top_p": 1.0, "max_tokens": MAX_TOKENS, "logprobs": 0}
+    rows = itertools.cycle(f"What is {n % 90} + {n % 9}?" for n in range(_ROWS))
+
+    async with httpx.AsyncClient(
+        base_url=bench.model_url, timeout=60, limits=httpx.Limits(max_connections=None)
+    ) as http:
+
+        async def ask() -> None:
+            while True:
+                body = {
+                    "model": manifest.name,
+                    "token_ids": list(prompts.build(next(rows)).token_ids),
+                    "sampling_params": {**sampling, "detokenize": False},
+                }
+                answer = await http.post("/inference/v1/generate", json=body)
+                assert len(json.loads(answer.content)["choices"]) == GROUP_SIZE
+
+        clients = [asyncio.create_task(ask()) for _ in range(WORKERS)]
+        await asyncio.sleep(_WARM_S)
+        first, begun = await _generated_by(http), time.monotonic()
+        await asyncio.sleep(seconds)
+        rate = (await _generated_by(http) - first) / (time.monotonic() - begun)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        return rate
+
+
+def _serve(bench: Bench, run: str, seconds: float) -> float:
+    bench.config(run, _ROWS)
+    env = bench.serve(run)
+    bench.take(run)
+    idle = _generated(bench.model_url)
+    while _generated(bench.model_url) == idle:
+        assert env.exit_code is None, "serve ended"
+        time.sleep(0.1)
+    time.sleep(_WARM_S)
+    first, begun = _generated(bench.model_url), time.monotonic()
+    time.sleep(seconds)
+    rate = (_generated(bench.model_url) - first) / (time.monotonic() - begun)
+    env.stop(grace=20)
+    bench.close(run)
+    return rate
+
+
+def _generated(url: str) -> float:
+    return _count(httpx.get(f"{url}/metrics").text)
+
+
+async def _generated_by(http: httpx.AsyncClient) -> float:
+    return _count((await http.get("/metrics")).text)
+
+
+def _count(text: str) -> float:
+    found = re.findall(r"^vllm:generation_tokens_total(?:\{.*\})? ([0-9.e+]+)$", text, re.MULTILINE)
+    assert found, "vLLM counts no generated tokens"
+    return sum(map(float, found))
