@@ -164,6 +164,7 @@ class Environments:
             "GRISTMILL_MODELS_DIR": str(self.vllm.models_dir),
             "GRISTMILL_MODEL_URL": self.vllm.url,
             "GRISTMILL_API_URL": api_url,
+            "GRISTMILL_RUNS_DIR": str(self.folder / "runs"),
         }
 
 

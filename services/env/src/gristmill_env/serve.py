@@ -44,7 +44,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
         tracker: Tracker = NoTracker()
         if config.use_wandb:
-            tracker = WandbTracker(run_id, config.wandb_name, recorded, launch.deployment.runs_dir, environ)
+            tracker = WandbTracker(run_id, config, recorded, launch.deployment.runs_dir, environ)
         try:
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
                 holder = _holder()

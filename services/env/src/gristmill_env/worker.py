@@ -23,7 +23,7 @@ from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
-from gristmill_env.tracking import Tracker
+from gristmill_env.tracking import ScoredPrompt, Tracker, in_words
 from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class Worker:
         except EpisodeError as error:
             await self._drop(permit, DropReason.ENVIRONMENT_ERROR, str(error))
             return
+        self._tracker.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
             await self._submit(permit, rollout, versions)
@@ -129,9 +130,10 @@ class Worker:
             else:
                 raise
             return
-        self.tally.unscored += len(rollout.attempts) - len(trainable(rollout))
+        kept = trainable(rollout)
+        self.tally.unscored += len(rollout.attempts) - len(kept)
         self.tally.add(None)
-        self._tracker.group(group, self.tally)
+        self._tracker.group(group, [in_words(rollout.attempts[n]) for n in kept], self.tally)
         self._tell(group)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:

@@ -77,10 +77,19 @@ class EnvConfig(Settings):
     """Seconds that one prompt may take from request to scores, after which it is dropped; -1: no bound."""
 
     use_wandb: bool = False
-    """Log rewards to Weights & Biases; offline where there are no credentials."""
+    """Log metrics and rollouts to Weights & Biases; offline where there are no credentials."""
 
     wandb_name: str | None = None
     """Name of the W&B run; unset, the run id."""
+
+    num_rollouts_to_keep: int = Field(default=32, ge=0)
+    """Most rows of a W&B table of rollouts; the latest are kept. 0: no table."""
+
+    num_rollouts_per_group_for_logging: int = Field(default=1, ge=-1)
+    """Rollouts of each group that go into that table; -1: all."""
+
+    min_items_sent_before_logging: int = 2
+    """Groups submitted between two entries in W&B, at least; 0 or less: every group is one."""
 
     slurm: bool = False
     """Find the model servers by Slurm's variables (docs/servers.md). Outside Slurm base_url is used, with a warning."""

@@ -1,0 +1,114 @@
+"""What happened since metrics were last logged, as numbers under the names that users of Atropos know.
+
+====================================  ====================================================================
+train/rewards_mean, _std, _max, _min  totals of all completions that have one
+train/percent_correct                 share of completions that are right, 0 to 1, by the first of accuracy,
+                                      exact_match and mcq that the run has
+train/completion_lengths              mean tokens sampled; also _std, _max, _min, and _p95, the 95th
+                                      percentile (Atropos logs under that name how many are over 95 % of the limit)
+train/truncation_rate                 share of completions that were cut
+reward/NAME/mean_raw, /min, /max      a reward's own values, before its weight
+reward/NAME/skipped, /errors          share of completions of which it said nothing; at which it failed
+train_perf/task_duration_mean, ...    seconds a prompt; also _std, _max, _min
+train/items_sent_to_api               groups submitted
+train/items_rejected                  prompts dropped
+groups/submitted, groups/dropped_WHY  the same since the process began
+====================================  ====================================================================
+
+All but the last three are over every scored prompt. Over submitted groups alone a share of right answers
+would lie: prompts that are always right, or never, score the same and are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from gristmill_env.tally import Tally
+from gristmill_env.tracking.tracker import ScoredPrompt
+
+_SAY_WHAT_IS_RIGHT = ("accuracy", "exact_match", "mcq")
+
+
+class Window:
+    """Gathers scored prompts until they are logged."""
+
+    def __init__(self) -> None:
+        self.prompts = 0
+        self._sent_before = self._dropped_before = 0
+        self._clear()
+
+    def add(self, prompt: ScoredPrompt) -> None:
+        """Count a scored prompt."""
+        self.prompts += 1
+        self._seconds.append(prompt.seconds)
+        self._lengths += prompt.lengths
+        self._cut += [reason == "length" for reason in prompt.finish_reasons]
+        for score in prompt.scores:
+            if score.total is not None:
+                self._totals.append(score.total)
+            for name, value in score.parts.items():
+                self._parts[name].append(value)
+                self._failed[name] += name in score.failed
+
+    def take(self, tally: Tally | None) -> dict[str, float]:
+        """The metrics by name, and begin anew. Without a tally those of groups are left out."""
+        values: dict[str, float] = {}
+        if self._totals:
+            values |= _spread("train/rewards", self._totals)
+        values |= self._rewards()
+        if self._lengths:
+            lengths = _spread("train/completion_lengths", self._lengths)
+            values |= {name.removesuffix("_mean"): value for name, value in lengths.items()}
+            values["train/completion_lengths_p95"] = float(np.quantile(self._lengths, 0.95))
+            values["train/truncation_rate"] = float(np.mean(self._cut))
+        if self._seconds:
+            values |= _spread("train_perf/task_duration", self._seconds)
+        if tally is not None:
+            dropped = tally.dropped.total()
+            values["train/items_sent_to_api"] = tally.submitted - self._sent_before
+            values["train/items_rejected"] = dropped - self._dropped_before
+            values["groups/submitted"] = tally.submitted
+            values |= {f"groups/dropped_{reason}": count for reason, count in tally.dropped.items()}
+            self._sent_before, self._dropped_before = tally.submitted, dropped
+        self._clear()
+        return values
+
+    def _rewards(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        said = {name: [value for value in parts if value is not None] for name, parts in self._parts.items()}
+        for name, parts in self._parts.items():
+            failed = self._failed[name]
+            values[f"reward/{name}/skipped"] = 1 - (len(said[name]) + failed) / len(parts)
+            values[f"reward/{name}/errors"] = failed / len(parts)
+            if said[name]:
+                values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
+                values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
+        # A part of a combination is called after both: r1/accuracy.
+        judges = [
+            name for kind in _SAY_WHAT_IS_RIGHT for name in said if name.rpartition("/")[2] == kind and said[name]
+        ]
+        if judges:
+            values["train/percent_correct"] = float(np.mean(np.array(said[judges[0]]) >= 1))
+        return values
+
+    def _clear(self) -> None:
+        self.prompts = 0
+        self._totals: list[float] = []
+        self._lengths: list[int] = []
+        self._cut: list[bool] = []
+        self._seconds: list[float] = []
+        self._parts: defaultdict[str, list[float | None]] = defaultdict(list)
+        self._failed: Counter[str] = Counter()
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    found = np.asarray(values, np.float64)
+    return {
+        f"{name}_mean": float(found.mean()),
+        f"{name}_std": float(found.std()),
+        f"{name}_max": float(found.max()),
+        f"{name}_min": float(found.min()),
+    }

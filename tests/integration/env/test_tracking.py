@@ -1,0 +1,86 @@
+"""What `serve` says to W&B of a real run, offline, is what was trained on and what was dropped."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from tests.integration.env.conftest import Environments, HandTrainer
+from tests.support.wandb_file import read_wandb
+
+from gristmill import Manifest
+from gristmill_env.prompts import PromptBuilder
+
+FLAGS = "--use_wandb --wandb_name sums-1 --min_items_sent_before_logging 3 --num_rollouts_per_group_for_logging -1"
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere")
+
+
+def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
+    env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
+    trainer.take()
+    groups = trainer.train(until=4)
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    run = read_wandb(environments.folder / "runs" / "sums")
+
+    assert (run.name, run.group) == ("sums-1", "sums")
+    assert run.config["dataset"]["prompt_field"] == "question"
+    assert [entry["train/items_sent_to_api"] for entry in run.history] == [3, 3, 2]
+    assert run.history[-1]["groups/submitted"] == len(groups) == 8
+    assert [entry["policy_step"] for entry in run.history] == sorted(entry["policy_step"] for entry in run.history)
+
+    # Nothing was dropped: the entries together are the groups that the trainer had.
+    rewards = np.concatenate([group.rewards for group in groups])
+    lengths = [int(count) for group in groups for count in _sampled(group.lengths, group.mask)]
+    weights = [6, 6, 4]
+    means = [entry["train/rewards_mean"] for entry in run.history]
+    assert math.fsum(map(math.prod, zip(means, weights, strict=True))) / 16 == pytest.approx(rewards.mean())
+    long = [entry["train/completion_lengths"] for entry in run.history]
+    assert math.fsum(map(math.prod, zip(long, weights, strict=True))) / 16 == pytest.approx(np.mean(lengths))
+    assert max(entry["train/completion_lengths_max"] for entry in run.history) == max(lengths)
+    parts = [part for group in groups for part in group.reward_parts["length"] if part is not None]
+    assert min(entry["reward/length/min"] for entry in run.history) == pytest.approx(min(parts))
+
+    prompts = PromptBuilder.load(Manifest.read(environments.vllm.models_dir).tokenizer_path)
+    rows = [row for entry in run.history for row in run.table(entry, "train/rollouts")[1:]]
+    by_id = {group.group_id: group for group in groups}
+    assert len(rows) == 16
+    for text, score, group_id, version in rows:
+        group = by_id[group_id]
+        asked = prompts.build(f"What is {group.row} + 1?").text
+        assert text.startswith(asked)
+        ends = group.lengths.cumsum()
+        said = [
+            (prompts.decode(group.tokens[start:end][group.mask[start:end]].tolist()), float(reward))
+            for start, end, reward in zip(ends - group.lengths, ends, group.rewards, strict=True)
+        ]
+        assert (text.removeprefix(asked), score) in said
+        assert version == str(group.oldest_version)
+
+
+def test_what_is_dropped_counts_too(environments: Environments, trainer: HandTrainer) -> None:
+    # Completions of one token: all score 1/128, and no group gets through.
+    flags = "--use_wandb --ensure_scores_are_not_same --max_tokens 1 --reward_functions length"
+    env = environments.here(trainer.url, *flags.split())
+    trainer.take()
+    while trainer.api.status("sums").dropped.get("same_scores", 0) < 40:
+        time.sleep(0.1)
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    history = read_wandb(environments.folder / "runs" / "sums").history
+    assert len(history) >= 2
+    assert {entry["train/rewards_mean"] for entry in history} == {1 / 128}
+    assert {entry["train/truncation_rate"] for entry in history} == {1.0}
+
+
+def _sampled(lengths: np.ndarray, mask: np.ndarray) -> list[int]:
+    ends = lengths.cumsum()
+    return [int(mask[start:end].sum()) for start, end in zip(ends - lengths, ends, strict=True)]

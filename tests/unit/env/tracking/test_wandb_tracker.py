@@ -1,0 +1,152 @@
+"""A real W&B run, offline, read back from what it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.groups import make_group
+from tests.support.wandb_file import WandbRun, read_wandb
+
+from gristmill_env.drops import DropReason
+from gristmill_env.rewards import Score
+from gristmill_env.settings import EnvConfig
+from gristmill_env.tally import Tally
+from gristmill_env.tracking import ScoredPrompt, WandbTracker
+from gristmill_env.tracking.credentials import has_credentials
+
+
+class Told:
+    """A tracker that is told as the worker tells it, and what it wrote."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.tally = Tally()
+        self._folder = folder
+        config = EnvConfig.model_validate(settings)
+        environ = {"NETRC": str(folder / "netrc")}
+        self.tracker = WandbTracker("sums", config, {"group_size": 2, "dataset": {"seed": 7}}, folder, environ)
+
+    def dropped(self, step: int = 0) -> None:
+        self.tracker.scored(prompt(0.0, 0.0, step=step))
+        self.tally.add(DropReason.SAME_SCORES)
+
+    def submitted(self, number: int, step: int = 0, rewards: Sequence[float] = (0.0, 1.0)) -> None:
+        self.tracker.scored(prompt(*rewards, step=step))
+        self.tally.add(None)
+        lengths = [(3, 4)] * len(rewards)
+        group = make_group(f"g{number:08}", "sums", lengths=lengths, rewards=rewards, version=f"1.{step}")
+        self.tracker.group(group, [f"{number} is {reward}" for reward in rewards], self.tally)
+
+    def read(self) -> WandbRun:
+        self.tracker.close()
+        return read_wandb(self._folder / "sums")
+
+
+def prompt(*totals: float, step: int = 0) -> ScoredPrompt:
+    scores = [Score(total, {"accuracy": total}) for total in totals]
+    return ScoredPrompt(scores, [4] * len(totals), ["stop"] * len(totals), 1.0, step)
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_credentials_it_logs_offline_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Told(tmp_path, wandb_name="my run").read()
+    assert f"W&B runs offline: there are no credentials (WANDB_API_KEY or ~/.netrc); send it later with `wandb sync " \
+        f"{tmp_path}/sums/wandb/offline-run-*`" in caplog.text  # fmt: skip
+    assert (run.name, run.group) == ("my run", "sums")
+    assert {key: value for key, value in run.config.items() if key != "_wandb"} == {
+        "group_size": 2,
+        "dataset": {"seed": 7},
+    }
+
+
+def test_without_a_name_it_is_named_after_the_run(tmp_path: Path) -> None:
+    assert Told(tmp_path).read().name == "sums"
+
+
+def test_metrics_are_logged_every_so_many_groups(tmp_path: Path) -> None:
+    told = Told(tmp_path, min_items_sent_before_logging=2)
+    for number in range(5):
+        told.dropped(step=number // 2)
+        told.submitted(number, step=number // 2)
+    history = told.read().history
+    assert [entry["policy_step"] for entry in history] == [0, 1, 2]
+    assert [entry["train/items_sent_to_api"] for entry in history] == [2, 2, 1]  # what is left is logged at the end
+    assert [entry["train/items_rejected"] for entry in history] == [2, 2, 1]
+    assert [entry["groups/submitted"] for entry in history] == [2, 4, 5]
+    assert [entry["groups/dropped_same_scores"] for entry in history] == [2, 4, 5]
+    # Each prompt once: two dropped with none right, two submitted with one of two right.
+    assert [entry["train/percent_correct"] for entry in history] == [0.25] * 3
+    assert [entry["train/rewards_mean"] for entry in history] == [0.25] * 3
+
+
+def test_every_group_is_an_entry_when_asked(tmp_path: Path) -> None:
+    told = Told(tmp_path, min_items_sent_before_logging=0)
+    for number, step in enumerate((0, 1, 0)):  # the last was slow
+        told.submitted(number, step)
+    history = told.read().history
+    assert [entry["train/items_sent_to_api"] for entry in history] == [1, 1, 1]
+    assert [entry["policy_step"] for entry in history] == [0, 1, 1]
+
+
+def test_a_run_whose_groups_are_all_dropped_is_logged_too(tmp_path: Path) -> None:
+    told = Told(tmp_path, min_items_sent_before_logging=2)
+    for step in range(40):
+        told.dropped(step)
+    history = told.read().history
+    assert [(entry["policy_step"], entry["train/rewards_max"]) for entry in history] == [(31, 0.0), (39, 0.0)]
+
+
+def test_nothing_told_is_nothing_logged(tmp_path: Path) -> None:
+    assert Told(tmp_path).read().history == []
+
+
+def test_rollouts_are_a_table(tmp_path: Path) -> None:
+    told = Told(
+        tmp_path, min_items_sent_before_logging=2, num_rollouts_to_keep=3, num_rollouts_per_group_for_logging=-1
+    )
+    for number in range(3):
+        told.submitted(number, step=number)
+    run = told.read()
+    columns = ["text", "score", "group", "version"]
+    assert [run.table(entry, "train/rollouts") for entry in run.history] == [
+        [
+            columns,
+            ["0 is 1.0", 1, "g00000000", "1.0"],
+            ["1 is 0.0", 0, "g00000001", "1.1"],
+            ["1 is 1.0", 1, "g00000001", "1.1"],
+        ],
+        [columns, ["2 is 0.0", 0, "g00000002", "1.2"], ["2 is 1.0", 1, "g00000002", "1.2"]],
+    ]
+
+
+def test_there_is_no_table_where_none_is_wanted(tmp_path: Path) -> None:
+    told = Told(tmp_path, min_items_sent_before_logging=1, num_rollouts_to_keep=0)
+    told.submitted(0)
+    (entry,) = told.read().history
+    assert "train/rollouts" not in entry
+
+
+def test_an_evaluation_is_logged_at_once_at_its_own_step(tmp_path: Path) -> None:
+    told = Told(tmp_path, min_items_sent_before_logging=9)
+    told.submitted(0, step=3)
+    told.tracker.evaluation({"mean_score": 0.25, "pass@4": 0.5}, step=2)
+    first, second = told.read().history
+    assert first == {"policy_step": 2, "eval/mean_score": 0.25, "eval/pass@4": 0.5}
+    assert second["policy_step"] == 3
+
+
+def test_credentials_are_a_key_or_a_netrc_entry(tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine api.wandb.ai login user password secret\n")
+    netrc.chmod(0o600)
+    assert has_credentials({"WANDB_API_KEY": "x", "NETRC": "/nowhere"})
+    assert has_credentials({"NETRC": str(netrc)})
+    assert not has_credentials({"NETRC": str(netrc), "WANDB_BASE_URL": "https://wandb.example.org"})
+    assert not has_credentials({"NETRC": str(tmp_path / "none")})

@@ -1,0 +1,135 @@
+"""What the metrics between two log entries are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill_env.drops import DropReason
+from gristmill_env.rewards import Score
+from gristmill_env.tally import Tally
+from gristmill_env.tracking import ScoredPrompt
+from gristmill_env.tracking.window import Window
+
+
+def prompt(
+    totals: Sequence[float | None],
+    parts: Mapping[str, Sequence[float | None]],
+    lengths: Sequence[int] | None = None,
+    reasons: Sequence[str] | None = None,
+    seconds: float = 1.0,
+) -> ScoredPrompt:
+    scores = [Score(total, {name: values[n] for name, values in parts.items()}) for n, total in enumerate(totals)]
+    return ScoredPrompt(scores, lengths or [1] * len(totals), reasons or ["stop"] * len(totals), seconds, 0)
+
+
+def test_the_numbers_of_two_prompts() -> None:
+    window, tally = Window(), Tally()
+    window.add(prompt([1.5, 0.0], {"accuracy": [1.0, 0.0], "format": [0.5, None]}, [10, 20], ["stop", "length"], 2.0))
+    window.add(prompt([0.5, None], {"accuracy": [0.0, None], "format": [0.5, None]}, [30, 40], seconds=4.0))
+    for reason in (None, DropReason.SAME_SCORES, DropReason.TOO_LONG):
+        tally.add(reason)
+    assert window.take(tally) == pytest.approx(
+        {
+            "train/rewards_mean": 2 / 3,
+            "train/rewards_std": math.sqrt((1.5**2 + 0.5**2) / 3 - 4 / 9),
+            "train/rewards_max": 1.5,
+            "train/rewards_min": 0.0,
+            "train/percent_correct": 1 / 3,
+            "train/completion_lengths": 25,
+            "train/completion_lengths_std": math.sqrt(125),
+            "train/completion_lengths_max": 40,
+            "train/completion_lengths_min": 10,
+            "train/completion_lengths_p95": 38.5,
+            "train/truncation_rate": 0.25,
+            "train_perf/task_duration_mean": 3.0,
+            "train_perf/task_duration_std": 1.0,
+            "train_perf/task_duration_max": 4.0,
+            "train_perf/task_duration_min": 2.0,
+            "reward/accuracy/mean_raw": 1 / 3,
+            "reward/accuracy/min": 0.0,
+            "reward/accuracy/max": 1.0,
+            "reward/accuracy/skipped": 0.25,
+            "reward/accuracy/errors": 0.0,
+            "reward/format/mean_raw": 0.5,
+            "reward/format/min": 0.5,
+            "reward/format/max": 0.5,
+            "reward/format/skipped": 0.5,
+            "reward/format/errors": 0.0,
+            "train/items_sent_to_api": 1,
+            "train/items_rejected": 2,
+            "groups/submitted": 1,
+            "groups/dropped_same_scores": 1,
+            "groups/dropped_too_long": 1,
+        }
+    )
+
+
+def test_a_window_begins_anew_but_counts_of_groups_go_on() -> None:
+    window, tally = Window(), Tally()
+    for reward in (1.0, 0.0):
+        window.add(prompt([reward], {"length": [reward]}))
+        tally.add(None)
+        values = window.take(tally)
+        assert values["train/rewards_mean"] == values["reward/length/mean_raw"] == reward
+        assert values["train/items_sent_to_api"] == 1
+    assert values["groups/submitted"] == 2
+    assert window.take(None) == {}
+
+
+def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
+    window = Window()
+    window.add(prompt([None, None], {"accuracy": [None, None]}))
+    values = window.take(None)
+    assert values["reward/accuracy/skipped"] == 1.0
+    assert not [name for name in values if name.startswith("train/rewards") or "correct" in name or "mean_raw" in name]
+
+
+def test_a_failure_is_an_error_and_not_a_skip() -> None:
+    window = Window()
+    said = Score(1.0, {"judge": 1.0, "length": 1.0})
+    silent = Score(1.0, {"judge": None, "length": 1.0})
+    failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": "boom"})
+    window.add(ScoredPrompt([said, silent, failed, failed], [1] * 4, ["stop"] * 4, 1.0, 0))
+    values = window.take(None)
+    assert (values["reward/judge/skipped"], values["reward/judge/errors"]) == (0.25, 0.5)
+    assert (values["reward/length/skipped"], values["reward/length/errors"]) == (0.0, 0.0)
+    assert values["reward/judge/mean_raw"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "right"),
+    [
+        ({"accuracy": [1.0, 0.0]}, 0.5),
+        ({"mcq": [1.0, 1.0]}, 1.0),
+        ({"exact_match": [0.0, 0.0]}, 0.0),
+        ({"mcq": [1.0, 1.0], "accuracy": [0.0, 0.0]}, 0.0),
+        ({"accuracy": [None, None], "mcq": [1.0, 0.0]}, 0.5),
+        ({"r1": [0.5, 1.5], "r1/accuracy": [0.0, 1.0], "r1/format": [1.0, 1.0]}, 0.5),
+        ({"length": [1.0, 1.0]}, None),
+    ],
+)
+def test_what_is_right_is_said_by_the_reward_that_judges_it(
+    parts: dict[str, list[float | None]], right: float | None
+) -> None:
+    window = Window()
+    window.add(prompt([1.0, 1.0], parts))
+    assert window.take(None).get("train/percent_correct") == right
+
+
+_TOTALS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@given(groups=_TOTALS)
+def test_means_are_over_completions_however_they_are_grouped(groups: list[list[float]]) -> None:
+    window, flat = Window(), [total for group in groups for total in group]
+    for group in groups:
+        window.add(prompt(group, {"length": group}))
+    values = window.take(None)
+    assert values["train/rewards_mean"] == pytest.approx(math.fsum(flat) / len(flat), abs=1e-9)
+    assert (values["train/rewards_min"], values["train/rewards_max"]) == (min(flat), max(flat))
+    assert values["reward/length/mean_raw"] == values["train/rewards_mean"]
