@@ -73,12 +73,14 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
 
 
 def _load_early(name: str | None) -> None:
-    """Load the tokenizer that will be wanted, as far as one can know. What is wrong with it is told when it is."""
+    """Load the tokenizer that will be wanted, where it is a folder; a hub may keep one waiting. What is wrong with it
+    is told when it is wanted."""
+    if name is None or not Path(name).is_dir():
+        import transformers  # noqa: F401
+
+        return
     with contextlib.suppress(PromptError):
-        if name is None:
-            import transformers  # noqa: F401
-        else:
-            load_tokenizer(name)
+        load_tokenizer(name)
 
 
 def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:

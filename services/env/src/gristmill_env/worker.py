@@ -34,7 +34,7 @@ from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
-from gristmill_env.tracking import ScoredPrompt, Tracker
+from gristmill_env.tracking import ScoredPrompt, Tracker, in_words
 from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Worker:
         except EpisodeError as error:
             await self._drop(permit, DropReason.ENVIRONMENT_ERROR, str(error))
             return
-        self._tracker.scored(_scored(rollout, version))
+        self._tracker.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
             await self._submit(permit, rollout, versions)
@@ -159,8 +159,7 @@ class Worker:
         kept = [rollout.attempts[n] for n in trainable(rollout)]
         self.tally.unscored += len(rollout.attempts) - len(kept)
         self.tally.add(None)
-        texts = [attempt.prompt.text + attempt.text.removeprefix(attempt.prompt.prefill) for attempt in kept]
-        self._tracker.group(group, texts, self.tally)
+        self._tracker.group(group, [in_words(attempt) for attempt in kept], self.tally)
         self._tell(group)
         if self._saver is not None:
             await self._saver.save(rollout)
@@ -180,13 +179,3 @@ class Worker:
         }
         fields |= {"version": group.oldest_version, "tokens": len(group.tokens)}
         logger.info(line("submit", **fields, reward_mean=float(group.rewards.mean())))
-
-
-def _scored(rollout: Rollout, version: str) -> ScoredPrompt:
-    return ScoredPrompt(
-        rollout.scores,
-        [attempt.sampled or 0 for attempt in rollout.attempts],
-        [attempt.finish_reason for attempt in rollout.attempts],
-        rollout.seconds,
-        PolicyVersion.parse(version).step,
-    )

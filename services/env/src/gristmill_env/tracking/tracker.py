@@ -6,23 +6,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gristmill import TrajectoryGroup
+from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill_env.rewards import Score
+from gristmill_env.rollout import Rollout
 from gristmill_env.tally import Tally
 
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """The G completions of one prompt and what they scored, in the same order."""
+    """The completions of one prompt and what they scored."""
 
     scores: Sequence[Score]
     lengths: Sequence[int]
-    """Tokens sampled."""
+    """Tokens sampled, of those completions where the server tells."""
     finish_reasons: Sequence[str]
     seconds: float
     """From the first request to the last score."""
     step: int
     """Training steps of the weights that it was asked of."""
+
+    @classmethod
+    def of(cls, rollout: Rollout, version: PolicyVersion) -> ScoredPrompt:
+        """What trackers want to know of a rollout."""
+        return cls(
+            scores=rollout.scores,
+            lengths=[attempt.sampled for attempt in rollout.attempts if attempt.sampled is not None],
+            finish_reasons=[attempt.finish_reason for attempt in rollout.attempts],
+            seconds=rollout.seconds,
+            step=version.step,
+        )
 
 
 class Tracker(Protocol):
