@@ -34,7 +34,7 @@ from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
-from gristmill_env.tracking import ScoredPrompt, Tracker
+from gristmill_env.tracking import ScoredPrompt, Tracker, in_words
 from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -160,8 +160,7 @@ class Worker:
         kept = [rollout.attempts[n] for n in trainable(rollout)]
         self.tally.unscored += len(rollout.attempts) - len(kept)
         self.tally.add(None)
-        texts = [attempt.prompt.text + attempt.text.removeprefix(attempt.prompt.prefill) for attempt in kept]
-        self._tracker.group(group, texts, self.tally)
+        self._tracker.group(group, [in_words(attempt) for attempt in kept], self.tally)
         if self._keep is not None:
             await asyncio.to_thread(self._keep, rollout)
         self._tell(group)
@@ -186,7 +185,7 @@ class Worker:
 def _scored(rollout: Rollout, version: str) -> ScoredPrompt:
     return ScoredPrompt(
         rollout.scores,
-        [attempt.sampled or 0 for attempt in rollout.attempts],
+        [attempt.sampled for attempt in rollout.attempts if attempt.sampled is not None],
         [attempt.finish_reason for attempt in rollout.attempts],
         rollout.seconds,
         PolicyVersion.parse(version).step,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.support.groups import make_group
 
-from gristmill_env.tracking.rollouts import Rollouts
+from gristmill_env.inference import Completion
+from gristmill_env.messages import user
+from gristmill_env.prompts import Prompt
+from gristmill_env.tracking.rollouts import Rollouts, in_words
+from gristmill_env.transcript import Transcript
 
 REWARDS = (0.0, 1.0, 0.5)
 
@@ -39,3 +43,17 @@ def test_the_first_of_each_group_and_the_latest_of_all(keep: int, per_group: int
 def test_texts_that_are_not_the_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         Rollouts(32, 1).add(make_group(), ["one"])
+
+
+def test_a_rollout_in_words_has_its_prefill_once() -> None:
+    transcript = Transcript(Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is"))
+    transcript.add_reply(Completion([3], [-1.0], "stop", []), " It is 2.")
+    assert in_words(transcript.end("stop")) == "Q: 1 + 1? A: It is 2."
+
+
+def test_a_conversation_in_words_is_all_its_turns() -> None:
+    transcript = Transcript(Prompt("Q: guess A:", (1, 2), (user("guess"),)))
+    transcript.add_reply(Completion([3], [-1.0], "stop", []), "4")
+    transcript.add_messages([user("more")], [5])
+    transcript.add_reply(Completion([6], [-1.0], "stop", []), "7")
+    assert in_words(transcript.end("stop")) == "user: guess\nassistant: 4\nuser: more\nassistant: 7"

@@ -54,10 +54,12 @@ def test_the_numbers_of_two_prompts() -> None:
             "reward/accuracy/min": 0.0,
             "reward/accuracy/max": 1.0,
             "reward/accuracy/skipped": 0.25,
+            "reward/accuracy/errors": 0.0,
             "reward/format/mean_raw": 0.5,
             "reward/format/min": 0.5,
             "reward/format/max": 0.5,
             "reward/format/skipped": 0.5,
+            "reward/format/errors": 0.0,
             "train/items_sent_to_api": 1,
             "train/items_rejected": 2,
             "groups/submitted": 1,
@@ -87,6 +89,18 @@ def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
     assert not [name for name in values if name.startswith("train/rewards") or "correct" in name or "mean_raw" in name]
 
 
+def test_a_failure_is_an_error_and_not_a_skip() -> None:
+    window = Window()
+    said = Score(1.0, {"judge": 1.0, "length": 1.0})
+    silent = Score(1.0, {"judge": None, "length": 1.0})
+    failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": "boom"})
+    window.add(ScoredPrompt([said, silent, failed, failed], [1] * 4, ["stop"] * 4, 1.0, 0))
+    values = window.take(None)
+    assert (values["reward/judge/skipped"], values["reward/judge/errors"]) == (0.25, 0.5)
+    assert (values["reward/length/skipped"], values["reward/length/errors"]) == (0.0, 0.0)
+    assert values["reward/judge/mean_raw"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("parts", "right"),
     [
@@ -95,6 +109,7 @@ def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
         ({"exact_match": [0.0, 0.0]}, 0.0),
         ({"mcq": [1.0, 1.0], "accuracy": [0.0, 0.0]}, 0.0),
         ({"accuracy": [None, None], "mcq": [1.0, 0.0]}, 0.5),
+        ({"r1": [0.5, 1.5], "r1/accuracy": [0.0, 1.0], "r1/format": [1.0, 1.0]}, 0.5),
         ({"length": [1.0, 1.0]}, None),
     ],
 )

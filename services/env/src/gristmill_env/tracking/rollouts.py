@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from gristmill import TrajectoryGroup
+from gristmill_env.transcript import Attempt
 
 COLUMNS = ("text", "score", "group", "version")
 """Of a row: prompt and completion, the weighted total, the group it belongs to, and the weights it is from."""
@@ -31,3 +32,10 @@ class Rollouts:
         rows = list(self._rows)
         self._rows.clear()
         return rows
+
+
+def in_words(attempt: Attempt) -> str:
+    """Prompt and reply as the model saw and said them; of several turns, the conversation."""
+    if attempt.replies == 1:
+        return attempt.prompt.text.removesuffix(attempt.prompt.prefill) + attempt.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in attempt.messages)

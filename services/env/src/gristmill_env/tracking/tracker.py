@@ -13,11 +13,11 @@ from gristmill_env.tally import Tally
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """The G completions of one prompt and what they scored, in the same order."""
+    """The completions of one prompt and what they scored."""
 
     scores: Sequence[Score]
     lengths: Sequence[int]
-    """Tokens sampled."""
+    """Tokens sampled, of those completions where the server tells."""
     finish_reasons: Sequence[str]
     seconds: float
     """From the first request to the last score."""

@@ -8,7 +8,7 @@ train/completion_lengths              mean tokens sampled; also _std, _max, _min
                                       percentile (Atropos logs under that name how many are over 95 % of the limit)
 train/truncation_rate                 share of completions that were cut
 reward/NAME/mean_raw, /min, /max      a reward's own values, before its weight
-reward/NAME/skipped                   share of completions of which it said nothing
+reward/NAME/skipped, /errors          share of completions of which it said nothing; at which it failed
 train_perf/task_duration_mean, ...    seconds a prompt; also _std, _max, _min
 train/items_sent_to_api               groups submitted
 train/items_rejected                  prompts dropped
@@ -21,7 +21,7 @@ would lie: prompts that are always right, or never, score the same and are dropp
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +51,7 @@ class Window:
                 self._totals.append(score.total)
             for name, value in score.parts.items():
                 self._parts[name].append(value)
+                self._failed[name] += name in score.failed
 
     def take(self, tally: Tally | None) -> dict[str, float]:
         """The metrics by name, and begin anew. Without a tally those of groups are left out."""
@@ -79,11 +80,16 @@ class Window:
         values: dict[str, float] = {}
         said = {name: [value for value in parts if value is not None] for name, parts in self._parts.items()}
         for name, parts in self._parts.items():
-            values[f"reward/{name}/skipped"] = 1 - len(said[name]) / len(parts)
+            failed = self._failed[name]
+            values[f"reward/{name}/skipped"] = 1 - (len(said[name]) + failed) / len(parts)
+            values[f"reward/{name}/errors"] = failed / len(parts)
             if said[name]:
                 values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
                 values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
-        judges = [name for name in _SAY_WHAT_IS_RIGHT if said.get(name)]
+        # A part of a combination is called after both: r1/accuracy.
+        judges = [
+            name for kind in _SAY_WHAT_IS_RIGHT for name in said if name.rpartition("/")[2] == kind and said[name]
+        ]
         if judges:
             values["train/percent_correct"] = float(np.mean(np.array(said[judges[0]]) >= 1))
         return values
@@ -95,6 +101,7 @@ class Window:
         self._cut: list[bool] = []
         self._seconds: list[float] = []
         self._parts: defaultdict[str, list[float | None]] = defaultdict(list)
+        self._failed: Counter[str] = Counter()
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
