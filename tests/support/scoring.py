@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +9,8 @@ from gristmill_env.rewards import Sample, create_reward
 
 
 def scored(name: str, params: Mapping[str, Any] | None = None, completion: str = "", **inputs: Any) -> float | None:
-    """What the reward says of one completion. Raises what it raises. An async reward has a loop of its own."""
-    said: Any = create_reward(name, params).score(Sample(completion, **inputs))
-    value: float | None = asyncio.run(said) if inspect.iscoroutine(said) else said
-    return value
+    """What the reward says of one completion. Raises RewardError."""
+    return create_reward(name, params).score(Sample(completion, **inputs))
 
 
 def scored_length(name: str, tokens: int, **params: Any) -> float:

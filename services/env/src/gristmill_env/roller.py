@@ -189,12 +189,16 @@ class Roller:
             logger.info(line("score", prompt=name, n=number, **parts, total=total))
 
 
+def _trained(attempt: Attempt) -> list[int]:
+    return [token for token, trained in zip(attempt.token_ids, attempt.mask, strict=True) if trained]
+
+
 def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
     return Sample(
         completion=attempt.text,
         answer=item.answer,
         prompt=item.prompt,
-        tokens=[token for token, sampled in zip(attempt.token_ids, attempt.mask, strict=True) if sampled],
+        tokens=_trained(attempt) if attempt.token_ids else None,
         finish_reason=attempt.finish_reason,
         row=item.columns,
         messages=attempt.prompt.messages,

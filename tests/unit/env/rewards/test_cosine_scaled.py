@@ -18,7 +18,7 @@ from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, cosine_scaled, create_reward
-from gristmill_env.rewards.embeddings import cosine_distances, local
+from gristmill_env.rewards.embeddings import cosine_distances
 from gristmill_env.settings import EnvConfig
 
 KEY = "sk-do-not-tell"
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_is_an_error_that_names_it(server: LettersSer
 @pytest.mark.parametrize("params", [{}, {"local": True, "base_url": "http://localhost:1"}])
 def test_one_of_server_and_local_is_wanted(params: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="base_url, of an embeddings server, or local: true"):
-        scored("cosine_scaled", params, "a", answer="b")
+        create_reward("cosine_scaled", params)
 
 
 def test_an_address_without_http_is_refused_at_the_start() -> None:
@@ -160,11 +160,10 @@ def test_an_address_without_http_is_refused_at_the_start() -> None:
         create_reward("cosine_scaled", {"base_url": "localhost:8080"})
 
 
-def test_without_the_extra_local_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    local._load.cache_clear()
+def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [])  # nothing that is not imported yet is found
     with pytest.raises(RewardError, match=r'pip install "gristmill-env\[embeddings\]"'):
-        scored("cosine_scaled", {"local": True}, "a", answer="b")
+        create_reward("cosine_scaled", {"local": True})
 
 
 def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,11 +172,18 @@ def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog:
     reward: Any = create_reward("cosine_scaled", params)
     server.replies = [(401, {"error": "no"})]
     with pytest.raises(RewardError) as error:
-        asyncio.run(reward.score(Sample("a", answer="b")))
-    config = EnvConfig.model_validate({"dataset": {"reward_functions": [{"type": "cosine_scaled", "params": params}]}})
+        reward.score(Sample("a", answer="b"))
+    alone = {"type": "cosine_scaled", "params": params}
+    inside = {"type": "combined", "params": {"rewards": [alone, "length"]}}
+    config = EnvConfig.model_validate({"dataset": {"reward_functions": [alone, inside]}})
     recorded = config.recorded("tiny")
     assert recorded["dataset"]["reward_functions"] == [
-        {"type": "cosine_scaled", "weight": 1.0, "params": {"scale_factor": 2.0}}
+        {"type": "cosine_scaled", "weight": 1.0, "params": {"scale_factor": 2.0}},
+        {
+            "type": "combined",
+            "weight": 1.0,
+            "params": {"rewards": [{"type": "cosine_scaled", "params": {"scale_factor": 2.0}}, "length"]},
+        },
     ]
     assert KEY not in f"{recorded} {error.value} {reward!r} {caplog.text}"
     assert server.authorization == [f"Bearer {KEY}"]

@@ -149,3 +149,9 @@ async def test_the_annotation_of_an_input_need_not_exist() -> None:
         return len(completion) * scale
 
     assert create_reward(reward, {"scale": "3"}).score(["ab"]) == [6.0]
+
+
+def test_tokens_that_nobody_knows_are_an_error_and_no_empty_list() -> None:
+    text_only = Sample("a", tokens=None)
+    with pytest.raises(RewardError, match="counts tokens, and the model server gives text only"):
+        create_reward("length").score([text_only])

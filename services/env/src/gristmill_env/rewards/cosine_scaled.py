@@ -16,19 +16,7 @@ _REMEMBERED = 1024
 
 
 @reward("cosine_scaled")
-async def cosine_scaled(
-    completion: str,
-    answer: str,
-    *,
-    base_url: Url | None = None,
-    model_name: str = "sentence-transformers/all-MiniLM-L6-v2",
-    api_key: SecretStr | None = None,
-    local: bool = False,
-    max_characters: Annotated[int, Field(gt=0)] | None = None,
-    scale_factor: Annotated[float, Field(gt=0)] = 1.0,
-    min_reward: float = -1.0,
-    max_reward: float = 1.0,
-) -> float | None:
+class CosineScaled:
     """1 - `scale_factor` * cosine distance of the embeddings of completion and answer, cut to its bounds.
 
     The distance is 0 for the same direction and 2 for the opposite one; bounds given the wrong way round
@@ -37,22 +25,38 @@ async def cosine_scaled(
     Options: `base_url` of a server that has POST /v1/embeddings, `model_name` there and `api_key` for it
     (write ${VAR}); or `local` for the model in this process (the extra gristmill-env[embeddings]).
     `max_characters` cuts longer texts, of which servers refuse what their model cannot take.
-
-    Raises RewardError when there is no server or extra, or it gives no embeddings.
     """
-    low, high = sorted((min_reward, max_reward))
-    if not answer.strip():
-        return None
-    if not completion.strip():
-        return low
-    if base_url is not None and not local:
-        embedder: Embedder = EmbeddingServer(base_url, model_name, api_key)
-    elif local and base_url is None:
-        embedder = LocalModel(model_name)
-    else:
-        raise RewardError("cosine_scaled wants base_url, of an embeddings server, or local: true; set one of the two")
-    distance = await _distance(embedder, completion[:max_characters], answer[:max_characters])
-    return max(low, min(high, 1 - scale_factor * distance))
+
+    def __init__(
+        self,
+        *,
+        base_url: Url | None = None,
+        model_name: str = "sentence-transformers/all-MiniLM-L6-v2",
+        api_key: SecretStr | None = None,
+        local: bool = False,
+        max_characters: Annotated[int, Field(gt=0)] | None = None,
+        scale_factor: Annotated[float, Field(gt=0)] = 1.0,
+        min_reward: float = -1.0,
+        max_reward: float = 1.0,
+    ) -> None:
+        """Raises RewardError: there is neither a server nor a local model, or both, or the extra is missing."""
+        if local == (base_url is not None):
+            raise RewardError("cosine_scaled wants base_url, of an embeddings server, or local: true; set one of both")
+        self._embedder: Embedder = (
+            LocalModel(model_name) if base_url is None else EmbeddingServer(base_url, model_name, api_key)
+        )
+        self._most = max_characters
+        self._scale = scale_factor
+        self._low, self._high = sorted((min_reward, max_reward))
+
+    async def __call__(self, completion: str, answer: str) -> float | None:
+        """Score one completion. Raises RewardError when there are no embeddings to be had."""
+        if not answer.strip():
+            return None
+        if not completion.strip():
+            return self._low
+        distance = await _distance(self._embedder, completion[: self._most], answer[: self._most])
+        return max(self._low, min(self._high, 1 - self._scale * distance))
 
 
 _answers: OrderedDict[tuple[Embedder, str], Vectors] = OrderedDict()

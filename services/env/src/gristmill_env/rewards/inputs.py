@@ -91,7 +91,7 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
         field, getters = (PLURALS[name], plural) if name in PLURALS else (name, singular)
         if field in OF_COMPLETION or field in OF_ROW:
             if field not in _ANSWER or known.has_answer:
-                getters[name] = attrgetter("answer" if field in _ANSWER else field)
+                getters[name] = _tokens if field == "tokens" else attrgetter("answer" if field in _ANSWER else field)
             elif not argument.optional:
                 remedy = "set dataset.answer_field or dataset.ground_truth_field"
                 raise RewardError(f"reward '{reward}' compares with the row's answer; {remedy}")
@@ -108,6 +108,12 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
             f"and for {', '.join(map(repr, mixed))} of one; write {remedy}, or no plural at all"
         )
     return Inputs(singular, plural)
+
+
+def _tokens(sample: Sample) -> Sequence[int]:
+    if sample.tokens is None:
+        raise RewardError("it counts tokens, and the model server gives text only; take a server that gives token ids")
+    return sample.tokens
 
 
 def _column(name: str) -> Getter:

@@ -85,7 +85,7 @@ class TrlReward(Reward):
         arguments |= {
             "prompts": [_prompt(sample, conversational) for sample in samples],
             "completions": [_completion(sample, conversational) for sample in samples],
-            "completion_ids": [list(sample.tokens) for sample in samples],
+            "completion_ids": [list(sample.tokens or ()) for sample in samples],
             "trainer_state": TrainerState(samples[0].step),
             "log_extra": _not_logged,
             "log_metric": _not_logged,

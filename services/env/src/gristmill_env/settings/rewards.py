@@ -34,5 +34,11 @@ class RewardSpec(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """What makes it this reward and no other. Keys and addresses are no part of that: they may change."""
-        params = {key: value for key, value in self.params.items() if key not in _NOT_RECORDED}
-        return {**self.model_dump(mode="json"), "params": params}
+        return {**self.model_dump(mode="json"), "params": _public(self.params)}
+
+
+def _public(value: Any) -> Any:
+    """Without keys and addresses, those of rewards inside of rewards included."""
+    if isinstance(value, dict):
+        return {key: _public(item) for key, item in value.items() if key not in _NOT_RECORDED}
+    return [_public(item) for item in value] if isinstance(value, list) else value

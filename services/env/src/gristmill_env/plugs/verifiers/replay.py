@@ -48,7 +48,7 @@ class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is a
     async def from_native_response(self, response: Sample) -> Any:
         """The completion as verifiers has it. Prompt tokens are not known here, and count 0."""
         cut = response.finish_reason == "length"
-        spent = len(response.tokens)
+        spent = len(response.tokens or ())
         return Response(
             id="replay",
             created=0,

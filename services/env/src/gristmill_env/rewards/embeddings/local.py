@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +25,16 @@ class LocalModel:
     name: str
     """A hub id or a path."""
 
+    def __post_init__(self) -> None:
+        """Raises RewardError when the extra is missing. The model itself is loaded later: that takes long."""
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise RewardError(
+                "local: true needs sentence-transformers, which is not installed: "
+                'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url'
+            )
+
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """f64[n, d], on a thread. Raises RewardError when the extra is missing or the model cannot be loaded."""
+        """f64[n, d], on a thread. Raises RewardError when the model cannot be loaded."""
         return await asyncio.to_thread(self._encode, list(texts))
 
     def _encode(self, texts: list[str]) -> Vectors:
@@ -35,13 +44,8 @@ class LocalModel:
 
 @functools.cache
 def _load(name: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise RewardError(
-            f"local: true needs sentence-transformers, which cannot be imported ({error}): "
-            'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url'
-        ) from error
+    from sentence_transformers import SentenceTransformer
+
     try:
         return SentenceTransformer(name)
     except (OSError, ValueError) as error:
