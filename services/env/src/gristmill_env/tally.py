@@ -54,7 +54,8 @@ _HINTS = {
     "reward",
     DropReason.TOO_LONG: "raise max_token_length",
     DropReason.REWARD_ERROR: "see the reward's error above",
-    DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is a number",
+    DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
+    "exact_match any text",
     DropReason.BAD_ROW: "check prompt_field and answer_field",
     DropReason.REFUSED: "see the API's reason above",
 }
