@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from tests.support.compose import ComposeStack
 
 STEPS, GROUPS = 6, 16
 
 
+@pytest.mark.long
 def test_four_environments_split_the_rows_of_one_run(tmp_path: Path) -> None:
     override = tmp_path / "short.yaml"
     override.write_text(f'services: {{trainer: {{command: ["--training_steps", "{STEPS}"]}}}}\n')

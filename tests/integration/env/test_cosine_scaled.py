@@ -18,6 +18,9 @@ from local_processes import LocalStack, free_port
 ANSWER = "What is 2 + 3?"
 
 
+pytestmark = pytest.mark.long  # a model server of its own
+
+
 @pytest.fixture(scope="module")
 def params() -> Iterator[dict[str, Any]]:
     """Options that name the server."""

@@ -105,6 +105,7 @@ def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     assert (evaluate.folder / "a" / "comparison.json").exists()
 
 
+@pytest.mark.long
 def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
     flags = ("--eval_samples", "2", "--max_eval_workers", "1")
     process = evaluate.start(*flags)
@@ -125,6 +126,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
     assert "60 prompts resumed" in evaluate(*flags, "--resume", "--out", str(path.parent))
 
 
+@pytest.mark.long
 def test_a_stop_keeps_what_is_done(evaluate: Evaluate) -> None:
     process = evaluate.start("--out", "a", "--max_eval_workers", "1", "--eval_samples", "2")
     _wait_for_lines(evaluate.folder, 3)
@@ -142,6 +144,7 @@ def test_prompts_that_leave_no_room_are_counted_and_not_wrong(evaluate: Evaluate
     assert evaluate.results("a")["n-samples"] == {"sums": {"original": 60, "effective": 0}}
 
 
+@pytest.mark.long
 def test_the_api_is_told_when_the_weights_are_the_runs(evaluate: Evaluate, trainer: HandTrainer) -> None:
     trainer.label("default")
     evaluate("--out", "a", "--eval_limit", "4", "--rollout_server_url", trainer.url)

@@ -45,6 +45,7 @@ def second(tmp_path: Path) -> Iterator[Second]:
         yield Second(Vllm(f"http://127.0.0.1:{port}", weights_dir, MODELS_DIR, output), service)
 
 
+@pytest.mark.long
 async def test_a_server_that_dies_in_the_middle_costs_no_completion(vllm: Vllm, second: Second) -> None:
     configs = [ServerConfig(base_url=vllm.url), ServerConfig(base_url=second.vllm.url)]
     long = SamplingParams(temperature=1.0, max_tokens=400)

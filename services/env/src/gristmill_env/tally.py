@@ -59,7 +59,8 @@ _HINTS = {
     DropReason.REWARD_ERROR: "see the reward's error above",
     DropReason.ENVIRONMENT_ERROR: "see the environment's error above",
     DropReason.TIMEOUT: "raise worker_timeout, or lower max_tokens",
-    DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is a number",
+    DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
+    "exact_match any text",
     DropReason.BAD_ROW: "check prompt_field and answer_field",
     DropReason.REFUSED: "see the API's reason above",
 }

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -122,7 +123,7 @@ async def test_a_process_that_dies_costs_its_own_check_only() -> None:
         await pool.check([GOOD])
         (pid,) = pool.pids
         bombed, queued = asyncio.create_task(pool.check([BOMB])), asyncio.create_task(pool.check([GOOD]))
-        await _until(lambda: _is_busy(pid))
+        await _until(_busy(pid))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(CheckDied, match="signal 9"):
             await bombed
@@ -170,7 +171,7 @@ async def test_a_closed_pool_says_so() -> None:
     await pool.check([GOOD])
     (pid,) = pool.pids
     running, waiting = pool.submit([BOMB]), pool.submit([GOOD])
-    await _until(lambda: _is_busy(pid))
+    await _until(_busy(pid))
     pool.close()
     assert not _runs(pid)
     with pytest.raises(CheckDied):
@@ -211,7 +212,7 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
     pid = int(parent.stdout.readline())
     assert _runs(pid)
     if busy:
-        _wait(lambda: _is_busy(pid))
+        _wait(_busy(pid))
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -221,16 +222,24 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
 def _runs(pid: int) -> bool:
     """Whether it exists and is no zombie."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+        return _stat(pid)[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def _is_busy(pid: int) -> bool:
-    """Whether it computes, and does not wait for its pipe."""
-    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
-        return stat.read().rpartition(")")[2].split()[0] == "R"
+def _busy(pid: int) -> Callable[[], bool]:
+    """Whether it has computed for a while from now on: it is at a bomb, not at the end of what came before."""
+    started = _cpu_seconds(pid)
+    return lambda: _cpu_seconds(pid) - started > 0.3
+
+
+def _cpu_seconds(pid: int) -> float:
+    return (int(_stat(pid)[11]) + int(_stat(pid)[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of proc(5)'s stat, from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|[()\[\]{},]")
 _OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1}
 _CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1}
-_ROUND_OR_SQUARE = frozenset("([)]")
+_ROUND_OR_SQUARE = ("(", "[", ")", "]")
 _THOUSANDS = re.compile(r"[0-9],[0-9]{3}(?![0-9])")
 
 
@@ -29,7 +29,7 @@ class Elements:
 def split_elements(latex: str) -> Elements | None:
     """The elements of `latex`, two at least; None when it is no tuple, interval, set or list.
 
-    A list in which commas may also separate thousands ("1,234, 5,678") is None: no split is sure.
+    In a list in which commas may also separate thousands, blanks tell: "1,234, 5,678" are two numbers.
     """
     tokens = list(_TOKEN.finditer(latex))
     if not any(token[0] == "," for token in tokens):
@@ -49,12 +49,12 @@ def split_elements(latex: str) -> Elements | None:
         depth += _OPENING.get(token[0], 0) - _CLOSING.get(token[0], 0)
         if token[0] == "," and depth == int(enclosed):
             cuts.append(token.start())
+    brackets = first[0] + last[0] if enclosed else ""
+    if brackets[:1] not in _ROUND_OR_SQUARE and _THOUSANDS.search(latex):
+        cuts = [cut for cut in cuts if latex[cut + 1 : cut + 2] == " "]
     if not cuts:
         return None
-    brackets = first[0] + last[0] if enclosed else ""
     start, end = (first.end(), last.start()) if enclosed else (0, len(latex))
     edges = [start, *(cut + 1 for cut in cuts)], [*cuts, end]
     elements = Elements(brackets, tuple(latex[a:b].strip() for a, b in zip(*edges, strict=True)))
-    if not all(elements.items) or (not elements.ordered and _THOUSANDS.search(latex)):
-        return None
-    return elements
+    return elements if all(elements.items) else None
