@@ -47,6 +47,15 @@ def single() -> Iterator[SymbolicPool]:
     made.close()
 
 
+async def test_a_large_parent_does_not_make_its_checkers_large(single: SymbolicPool) -> None:
+    ballast = bytearray(os.urandom(1 << 20) * 700)
+    await single.check([GOOD])
+    (pid,) = single.pids
+    await single.check([("2", "1+1")])
+    assert single.pids == [pid], "the process was replaced after its check"
+    del ballast
+
+
 async def test_no_process_runs_before_the_first_check(single: SymbolicPool) -> None:
     assert single.pids == []
     assert await single.check([GOOD]) is Outcome.SAME
