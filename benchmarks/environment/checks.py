@@ -175,7 +175,7 @@ async def _good_until(bombed: asyncio.Task[str], lane: int) -> int:
     while not bombed.done() or not checked:
         checked += 1
         one = 1000 * lane + checked + 1
-        completion, gold = rf"\boxed{{\sqrt{{{one * one * 2}}}}}", rf"{one}\sqrt{{2}}"
+        completion, gold = rf"\boxed{{\sqrt{{2}}+{one}}}", rf"{one}+\sqrt{{2}}"  # for algebra
         if await accuracy(completion, gold) != 1.0:
             raise AssertionError(f"{completion} is {gold}")
     return checked

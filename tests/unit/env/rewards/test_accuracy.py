@@ -101,6 +101,15 @@ EXACTLY_RIGHT = [
     ("x = 5", "#### 5"),
     ("5", "#### x=5"),
     (r"y = \sqrt{2}", r"\boxed{\sqrt{2}}"),
+    (r"\dfrac{9\sqrt{2}}{7}", r"\boxed{\frac{9}{7}\sqrt{2}}"),
+    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"),
+    (r"3\sqrt{2}", "#### 3√2"),
+    (r"\sqrt{2}", "#### sqrt(2)"),
+    ("72", r"\boxed{8 \cdot 9}"),
+    (r"(\frac{1}{2}, 3\sqrt{2})", r"\boxed{(0.5, \sqrt{18})}"),
+    (r"\frac{\sqrt3}{2}", r"\boxed{\frac{3}{2\sqrt{3}}}"),
+    (r"\frac{\pi}{2}", r"\boxed{\frac{1}{2}\pi}"),
+    ("2", r"\boxed{\sqrt{4}}"),
     (r"\text{Friday}", "The answer is Friday."),
     (r"\text{(C)}", r"\boxed{C}"),
 ]
@@ -147,19 +156,20 @@ EXACTLY_WRONG = [
     ("1,234, 5,678", "#### 5,234, 1,678"),
     ("1, 2", r"\boxed{1, 2, 3}"),
     ("x = 5", r"\boxed{x = 6}"),
+    (r"3\sqrt{2}", r"\boxed{2\sqrt{3}}"),
+    (r"3\sqrt{2}", r"\boxed{-3\sqrt{2}}"),
+    (r"\pi", r"\boxed{\sqrt{10}}"),
+    (r"\pi", r"\boxed{\frac{22}{7}}"),
     (r"3\sqrt{2}", "The answer is the root."),
     (r"\text{Friday}", "The answer is Monday."),
     (r"\text{Friday}", r"\boxed{72}"),
 ]
 
 RIGHT_BY_ALGEBRA = [
-    (r"\dfrac{9\sqrt{2}}{7}", r"\boxed{\frac{9}{7}\sqrt{2}}"),
-    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"),
-    (r"3\sqrt{2}", "#### 3√2"),
-    (r"\sqrt{2}", "#### sqrt(2)"),
+    (r"1+\sqrt{2}", r"\boxed{\sqrt{2}+1}"),
+    (r"\frac{\pi}{2}", r"\boxed{1.570796}"),
     (r"\frac{\pi}{2}", "#### pi/2"),
     ("(x+1)^2", r"\boxed{x^2+2x+1}"),
-    ("72", r"\boxed{8 \cdot 9}"),
     ("1024", r"\boxed{2^{10}}"),
     ("1024", "#### 2**10"),
     ("5050", r"\boxed{\binom{101}{2}}"),
@@ -167,7 +177,6 @@ RIGHT_BY_ALGEBRA = [
     (r"5 \text{ or } 7", r"\boxed{7, 5}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{bmatrix}1\\2\end{bmatrix}}"),
     ("2x+3=y", r"\boxed{y=2x+3}"),
-    (r"(\frac{1}{2}, 3\sqrt{2})", r"\boxed{(0.5, \sqrt{18})}"),
     ("1 < x < 2", r"\boxed{(1,2)}"),  # not so the other way round: see below
 ]
 
@@ -180,7 +189,6 @@ WRONG_BY_ALGEBRA = [
     ("72", r"\boxed{72, 73}"),
     ("72", r"\boxed{72x}"),
     ("72", r"\boxed{72!}"),
-    (r"3\sqrt{2}", r"\boxed{2\sqrt{3}}"),
     (r"\frac{\pi}{2}", r"\boxed{1.57}"),
     ("(x+1)^2", r"\boxed{x^2+2x+2}"),
     ("x+1", r"\boxed{y+1}"),

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from gristmill_env.rewards.answers.dress import undressed, words_of
 from gristmill_env.rewards.answers.expressions import MAX_CHARS, mathematics
 from gristmill_env.rewards.answers.number import Number, undressed_number
+from gristmill_env.rewards.answers.radicals import Radical, radical_of, read_radical
 from gristmill_env.rewards.answers.sequences import Elements, split_elements
 
 _NAMED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
@@ -38,6 +39,13 @@ class Answer:
     def is_relation(self) -> bool:
         """An equation, an inequality, or a membership."""
         return _RELATION.search(self.bare) is not None
+
+    @cached_property
+    def radical(self) -> Radical | None:
+        """Set when it is a product of fractions, square roots and π."""
+        if self.number is not None:
+            return radical_of(self.number)
+        return None if self.latex is None else read_radical(self.latex)
 
     @cached_property
     def tight(self) -> str:

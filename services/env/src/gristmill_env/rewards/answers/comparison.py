@@ -25,8 +25,8 @@ Decision = bool | tuple[Pair, ...]
 def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
     """Whether `stated` is the answer `gold`, which has to be readable.
 
-    Numbers are compared exactly (see `number.equal`), `\\text{}` as words, tuples and intervals
-    element by element; what is written alike is alike. The rest is left to algebra.
+    Numbers are compared exactly (see `number.equal`), and so are products of roots and π; `\\text{}` as
+    words, tuples and intervals element by element; what is written alike is alike. The rest is left to algebra.
     """
     if gold.number is not None and stated.number is not None:
         return equal(gold.number, stated.number, tolerance)
@@ -36,6 +36,8 @@ def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
         return True
     if gold.latex is None or stated.latex is None:
         return False
+    if gold.radical is not None and stated.radical is not None and not tolerance:
+        return gold.radical == stated.radical
     whole = (Pair(gold.latex, stated.latex),)
     if unwrapped := _values(gold, stated):
         return compare(*unwrapped, tolerance)

@@ -14,6 +14,7 @@ _BLANKS = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\s+")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?=\s*[()\[\]|.\\])|\\displaystyle(?![A-Za-z])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(?P<over>[0-9]|\{[^{}]*\})\s*(?P<under>[0-9]|\{[^{}]*\})")
+_SHORT_ROOT = re.compile(r"\\sqrt ?([0-9])")
 _MEANT = str.maketrans({
     "\u2212": "-", "\ufe63": "-", "\uff0d": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
     "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ",
@@ -36,7 +37,7 @@ def undressed(text: str) -> str:
     if bare.startswith("\u2013"):  # an en dash before an answer is its minus; between two numbers it is a range
         bare = "-" + bare[1:]
     bare = _FRACTION.sub(r"\\frac", _SIZES.sub("", bare))
-    bare = _SHORT_FRACTION.sub(_with_braces, bare)
+    bare = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_with_braces, bare))
     return bare.strip().rstrip(".;,:").strip("*`_ ")
 
 

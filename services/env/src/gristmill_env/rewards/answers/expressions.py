@@ -26,7 +26,7 @@ _NAMES = (
 )
 _FUNCTION = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
 _KEPT_WORD = re.compile(rf"sqrt|and|or|infinity|mod|{_NAMES}")
-_ROOT = re.compile(r"√ ?(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[A-Za-z]))")
+_ROOT = re.compile(r"(?:√|(?<![A-Za-z\\])sqrt) ?(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[A-Za-z]))")
 _POWER = re.compile(r"\*\*|\^ ?\*")
 _LONG_EXPONENT = re.compile(r"\^ ?(-?[0-9]{2,}|-[0-9])")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 from gristmill_env.rewards.answers.dress import TEXT, undressed
@@ -33,7 +34,13 @@ class Number:
     def latex(self) -> str:
         """The number for a symbolic check."""
         over, under = self.value.numerator, self.value.denominator
-        text = str(over) if under == 1 else rf"{'-' if over < 0 else ''}\frac{{{abs(over)}}}{{{under}}}"
+        if under == 1:
+            text = str(over)
+        elif self.decimal:  # a decimal has to stay one: Math-Verify compares it rounded
+            with localcontext(prec=2 * _MAX_CHARS):
+                text = f"{Decimal(over) / Decimal(under):f}"
+        else:
+            text = rf"{'-' if over < 0 else ''}\frac{{{abs(over)}}}{{{under}}}"
         return text + r"\%" if self.percent else text
 
 
