@@ -116,7 +116,10 @@ class ComposeStack(DockerCompose):
             time.sleep(1.0)
 
     def __enter__(self) -> ComposeStack:
-        """Start nothing yet: what a test starts, and in which order, is part of what it tests."""
+        """Start nothing yet: what a test starts, and in which order, is part of what it tests.
+
+        A test that was killed leaves its volumes, with its runs in them: they go first."""
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
         return self
 
     def __exit__(self, *failure: Any) -> None:
