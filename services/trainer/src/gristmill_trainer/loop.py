@@ -138,7 +138,8 @@ def wait_for_groups(training: Training, version: PolicyVersion) -> list[Trajecto
 def optimizer_step(training: Training, batch: StepBatch) -> StepResult:
     """Accumulate the gradient over the micro-batches, clip, step."""
     settings, policy = training.settings, training.policy
-    clip = Clip(settings.clip_epsilon, settings.clip_epsilon_high or settings.clip_epsilon, settings.importance_cap)
+    low = settings.clip_epsilon or 0.2
+    clip = Clip(low, settings.clip_epsilon_high or low, settings.importance_cap)
     training.optimizer.zero_grad(set_to_none=True)
     loss_sum, diff_sum, diff_max = 0.0, 0.0, 0.0
     for micro in batch.micro_batches:

@@ -1,0 +1,22 @@
+"""Where and how it is computed. No result depends on these beyond rounding."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gristmill.settings import Settings
+
+
+class ComputeSettings(Settings):
+    """Device, memory, speed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA where there is one."""
+    gradient_checkpointing: bool = False
+    """Layers are computed again in the backward pass, rather than kept: less memory, a third more time."""
+    compile: bool = False
+    """The model's layers go through torch.compile."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """What MFU is a share of. Default: the device's, where it is known."""
