@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import model_validator
+
 from gristmill_trainer.settings.advantages import AdvantageSettings
 from gristmill_trainer.settings.batching import BatchingSettings
 from gristmill_trainer.settings.compute import ComputeSettings
@@ -33,3 +35,9 @@ class TrainerSettings(
         """The trainer's half of the run record: what must not change while the run lasts."""
         free = (PlaceSettings, ComputeSettings, TrackingSettings)
         return self.model_dump(exclude={name for group in free for name in group.model_fields} | {"resume"})
+
+    @model_validator(mode="after")
+    def _budget_holds_a_sequence(self) -> TrainerSettings:
+        if self.token_budget is not None and self.seq_len is not None and self.token_budget < self.seq_len:
+            raise ValueError(f"token_budget ({self.token_budget}) must hold one sequence of seq_len ({self.seq_len})")
+        return self

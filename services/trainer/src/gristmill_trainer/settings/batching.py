@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gristmill.settings import Settings
 
@@ -16,12 +16,6 @@ class BatchingSettings(Settings):
     """Micro-batches an optimizer step."""
     seq_len: int | None = Field(default=None, ge=2)
     """Longest sequence, in tokens; what is beyond is not trained on. Default: the server's longest."""
-    token_budget: int | None = Field(default=None, ge=2)
-    """Most tokens that go through the model at once, instead of batch_size sequences; a longer sequence is dropped
-    and counted. It changes memory and speed, and no result."""
-    packing: bool = True
-    """Sequences lie one after the other in a row, without padding, and attend to themselves only. false: padded rows,
-    for models whose attention cannot do that."""
     num_epochs: int = Field(default=1, ge=1)
     """Times that a step's batch is gone through; the old policy is that before the first."""
     minibatches: int = Field(default=1, ge=1)
@@ -35,9 +29,3 @@ class BatchingSettings(Settings):
     def updates_per_step(self) -> int:
         """Optimizer updates on one batch; more than one needs the old policy's log-probabilities."""
         return self.num_epochs * self.minibatches
-
-    @model_validator(mode="after")
-    def _budget_holds_a_sequence(self) -> BatchingSettings:
-        if self.token_budget is not None and self.seq_len is not None and self.token_budget < self.seq_len:
-            raise ValueError(f"token_budget ({self.token_budget}) must hold one sequence of seq_len ({self.seq_len})")
-        return self

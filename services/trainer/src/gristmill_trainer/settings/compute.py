@@ -14,6 +14,12 @@ class ComputeSettings(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA where there is one."""
+    token_budget: int | None = Field(default=None, ge=2)
+    """Most tokens that go through the model at once, instead of batch_size sequences; a longer sequence is dropped
+    and counted. It changes memory and speed, and no result."""
+    packing: bool = True
+    """Sequences lie one after the other in a row, without padding, and attend to themselves only. false: padded rows,
+    for models whose attention cannot do that."""
     gradient_checkpointing: bool = False
     """Layers are computed again in the backward pass, rather than kept: less memory, a third more time."""
     compile: bool = False

@@ -41,7 +41,7 @@ class ObjectiveSettings(Settings):
     distill_coef: float = Field(default=1.0, ge=0)
     """Weight of the distillation loss, in groups that bring a teacher's tokens."""
     distill_divergence: Literal["forward", "reverse"] = "forward"
-    """KL divergence of distillation: forward, of the policy from the teacher; reverse, of the teacher from the policy."""
+    """forward: KL(teacher || policy); reverse: KL(policy || teacher)."""
 
     @model_validator(mode="after")
     def _clip_below_one(self) -> ObjectiveSettings:
