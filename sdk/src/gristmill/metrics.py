@@ -36,8 +36,50 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     error; anything more means wrong tokens, masks, temperature or weights."""
     tokens: int
     """All tokens of the step, prompts included."""
+    trained_tokens: int = 0
+    """Those that the loss counts."""
     seconds: dict[str, float]
     """Wall time by phase: wait, pack, train, checkpoint, publish."""
+    learning_rate: float = 0.0
+    skipped: str | None = None
+    """Why the step changed nothing: its loss or gradient was not finite, or nothing was left of its groups."""
+    rejected: dict[str, int] = msgspec.field(default_factory=dict)
+    """Sequences that were not trained on, by reason."""
+    staleness: dict[str, int] = msgspec.field(default_factory=dict)
+    """Groups by staleness in steps."""
+    zero_advantage_share: float = 0.0
+    """Share of groups whose advantages are all 0: they teach nothing."""
+    cut_off_share: float = 0.0
+    """Share of completions that ended at max_tokens."""
+    entropy_mean: float | None = None
+    """Of the policy, in nats a trained token."""
+    logprob_mean: float | None = None
+    """Mean log-probability of trained tokens under the policy; `pos_logp` and `neg_logp`: of those with a positive
+    advantage, and of the others."""
+    pos_logp: float | None = None
+    neg_logp: float | None = None
+    kl_rollout: float | None = None
+    """KL(rollout policy || trainer's policy before the step), estimated as the mean of e^d - d - 1 over trained tokens,
+    d the difference of their log-probabilities (k3 of Schulman 2020)."""
+    kl_ref: float | None = None
+    """The same against the reference model, of which the policy is the first argument."""
+    ratio: dict[str, float] = msgspec.field(default_factory=dict)
+    """Quantiles (p01, p50, p99, max) of the policy ratio."""
+    clip_low_share: float | None = None
+    """Share of trained tokens whose ratio the lower clip stopped; `clip_high_share`: the upper one."""
+    clip_high_share: float | None = None
+    importance: dict[str, float] = msgspec.field(default_factory=dict)
+    """Quantiles of the importance weight against the rollout policy, before its cap."""
+    importance_capped_share: float | None = None
+    """Share of trained tokens above the cap."""
+    tokens_per_second: float = 0.0
+    """Trained and prompt tokens a second of the train phase."""
+    mfu: float | None = None
+    """Model FLOPs utilisation of the train phase: model FLOPs / (seconds x peak x devices). None: no peak is known."""
+    peak_tflops: float | None = None
+    """The peak that `mfu` assumes, a device."""
+    memory_mb: float | None = None
+    """Most memory that the process held so far: of the device, on CUDA; else resident."""
 
     def values(self) -> dict[str, Any]:
         """The metrics by name, without the step they belong to."""
@@ -76,4 +118,5 @@ class JsonlWriter:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The file's objects. A last line without its newline was torn by a kill and is left out."""
-    return [json.loads(text) for text in path.read_text().splitlines(keepends=True) if text.endswith("\n")]
+    with path.open(newline="\n") as file:
+        return [json.loads(text) for text in file if text.endswith("\n")]

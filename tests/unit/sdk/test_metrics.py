@@ -23,3 +23,10 @@ def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert read_jsonl(path) == [{"step": 1}]
     JsonlWriter(path).append({"step": 2})
     assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_line_separator_within_a_text_ends_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with JsonlWriter(path) as writer:
+        writer.append({"text": "one\u2028two\x85three"})
+    assert read_jsonl(path) == [{"text": "one\u2028two\x85three"}]
