@@ -10,12 +10,12 @@ import pytest
 from tests.support.groups import make_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
+from gristmill.wandb_run import has_credentials
 from gristmill_env.drops import DropReason
 from gristmill_env.rewards import Score
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.tracking import ScoredPrompt, WandbTracker
-from gristmill_env.tracking.credentials import has_credentials
 
 
 class Told:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill import TrajectoryGroup
+from gristmill.wandb_run import start_wandb
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
-from gristmill_env.tracking.credentials import has_credentials
 from gristmill_env.tracking.rollouts import COLUMNS, Rollouts
 from gristmill_env.tracking.tracker import ScoredPrompt
 from gristmill_env.tracking.window import Window
-
-logger = logging.getLogger(__name__)
 
 _NOT_IN_THE_DARK = 16
 """Times `min_items_sent_before_logging`: when so many prompts were scored, they are logged though fewer groups came of
@@ -34,8 +30,7 @@ class WandbTracker:
         self, run_id: str, config: EnvConfig, recorded: dict[str, Any], folder: Path, environ: Mapping[str, str]
     ) -> None:
         """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder."""
-        self._folder = _writable(folder / run_id)
-        self._run = self._start(run_id, config.wandb_name, recorded, environ)
+        self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
         self._run.define_metric("policy_step")
         self._run.define_metric("*", step_metric="policy_step")
         self._window = Window()
@@ -78,40 +73,3 @@ class WandbTracker:
             values["train/rollouts"] = wandb.Table(columns=[*COLUMNS], data=[list(row) for row in rows])
         self._unlogged = 0
         self._run.log(values)
-
-    def _start(self, run_id: str, name: str | None, recorded: dict[str, Any], environ: Mapping[str, str]) -> Any:
-        import wandb  # slow to import; most runs do without
-
-        start: dict[str, Any] = {
-            "project": environ.get("WANDB_PROJECT") or "gristmill",
-            "name": name or run_id,
-            "group": run_id,
-            "job_type": "env",
-            "config": recorded,
-            "dir": str(self._folder),
-            "settings": wandb.Settings(console="off", silent=True),
-        }
-        if environ.get("WANDB_MODE"):
-            return wandb.init(**start)
-        if not has_credentials(environ):
-            self._say_offline("there are no credentials (WANDB_API_KEY or ~/.netrc)")
-            return wandb.init(mode="offline", **start)
-        try:
-            return wandb.init(mode="online", **start)
-        except wandb.Error as error:
-            self._say_offline(f"it cannot be reached ({error})")
-            return wandb.init(mode="offline", **start)
-
-    def _say_offline(self, why: str) -> None:
-        logger.warning(
-            "W&B runs offline: %s; send it later with `wandb sync %s/wandb/offline-run-*`", why, self._folder
-        )
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:  # the run folder may be mounted read-only
-        return Path(tempfile.mkdtemp(prefix="gristmill-wandb-"))
