@@ -1,0 +1,151 @@
+"""What cannot be trained on. A bad group or sequence is dropped with a counted reason, and the others go on.
+
+A dropped group is gone whole. A dropped sequence was still one of the completions that its group's mean and standard
+deviation are taken over: its reward is as good as the others', only its tokens cannot be used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill import PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill.run import Protocol
+from gristmill_trainer.data.rejected import Reason, Rejected
+from gristmill_trainer.data.sample import F32, Sample
+
+HIGHEST_LOGPROB = 1e-3
+"""What rounding may make of log 1; the SDK's bound as well."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a step can take."""
+
+    vocabulary: int
+    """Token ids are 0 to vocabulary - 1: rows of the model's embedding."""
+    seq_len: int
+    """Longest sequence; what is beyond is cut off."""
+    policy: PolicyVersion
+    """The weights that the step begins from."""
+    max_staleness: int | None = None
+    """Steps between those and a group's oldest token; None: no bound."""
+    token_budget: int | None = None
+    """Most tokens of a micro-batch; None: no bound."""
+
+
+def staleness_bound(run: RunRecord) -> int | None:
+    """The run's bound; None for groups that come by Atropos' protocol, which knows no permits and so no bound."""
+    return None if run.protocol is Protocol.ATROPOS else run.max_staleness
+
+
+def staleness(group: TrajectoryGroup, policy: PolicyVersion) -> int:
+    """Steps from the oldest weights that sampled a token of the group to those that it is trained on.
+
+    Below 0 where a trainer that was killed had sampled it further on than the one that took over.
+    """
+    return policy.step - group.oldest_version.step
+
+
+def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
+    """The first thing that makes the whole group useless."""
+
+    def rejected(reason: Reason, detail: str) -> Rejected:
+        return Rejected(group.group_id, None, reason, detail)
+
+    if wrong := _wrong_length(group):
+        return rejected(Reason.WRONG_LENGTHS, wrong)
+    if wrong := _wrong_teacher_shape(group):
+        return rejected(Reason.DISTILLATION, wrong)
+    if not np.isfinite(group.rewards).all():
+        return rejected(Reason.REWARDS, f"rewards are {group.rewards.tolist()}")
+    stale = staleness(group, limits.policy)
+    if limits.max_staleness is not None and stale > limits.max_staleness:
+        return rejected(
+            Reason.STALE,
+            f"sampled by {group.oldest_version}, {stale} steps back; max_staleness is {limits.max_staleness}",
+        )
+    return None
+
+
+def starts(group: TrajectoryGroup) -> list[int]:
+    """First token of each sequence, and the number of tokens at the end: G + 1."""
+    return list(itertools.accumulate(group.lengths.tolist(), initial=0))
+
+
+def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
+    """The first thing that makes a sequence useless, its tail beyond seq_len cut off already."""
+    trained = sample.trained
+    lowest, highest = int(sample.tokens.min()), int(sample.tokens.max())
+    if lowest < 0 or highest >= limits.vocabulary:
+        worst = lowest if lowest < 0 else highest
+        return Reason.OUTSIDE_VOCABULARY, f"token {worst} is not among the model's {limits.vocabulary}"
+    if not trained.any():
+        return Reason.NOTHING_TRAINED, f"none of its {len(sample)} tokens is trained (seq_len is {limits.seq_len})"
+    if wrong := _wrong_logprobs(sample.rollout_logprobs[trained]):
+        return Reason.LOGPROBS, wrong
+    if sample.ref_logprobs is not None and (wrong := _wrong_logprobs(sample.ref_logprobs[trained])):
+        return Reason.REF_LOGPROBS, wrong
+    if not np.isfinite(sample.advantages[trained]).all():
+        return Reason.ADVANTAGES, "an advantage of a trained token is NaN or infinite"
+    if sample.teacher is not None:
+        ids, logprobs = sample.teacher.ids[trained], sample.teacher.logprobs[trained]
+        if ((ids < -1) | (ids >= limits.vocabulary)).any():
+            return Reason.DISTILLATION, f"a teacher's token is not among the model's {limits.vocabulary}"
+        if wrong := _wrong_logprobs(logprobs[ids >= 0]):
+            return Reason.DISTILLATION, f"the teacher's: {wrong}"
+    if limits.token_budget is not None and len(sample) > limits.token_budget:
+        return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {limits.token_budget}"
+    return None
+
+
+def teacher_width(group: TrajectoryGroup) -> int:
+    """K; 0 when no teacher's tokens came."""
+    return 0 if group.distill_ids is None else len(group.distill_ids) // len(group.tokens)
+
+
+def _wrong_length(group: TrajectoryGroup) -> str | None:
+    size, total = len(group.lengths), len(group.tokens)
+    if size == 0 or int(group.lengths.min()) < 1 or int(group.lengths.sum()) != total:
+        return f"lengths {group.lengths.tolist()} for {total} tokens"
+    for name, flat in (
+        ("logprobs", group.logprobs),
+        ("mask", group.mask),
+        ("advantages", group.advantages),
+        ("ref_logprobs", group.ref_logprobs),
+    ):
+        if flat is not None and len(flat) != total:
+            return f"{name} has {len(flat)} entries for {total} tokens"
+    counts = {
+        "rewards": len(group.rewards),
+        "finish_reasons": len(group.finish_reasons),
+        "versions": len(group.versions),
+        **{f"reward_parts[{name!r}]": len(part) for name, part in group.reward_parts.items()},
+    }
+    for name, count in counts.items():
+        if count != size:
+            return f"{name} has {count} entries for {size} sequences"
+    return None
+
+
+def _wrong_teacher_shape(group: TrajectoryGroup) -> str | None:
+    ids, logprobs, total = group.distill_ids, group.distill_logprobs, len(group.tokens)
+    if ids is None and logprobs is None:
+        return None
+    if ids is None or logprobs is None:
+        return "distill_ids and distill_logprobs come together, and one of them is missing"
+    if len(ids) != len(logprobs):
+        return f"{len(ids)} distill_ids, {len(logprobs)} distill_logprobs"
+    if len(ids) % total:
+        return f"{len(ids)} distill_ids are no whole number for each of {total} tokens"
+    return None
+
+
+def _wrong_logprobs(values: F32) -> str | None:
+    if not np.isfinite(values).all():
+        return "a log-probability is NaN or infinite"
+    if len(values) and float(values.max()) > HIGHEST_LOGPROB:
+        return f"a log-probability is positive: {float(values.max()):.4f}"
+    return None

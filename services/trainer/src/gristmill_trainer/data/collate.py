@@ -1,0 +1,127 @@
+"""Samples -> the tensors of one forward pass. Built in numpy, moved once a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gristmill_trainer.data.sample import F32, I32, Sample
+from gristmill_trainer.data.tensors import Layout, MicroBatch
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+_ToDevice = Callable[[npt.NDArray[np.generic]], torch.Tensor]
+
+
+def collate(
+    samples: Sequence[Sample], index: Sequence[int], weights: F32 | F64, *, packing: bool, device: torch.device
+) -> MicroBatch:
+    """The samples at `index`, in that order; at least one.
+
+    `weights`: [len(samples)], what each trained token of a sample counts in the step's loss. packing: sequences one
+    after the other in one row; else a row each. `old_logprobs` and `ref_logprobs` are None unless every sequence has
+    them; a sequence without a teacher gets ids of -1 beside one that has.
+    """
+    chosen = [samples[place] for place in index]
+    lengths = np.array([len(sample) for sample in chosen], np.int64)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    trained = np.concatenate([sample.trained for sample in chosen])
+    counts = np.array([sample.trained_tokens for sample in chosen], np.int64)
+    places = np.flatnonzero(trained)
+    tokens = np.concatenate([sample.tokens for sample in chosen]).astype(np.int64)
+    longest = int(lengths.max())
+
+    def to_device(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    def per_token(values: npt.ArrayLike) -> torch.Tensor:
+        return to_device(np.repeat(np.asarray(values, np.float32), counts))
+
+    def floats(arrays: Sequence[F32 | None]) -> torch.Tensor | None:
+        there = [array for array in arrays if array is not None]
+        if len(there) < len(arrays):
+            return None
+        return to_device(np.concatenate(there)[places].astype(np.float32, copy=False))
+
+    if packing:
+        layout = _packed(tokens, positions, starts, longest, to_device)
+        slots = places
+    else:
+        slot_of = np.repeat(np.arange(len(chosen)) * longest, lengths) + positions
+        layout = _padded(tokens, positions, slot_of, (len(chosen), longest), to_device)
+        slots = slot_of[places]
+    rollout = floats([sample.rollout_logprobs for sample in chosen])
+    advantages = floats([sample.advantages for sample in chosen])
+    assert rollout is not None
+    assert advantages is not None
+    teacher_ids, teacher_logprobs = _teacher(chosen, places)
+    return MicroBatch(
+        layout=layout,
+        sources=to_device(slots - 1),
+        targets=to_device(tokens[places]),
+        sequence=to_device(np.repeat(np.arange(len(chosen)), counts)),
+        sequences=len(chosen),
+        rollout_logprobs=rollout,
+        advantages=advantages,
+        temperatures=per_token([sample.temperature for sample in chosen]),
+        weights=per_token(np.asarray(weights)[list(index)]),
+        old_logprobs=floats([sample.old_logprobs for sample in chosen]),
+        ref_logprobs=floats([sample.ref_logprobs for sample in chosen]),
+        teacher_ids=None if teacher_ids is None else to_device(teacher_ids),
+        teacher_logprobs=None if teacher_logprobs is None else to_device(teacher_logprobs),
+        index=tuple(index),
+    )
+
+
+def dummy(device: torch.device, *, packing: bool = True) -> MicroBatch:
+    """A micro-batch of two tokens and no weight, for a rank that has none while others do. Its `index` is empty."""
+    nothing = np.zeros(2, np.float32)
+    sample = Sample("", np.zeros(2, np.int32), np.array([False, True]), nothing, nothing, 1.0)
+    return replace(collate([sample], (0,), np.zeros(1), packing=packing, device=device), index=())
+
+
+def _packed(tokens: I64, positions: I64, starts: I64, longest: int, to_device: _ToDevice) -> Layout:
+    return Layout(
+        tokens=to_device(tokens[None]),
+        positions=to_device(positions[None]),
+        starts=to_device(starts.astype(np.int32)),
+        attention=None,
+        longest=longest,
+    )
+
+
+def _padded(tokens: I64, positions: I64, slot_of: I64, shape: tuple[int, int], to_device: _ToDevice) -> Layout:
+    """`slot_of`: i64[N], place of each token in the flattened rows. Padding is token 0, its positions go on from 0."""
+
+    def rows(values: I64) -> torch.Tensor:
+        flat = np.zeros(shape[0] * shape[1], np.int64)
+        flat[slot_of] = values
+        return to_device(flat.reshape(shape))
+
+    return Layout(
+        tokens=rows(tokens),
+        positions=to_device(np.tile(np.arange(shape[1]), (shape[0], 1))),
+        starts=None,
+        attention=rows(np.ones_like(tokens)),
+        longest=shape[1],
+    )
+
+
+def _teacher(chosen: Sequence[Sample], places: I64) -> tuple[I64 | None, F32 | None]:
+    """i64[M, K] and f32[M, K], K the widest; None without a teacher."""
+    width = max((sample.teacher.ids.shape[1] for sample in chosen if sample.teacher is not None), default=0)
+    if not width:
+        return None, None
+    ids = [np.full((len(sample), width), -1, np.int32) for sample in chosen]
+    logprobs = [np.zeros((len(sample), width), np.float32) for sample in chosen]
+    for sample, own_ids, own_logprobs in zip(chosen, ids, logprobs, strict=True):
+        if sample.teacher is not None:
+            own_ids[:, : sample.teacher.ids.shape[1]] = sample.teacher.ids
+            own_logprobs[:, : sample.teacher.ids.shape[1]] = sample.teacher.logprobs
+    flat: I32 = np.concatenate(ids)
+    return flat[places].astype(np.int64), np.concatenate(logprobs)[places]

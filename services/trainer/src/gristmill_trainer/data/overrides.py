@@ -1,0 +1,96 @@
+"""What an environment overrides of the trainer's ways, for a group or one of its sequences (Atropos' protocol).
+
+`TrajectoryGroup.overrides` is {"sequences": [{...}, ...], "group": {...}}, either may be absent. Known keys:
+
+    set_advantage_to_zero   bool; of a sequence or of the group. The tokens stay in the batch and in its counts, and
+                            give no gradient but that of penalties. The reward stays in the group's baseline.
+    group_size              of the group: for the environment's own check of its size. Nothing to do here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill import TrajectoryGroup
+from gristmill_trainer.data.sample import Bool
+from gristmill_trainer.errors import TrainerError
+
+_LOG = logging.getLogger(__name__)
+_ZERO = "set_advantage_to_zero"
+_NOT_OURS = "group_size"
+
+
+class OverridesError(TrainerError):
+    """Overrides that cannot be followed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Overrides:
+    """What a group's overrides ask for."""
+
+    zeroed: Bool
+    """bool[G]: sequences whose advantage is set to zero."""
+    unknown: Counter[str]
+    """Keys that nothing is known of, by how often they came."""
+
+
+def read_overrides(group: TrajectoryGroup) -> Overrides:
+    """Raises OverridesError for a wrong type, and for sequences' overrides of which it cannot be told whose they are.
+
+    Unknown keys are counted, and logged the first time.
+    """
+    zeroed = np.zeros(group.size, np.bool_)
+    unknown: Counter[str] = Counter()
+    if group.overrides is None:
+        return Overrides(zeroed, unknown)
+    found = _mapping(group.overrides, "overrides")
+    unknown.update(found.keys() - {"sequences", "group"})
+    zeroed |= _asks_for_zero(found.get("group"), "the group's overrides", unknown)
+    sequences = found.get("sequences")
+    if sequences is None:
+        sequences = []
+    if not isinstance(sequences, list):
+        raise OverridesError(f"the sequences' overrides are a {type(sequences).__name__}, not a list")
+    asked = [_asks_for_zero(one, f"the overrides of sequence {index}", unknown) for index, one in enumerate(sequences)]
+    zeroed |= _of_each(asked, group.size)
+    for key in unknown:
+        _tell(key)
+    return Overrides(zeroed, unknown)
+
+
+def _of_each(asked: Sequence[bool], size: int) -> Bool:
+    if len(asked) == size:
+        return np.array(asked, np.bool_)
+    # Atropos takes shorter lists: its environments leave sequences without overrides out.
+    if any(asked):
+        raise OverridesError(f"{len(asked)} overrides for {size} sequences: it cannot be told whose they are")
+    return np.zeros(size, np.bool_)
+
+
+def _asks_for_zero(overrides: Any, whose: str, unknown: Counter[str]) -> bool:
+    if overrides is None:
+        return False
+    mapping = _mapping(overrides, whose)
+    unknown.update(mapping.keys() - {_ZERO, _NOT_OURS})
+    value = mapping.get(_ZERO)
+    if value not in (None, False, True):
+        raise OverridesError(f"{whose}: {_ZERO} is {value!r}, not true or false")
+    return bool(value)
+
+
+def _mapping(value: Any, whose: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise OverridesError(f"{whose}: a {type(value).__name__}, not a mapping of names")
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _tell(key: str) -> None:
+    _LOG.warning("environments send the override %r, which is not known here and does nothing", key)

@@ -1,0 +1,134 @@
+"""Advantages against plain float64, punishment and filter of long completions, and what the environment says itself."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.groups import make_group
+from tests.unit.trainer.data.bad import group_with, limits
+
+from gristmill import SamplingParams
+from gristmill_trainer.data.advantages import Scale, advantages
+from gristmill_trainer.data.overlong import punishment
+from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.settings.advantages import AdvantageSettings
+
+REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@given(groups=st.lists(REWARDS, min_size=1, max_size=5))
+def test_advantages_are_those_of_plain_numbers(scale: Scale, groups: list[list[float]]) -> None:
+    found = advantages([np.array(group) for group in groups], scale)
+    everything = [reward for group in groups for reward in group]
+    for group, ours in zip(groups, found, strict=True):
+        mean = math.fsum(group) / len(group)
+        divisor = {
+            "group": statistics.stdev(group) + 1e-4,
+            "batch": statistics.stdev(everything) + 1e-4,
+            "none": 1.0,
+        }[scale]
+        wanted = [(reward - mean) / divisor for reward in group]
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-7)
+        assert ours.dtype == np.float32
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@given(reward=st.floats(-10, 10), size=st.integers(2, 20))
+def test_equal_rewards_have_no_advantage_at_all(scale: Scale, reward: float, size: int) -> None:
+    found, _ = advantages([np.full(size, reward), np.array([1.0, 2.0])], scale)
+    np.testing.assert_array_equal(found, np.zeros(size))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_group_of_one_has_its_reward(scale: Scale) -> None:
+    single, _ = advantages([np.array([0.25]), np.array([1.0, 0.0])], scale)
+    np.testing.assert_array_equal(single, [0.25])
+
+
+def test_no_groups_have_no_advantages() -> None:
+    assert advantages([], "batch") == []
+
+
+def test_the_soft_punishment_of_length_is_that_of_dapo() -> None:
+    """Eq. 13: L_max 20480, L_cache 4096."""
+    lengths = np.array([0, 16384, 16385, 18432, 20479, 20480, 30000])
+    found = punishment(lengths, 20480, 4096, 1.0)
+    np.testing.assert_allclose(found, [0, 0, -1 / 4096, -0.5, -4095 / 4096, -1, -1], rtol=1e-12)
+    np.testing.assert_allclose(punishment(lengths, 20480, 4096, 0.5), found / 2)
+
+
+def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
+    group = replace(
+        make_group(lengths=((3, 4), (3, 6), (3, 8)), rewards=(1, 1, 1), version="1.5"),
+        sampling=SamplingParams(temperature=0.7, max_tokens=8),
+    )
+    settings = AdvantageSettings(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.6)
+    prepared = to_samples([group], limits(), settings)
+    found = [float(sample.advantages[-1]) for sample in prepared.samples]
+    np.testing.assert_allclose(found, [0.3, 0.0, -0.3], atol=1e-7)
+    assert prepared.statistics.reward_mean == 1.0
+    assert prepared.statistics.overlong_punished == 2
+    assert {sample.temperature for sample in prepared.samples} == {0.7}
+
+
+def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None:
+    group = group_with(finish_reasons=["length", "stop"])
+    prepared = to_samples([group], limits(), AdvantageSettings(overlong="filter"))
+    cut, whole = prepared.samples
+    assert (cut.trained_tokens, whole.trained_tokens) == (0, 2)
+    assert not cut.rollout_logprobs.any()
+    assert prepared.statistics.overlong_filtered == 1
+    assert prepared.statistics.cut_off_share == 0.5
+    # It was part of the baseline.
+    np.testing.assert_allclose(whole.advantages, -0.5 / (np.sqrt(0.5) + 1e-4), rtol=1e-6)
+    kept = to_samples([group], limits(), AdvantageSettings())
+    assert [sample.trained_tokens for sample in kept.samples] == [4, 2]
+    assert kept.statistics.overlong_filtered == 0
+
+
+def test_advantages_of_the_environment_are_used_as_they_are() -> None:
+    sent = np.linspace(-3, 3, 12, dtype=np.float32)
+    settings = AdvantageSettings(overlong_buffer=60)
+    prepared = to_samples([group_with(advantages=sent)], limits(), settings)
+    np.testing.assert_array_equal(np.concatenate([sample.advantages for sample in prepared.samples]), sent)
+    assert prepared.statistics.overlong_punished == 0
+
+
+def test_statistics_of_a_step() -> None:
+    groups = [
+        make_group("g00000001", version="1.5", rewards=(1.0, 0.0)),
+        replace(
+            make_group("g00000002", version="1.4", rewards=(0.5, 0.5)),
+            reward_parts={"length": [0.5, None], "exact": [1.0, 0.0]},
+        ),
+    ]
+    found = to_samples(groups, limits(), AdvantageSettings()).statistics
+    assert (found.groups, found.sequences) == (2, 4)
+    assert found.reward_mean == 0.5
+    assert found.reward_std == pytest.approx(np.sqrt(0.125))
+    assert found.reward_parts == pytest.approx({"length": 0.5, "exact": 0.5})
+    assert found.staleness == [0, 1]
+    assert found.completion_tokens_mean == 3
+    assert found.zero_advantage_share == 0.5
+    assert found.rejected == {}
+
+
+def test_reference_logprobs_and_teachers_are_cut_with_their_sequence() -> None:
+    reference = -np.arange(1, 13, dtype=np.float32)
+    ids, logprobs = np.arange(24, dtype=np.int32), -np.arange(24, dtype=np.float32)
+    group = group_with(ref_logprobs=reference, distill_ids=ids, distill_logprobs=logprobs)
+    first, second = to_samples([group], limits(seq_len=6), AdvantageSettings()).samples
+    assert first.ref_logprobs is not None
+    assert second.ref_logprobs is not None
+    np.testing.assert_array_equal(first.ref_logprobs, reference[:6])
+    np.testing.assert_array_equal(second.ref_logprobs, reference[7:])
+    assert second.teacher is not None
+    np.testing.assert_array_equal(second.teacher.ids, ids[14:].reshape(-1, 2))
+    np.testing.assert_array_equal(second.teacher.logprobs, logprobs[14:].reshape(-1, 2))

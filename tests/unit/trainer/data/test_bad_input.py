@@ -1,0 +1,212 @@
+"""What cannot be trained on is dropped with a counted reason; what is beside it is trained on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.groups import make_group
+from tests.unit.trainer.data.bad import group_with, limits
+
+from gristmill import PolicyVersion, TrajectoryGroup
+from gristmill.run import Protocol, RunRecord, RunState
+from gristmill_trainer.data.checks import Limits, staleness_bound
+from gristmill_trainer.data.rejected import Reason
+from gristmill_trainer.data.samples import Prepared, to_samples
+from gristmill_trainer.settings.advantages import AdvantageSettings
+
+GOOD = make_group("g00000002", version="1.5", rewards=(1.0, 0.0))
+
+
+def prepare(*groups: TrajectoryGroup, bounds: Limits | None = None) -> Prepared:
+    return to_samples(groups, bounds or limits(), AdvantageSettings())
+
+
+def gone_whole(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
+    prepared = prepare(bad, GOOD, bounds=bounds)
+    assert [(one.group_id, one.sequence, one.reason) for one in prepared.rejected] == [("g00000001", None, reason)]
+    assert prepared.statistics.rejected == {reason: 1}
+    assert [sample.group_id for sample in prepared.samples] == ["g00000002"] * 2
+    assert prepared.statistics.reward_mean == 0.5
+    assert prepared.rejected[0].detail
+
+
+def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
+    """Its first sequence is dropped. The second has the advantage that it has beside the first."""
+    prepared = prepare(bad, bounds=bounds)
+    assert [(one.group_id, one.sequence, one.reason) for one in prepared.rejected] == [("g00000001", 0, reason)]
+    assert prepared.statistics.rejected == {reason: 1}
+    (sample,) = prepared.samples
+    np.testing.assert_array_equal(sample.tokens, bad.tokens[7:])
+    np.testing.assert_allclose(sample.advantages[sample.trained], -0.5 / (np.sqrt(0.5) + 1e-4), rtol=1e-6)
+    assert prepared.statistics.sequences == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lengths", np.array([7, 9], np.int32)),
+        ("lengths", np.array([12, 0], np.int32)),
+        ("lengths", np.array([], np.int32)),
+        ("logprobs", np.zeros(11, np.float32)),
+        ("mask", np.ones(13, np.bool_)),
+        ("advantages", np.zeros(2, np.float32)),
+        ("ref_logprobs", np.zeros(5, np.float32)),
+        ("rewards", np.zeros(3, np.float32)),
+        ("finish_reasons", ["stop"]),
+        ("versions", []),
+        ("reward_parts", {"length": [1.0]}),
+    ],
+)
+def test_a_group_with_a_wrong_length_is_dropped(field: str, value: Any) -> None:
+    gone_whole(group_with(**{field: value}), Reason.WRONG_LENGTHS)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_group_with_a_reward_that_is_no_number_is_dropped(reward: float) -> None:
+    gone_whole(group_with(rewards=np.array([reward, 1], np.float32)), Reason.REWARDS)
+
+
+def test_a_group_beyond_the_staleness_bound_is_dropped() -> None:
+    old = make_group(version="1.2")
+    gone_whole(old, Reason.STALE, limits(max_staleness=2))
+    assert not prepare(old, bounds=limits(max_staleness=3)).rejected
+    assert not prepare(old, bounds=limits(max_staleness=None)).rejected
+    assert prepare(old, GOOD, bounds=limits(max_staleness=3)).statistics.staleness == [3, 0]
+
+
+def test_what_a_killed_trainer_sampled_further_on_is_not_stale() -> None:
+    prepared = prepare(make_group(version="1.7"), bounds=limits(policy=PolicyVersion(2, 5), max_staleness=0))
+    assert prepared.statistics.staleness == [-2]
+    assert not prepared.rejected
+
+
+def test_atropos_protocol_has_no_staleness_bound() -> None:
+    run = RunRecord(run_id="r", state=RunState.OPEN, digest="0", group_size=2, env={}, created_at=0, max_staleness=1)
+    assert staleness_bound(run) == 1
+    assert staleness_bound(run.model_copy(update={"protocol": Protocol.ATROPOS})) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [(24, 12), (13, 13), (24, None), (None, 24)],
+    ids=["other lengths", "K no whole number", "ids alone", "logprobs alone"],
+)
+def test_a_teacher_of_a_wrong_shape_drops_the_group(ids: int | None, logprobs: int | None) -> None:
+    bad = group_with(
+        distill_ids=None if ids is None else np.zeros(ids, np.int32),
+        distill_logprobs=None if logprobs is None else np.zeros(logprobs, np.float32),
+    )
+    gone_whole(bad, Reason.DISTILLATION)
+
+
+@pytest.mark.parametrize(("token", "logprob"), [(64, -1.0), (-2, -1.0), (3, np.nan), (3, 0.5)])
+def test_a_teacher_of_wrong_values_drops_the_sequence(token: int, logprob: float) -> None:
+    ids, logprobs = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
+    ids[4, 1], logprobs[4, 1] = token, logprob
+    gone_alone(group_with(distill_ids=ids.reshape(-1), distill_logprobs=logprobs.reshape(-1)), Reason.DISTILLATION)
+
+
+@pytest.mark.parametrize("place", [0, 4])
+@pytest.mark.parametrize("token", [64, 1 << 30, -1])
+def test_a_token_outside_the_vocabulary_drops_its_sequence(place: int, token: int) -> None:
+    bad = group_with()
+    bad.tokens[place] = token
+    gone_alone(bad, Reason.OUTSIDE_VOCABULARY)
+
+
+@pytest.mark.parametrize("logprob", [np.nan, -np.inf, np.inf, 0.1])
+def test_a_wrong_logprob_drops_its_sequence(logprob: float) -> None:
+    bad = group_with()
+    bad.logprobs[5] = logprob
+    gone_alone(bad, Reason.LOGPROBS)
+    reference = np.full(12, -1, np.float32)
+    reference[5] = logprob
+    gone_alone(group_with(ref_logprobs=reference), Reason.REF_LOGPROBS)
+
+
+def test_only_trained_positions_need_logprobs() -> None:
+    good = group_with()
+    good.logprobs[0] = np.nan
+    prepared = prepare(good)
+    assert not prepared.rejected
+    assert np.isfinite(prepared.samples[0].rollout_logprobs).all()
+
+
+def test_a_sent_advantage_that_is_no_number_drops_its_sequence() -> None:
+    advantages = np.ones(12, np.float32)
+    advantages[3] = np.nan
+    prepared = prepare(group_with(advantages=advantages))
+    assert [(one.sequence, one.reason) for one in prepared.rejected] == [(0, Reason.ADVANTAGES)]
+    assert len(prepared.samples) == 1
+
+
+def test_an_empty_completion_drops_its_sequence() -> None:
+    bad = group_with()
+    bad.mask[:7] = False
+    gone_alone(bad, Reason.NOTHING_TRAINED)
+    bad.mask[0] = True  # which nothing predicts
+    gone_alone(bad, Reason.NOTHING_TRAINED)
+
+
+def test_a_completion_that_lies_beyond_seq_len_drops_its_sequence() -> None:
+    bad = group_with()
+    bad.mask[:6] = False
+    gone_alone(bad, Reason.NOTHING_TRAINED, limits(seq_len=5))
+    assert prepare(bad, bounds=limits(seq_len=5)).statistics.seq_len_cuts == 0
+    prepared = prepare(group_with(), bounds=limits(seq_len=5))
+    assert [len(sample) for sample in prepared.samples] == [5, 5]
+    assert [sample.trained_tokens for sample in prepared.samples] == [2, 2]
+    assert prepared.statistics.seq_len_cuts == 1
+
+
+def test_a_sequence_over_the_token_budget_is_dropped() -> None:
+    gone_alone(group_with(), Reason.OVER_TOKEN_BUDGET, limits(token_budget=6))
+    assert not prepare(group_with(), bounds=limits(token_budget=7)).rejected
+    assert not prepare(group_with(), bounds=limits(token_budget=5, seq_len=5)).rejected
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        {"sequences": {"set_advantage_to_zero": True}},
+        {"sequences": [{}, "zero"]},
+        {"sequences": [{}, {"set_advantage_to_zero": "yes"}]},
+        {"group": {"set_advantage_to_zero": 2}},
+        {"group": [True]},
+        {"group": {3: True}},
+        {"sequences": [{"set_advantage_to_zero": True}]},
+    ],
+)
+def test_overrides_that_cannot_be_followed_drop_the_group(overrides: object) -> None:
+    gone_whole(group_with(overrides=overrides), Reason.OVERRIDES)
+
+
+def test_a_step_of_nothing_good_has_no_samples_and_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(*(group_with(f"g{index}", rewards=np.full(2, np.nan, np.float32)) for index in range(3)))
+    assert prepared.samples == []
+    assert prepared.statistics.rejected == {Reason.REWARDS: 3}
+    assert np.isnan(prepared.statistics.reward_mean)
+    assert [record.message for record in caplog.records] == [
+        "not trained on, rewards: 3, such as g0: rewards are [nan, nan]"
+    ]
+
+
+@given(st.permutations(range(6)))
+def test_the_order_of_a_lease_changes_nothing(order: list[int]) -> None:
+    groups = [make_group(f"g{index:08}", version="1.5", seed=index) for index in range(6)]
+    groups[3] = group_with("g00000003", rewards=np.full(2, np.inf, np.float32))
+    settings = AdvantageSettings(advantage_scale="batch")
+    wanted = to_samples(groups, limits(), settings)
+    found = to_samples([groups[index] for index in order], limits(), settings)
+    assert found.statistics == wanted.statistics
+    assert found.rejected == wanted.rejected
+    for ours, theirs in zip(found.samples, wanted.samples, strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        assert ours.advantages.tobytes() == theirs.advantages.tobytes()
