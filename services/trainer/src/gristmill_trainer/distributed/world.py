@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-# Ranks wait in a collective while rank 0 waits for groups; it sends word at least this often.
-WORD_EVERY = 60.0
-_TIMEOUT = timedelta(seconds=1800)
+# The others wait in a collective for as long as rank 0 waits for groups. One that dies ends them all at once, by its
+# closed connections and by torchrun.
+_TIMEOUT = timedelta(days=7)
 
 
 @dataclass(frozen=True)

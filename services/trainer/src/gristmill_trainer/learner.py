@@ -1,0 +1,236 @@
+"""Optimizer steps on samples: the part of the trainer that knows no server.
+
+    learner = Learner(policy, optimizer, settings)
+    result = learner.step(samples, step=1)
+
+A step is one batch: `num_epochs` passes over it, each in `minibatches` updates. The old policy of the ratio is the
+one before the first update. All sums are over all micro-batches and ranks, so that neither packing nor gradient
+accumulation nor the number of processes changes a result beyond rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from gristmill_trainer.data.collate import collate, dummy
+from gristmill_trainer.data.minibatches import split
+from gristmill_trainer.data.packing import plan
+from gristmill_trainer.data.sample import F32, Sample
+from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.flops import ModelFlops
+from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
+from gristmill_trainer.observed import Observed
+from gristmill_trainer.policy import Policy
+from gristmill_trainer.settings import TrainerSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did."""
+
+    loss: float
+    """Mean over the step's updates."""
+    grad_norm: float
+    """Global L2 norm before clipping; mean over the updates."""
+    seen: Observed
+    """All trained tokens, update after update."""
+    tokens: int
+    """Tokens that went through the model for training, padding left out."""
+    trained_tokens: int
+    flops: int | None
+    """Model FLOPs of all updates, all ranks; None where the model's are not known."""
+    skipped: str | None = None
+    """Why an update was left out: its loss or its gradient was not finite."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    loss: float
+    grad_norm: float
+    seen: Observed
+
+
+class Learner:
+    """The policy and its optimizer. With several ranks, each calls the same methods with the same arguments."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        settings: TrainerSettings,
+        *,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        max_completion_length: int | None = None,
+        reference: Policy | None = None,
+        world: World | None = None,
+    ) -> None:
+        """`max_completion_length`: what dr_grpo divides by. `reference`: for the KL penalty, where samples bring no
+        log-probabilities of it."""
+        self.policy = policy
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.objective = Objective.of(settings)
+        self._settings = settings
+        self._max_completion_length = settings.max_completion_length or max_completion_length
+        self._reference = reference
+        self._world = world or World()
+        self._flops = ModelFlops.of(policy.model)
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, samples: Sequence[Sample], step: int) -> StepResult:
+        """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
+
+        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it.
+        """
+        settings = self._settings
+        samples = self._with_reference(samples)
+        if settings.updates_per_step > 1:
+            samples = self._with_old_logprobs(samples)
+        groups = [sample.group_id for sample in samples]
+        updates, skipped = [], None
+        for epoch in range(settings.num_epochs):
+            for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
+                update = self._update([samples[number] for number in part])
+                problem = _not_finite(update)
+                if problem is None:
+                    self.optimizer.step()
+                else:
+                    skipped = problem
+                    _LOG.error("step %d: %s; this update is left out", step, problem)
+                self.optimizer.zero_grad(set_to_none=True)
+                updates.append(update)
+        if self.schedule is not None:
+            self.schedule.step()
+        lengths, trained = [len(sample) for sample in samples], sum(sample.trained_tokens for sample in samples)
+        return StepResult(
+            loss=float(np.mean([update.loss for update in updates])),
+            grad_norm=float(np.mean([update.grad_norm for update in updates])),
+            seen=Observed.join([update.seen for update in updates]),
+            tokens=settings.num_epochs * sum(lengths),
+            trained_tokens=settings.num_epochs * trained,
+            flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
+            skipped=skipped,
+        )
+
+    def logprobs(self, samples: Sequence[Sample], policy: Policy | None = None) -> list[F32]:
+        """float32[L] a sample: log-probabilities of its trained tokens under `policy` (default: the one in training),
+        0 elsewhere. No gradient."""
+        scored = policy or self.policy
+        found: dict[int, F32] = {}
+        with torch.no_grad(), scored.compute():
+            for micro in self._micro_batches(samples, np.zeros(len(samples))):
+                scores = scored.scorer(micro)
+                flat = scores.logprobs.float().cpu().numpy()
+                for place, number in enumerate(micro.index):
+                    values = np.zeros(len(samples[number]), np.float32)
+                    values[samples[number].trained] = flat[micro.sequence.cpu().numpy() == place]
+                    found[number] = values
+        everywhere = {number: values for share in self._world.gather(found) for number, values in share.items()}
+        return [everywhere[number] for number in range(len(samples))]
+
+    def _update(self, samples: Sequence[Sample]) -> _Update:
+        """Add up the gradient of one update, clipped."""
+        counts = np.array([sample.trained_tokens for sample in samples], np.int64)
+        weights = token_weights(
+            self._settings.objective, counts, self._settings.batch_size, self._max_completion_length
+        )
+        entropy_weight = 1.0 / max(int(counts.sum()), 1)
+        loss_sum, seen = 0.0, []
+        for micro in self._micro_batches(samples, weights):
+            with self.policy.compute():
+                scores = self.policy.scorer(
+                    micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
+                )
+            assert scores.entropy is not None
+            old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
+            # Where nobody recorded what the rollout policy said, the old policy stands in for it.
+            rollout = torch.where(micro.rollout_logprobs.isnan(), old, micro.rollout_logprobs)
+            loss = self.objective.loss(
+                TrainedTokens(
+                    logprobs=scores.logprobs,
+                    old_logprobs=old,
+                    rollout_logprobs=rollout,
+                    advantages=micro.advantages,
+                    weights=micro.weights,
+                    sequence=micro.sequence,
+                    sequences=micro.sequences,
+                    entropy=scores.entropy,
+                    entropy_weight=entropy_weight,
+                    ref_logprobs=micro.ref_logprobs,
+                    teacher_logprobs=micro.teacher_logprobs,
+                    student_logprobs=scores.student_logprobs,
+                )
+            )
+            # FSDP takes the mean over the ranks; the shares of the loss are to be added.
+            (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
+            if not micro.index:
+                continue
+            loss_sum += loss.item()
+            seen.append(
+                Observed.of(
+                    scores.logprobs, old, rollout, micro.advantages, scores.entropy, micro.ref_logprobs
+                )
+            )
+        grad_norm = self._clip_gradient()
+        shares = self._world.gather((loss_sum, seen))
+        return _Update(
+            loss=sum(share[0] for share in shares),
+            grad_norm=grad_norm,
+            seen=Observed.join([piece for share in shares for piece in share[1]]),
+        )
+
+    def _clip_gradient(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.trained_parameters(), self._settings.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _micro_batches(self, samples: Sequence[Sample], weights: np.ndarray) -> list[MicroBatch]:
+        """This rank's share. All ranks have equally many: FSDP's collectives want company."""
+        settings = self._settings
+        shares = plan(
+            [len(sample) for sample in samples],
+            budget=settings.token_budget,
+            batch_size=settings.batch_size,
+            ranks=self._world.size,
+        )
+        return [
+            dummy(self.policy.device, packing=settings.packing)
+            if index is None
+            else collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
+            for index in shares[self._world.rank]
+        ]
+
+    def _with_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        found = self.logprobs(samples)
+        return [dataclasses.replace(one, old_logprobs=old) for one, old in zip(samples, found, strict=True)]
+
+    def _with_reference(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        if not self.objective.wants_reference or all(sample.ref_logprobs is not None for sample in samples):
+            return samples
+        assert self._reference is not None, "a KL penalty needs a reference model"
+        found = self.logprobs(samples, self._reference)
+        return [
+            one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
+            for one, ref in zip(samples, found, strict=True)
+        ]
+
+
+def _not_finite(update: _Update) -> str | None:
+    for name, value in (("loss", update.loss), ("gradient norm", update.grad_norm)):
+        if not math.isfinite(value):
+            return f"the {name} is {value}"
+    return None
