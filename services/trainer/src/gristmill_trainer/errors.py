@@ -13,6 +13,10 @@ class ModelError(TrainerError):
     """The model cannot be loaded, or is not the one that the server runs."""
 
 
+class OptimizerError(TrainerError):
+    """The optimizer that is asked for cannot be had here."""
+
+
 class PublishError(TrainerError):
     """The model server did not take the new weights.
 

@@ -1,0 +1,120 @@
+"""LoRA by peft: small trained matrices beside frozen weights (Hu et al. 2021).
+
+    W' = W + (alpha / rank) B A,     A [rank, in], B [out, rank], B = 0 at the start
+
+The adapters lie inside the model, which stays the class it was. Only they get gradients; the server gets W'.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from gristmill_trainer.errors import ModelError
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+# What peft's own files put before the model's names, so that PeftModel.from_pretrained reads ours.
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters on every linear layer but the head."""
+
+    rank: int
+    alpha: float
+    """The adapters' product is scaled by alpha / rank."""
+
+
+def adapter_rank(folder: Path) -> int | None:
+    """Rank of the adapters in a checkpoint folder; None where it holds a whole model."""
+    file = folder / _CONFIG
+    if not file.is_file():
+        return None
+    try:
+        return int(json.loads(file.read_text())["r"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{file} is not readable ({error}); resume from the checkpoint before") from error
+
+
+def attach(model: Any, lora: Lora) -> None:
+    """Put adapters into `model` and freeze the rest. Raises ModelError without the peft package."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ModelError(
+            "lora_rank needs the peft package; pip install 'gristmill-trainer[lora]', or leave lora_rank out"
+        ) from error
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.get_decoder().named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    if not linear:
+        raise ModelError(f"{type(model).__name__} has no linear layers for LoRA; leave lora_rank out")
+    config: Any = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] # a scale may be a fraction
+        target_modules=sorted(linear),
+        base_model_name_or_path=model.config.name_or_path,
+    )
+    inject_adapter_in_model(config, model)
+
+
+def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The model's tensors with the adapters in them, by the names that they have without LoRA. The live ones stay as
+    they are; what no adapter touches is not copied."""
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[tuple[str, Any]] = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)
+    ]
+    deltas = {
+        f"{name}.weight": module.get_delta_weight(adapter).detach()
+        for name, module in layers
+        for adapter in module.active_adapters
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if ".lora_" not in name:
+            plain = name.replace(".base_layer.", ".")
+            tensors[plain] = tensor.detach() + deltas[plain] if plain in deltas else tensor.detach()
+    return tensors
+
+
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write the adapters as peft does; `PeftModel.from_pretrained(base, folder)` reads them too."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    save_file(
+        {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        folder / _WEIGHTS,
+        metadata={"format": "pt"},
+    )
+    model.peft_config["default"].save_pretrained(folder)
+
+
+def load_adapters(model: Any, folder: Path) -> None:
+    """Put saved adapters into a model that `attach` prepared with the same rank. Raises ModelError."""
+    from peft import set_peft_model_state_dict
+
+    try:
+        saved = load_file(folder / _WEIGHTS)
+        result: Any = set_peft_model_state_dict(
+            model, {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}, adapter_name="default"
+        )
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ModelError(f"the adapters in {folder} do not fit the model or are not readable: {error}") from error
+    lost = [name for name in result.missing_keys if ".lora_" in name] + list(result.unexpected_keys)
+    if lost:
+        raise ModelError(f"the adapters in {folder} are of another model: '{lost[0]}' has no counterpart")

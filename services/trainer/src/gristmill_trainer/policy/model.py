@@ -1,0 +1,136 @@
+"""The model being trained: loaded, scored with, exported."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy.check import prepare
+from gristmill_trainer.policy.lora import Lora, adapter_rank, attach, load_adapters, merged_tensors, save_adapters
+from gristmill_trainer.policy.source import ModelSource
+
+_LOG = logging.getLogger(__name__)
+
+
+class Policy:
+    """A causal language model with float32 parameters; on CUDA it computes in bfloat16."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        device: Literal["auto", "cpu", "cuda"],
+        weights: str | None = None,
+        *,
+        packing: bool = False,
+        checkpointing: bool = False,
+        compiled: bool = False,
+        lora: Lora | None = None,
+    ) -> None:
+        """Load `source`, or the checkpoint folder `weights` of the same model.
+
+        `packing`: the layout that `scorer` takes. `checkpointing` and `compiled` are of its layers. With `lora`, only
+        adapters are trained, and `weights` is a folder of such. Raises ModelError.
+        """
+        wanted = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self.device = torch.device(wanted)
+        self.source = source
+        self.lora = lora
+        if weights is not None:
+            _compare_ranks(Path(weights), lora)
+        # A checkpoint of adapters has no weights of its own.
+        whole = source.weights if lora is not None or weights is None else weights
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"cannot load the model '{whole}': {error}") from error
+        self.model = model.to(self.device).train()
+        # Dropout would make the trainer's policy another one than the server's.
+        _without_dropout(self.model)
+        self.scorer = prepare(self.model, packing=packing)
+        if lora is not None:
+            attach(self.model, lora)
+            if weights is not None:
+                load_adapters(self.model, Path(weights))
+        if checkpointing:
+            self.scorer.checkpoint_layers()
+        if compiled:
+            self.scorer.compile_layers()
+        counts = [parameter.numel() for parameter in self.model.parameters()]
+        trained = sum(parameter.numel() for parameter in self.trained_parameters())
+        _LOG.info(
+            "model %s: %.1fM parameters, %.1fM of them trained, on %s",
+            source.weights, sum(counts) / 1e6, trained / 1e6, self.device,
+        )  # fmt: skip
+
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer steps: all parameters, or the adapters."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def compute(self) -> AbstractContextManager[Any]:
+        """Context of the forward pass: bfloat16 arithmetic on CUDA, float32 on CPU."""
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    def served_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors as the server holds them: adapters merged, the head written out although it may be tied here."""
+        tensors = self._tensors()
+        tensors["lm_head.weight"] = self.model.get_output_embeddings().weight.detach().clone()
+        return tensors
+
+    def save(self, folder: Path) -> None:
+        """Write what a later Policy takes as `weights`: a Hugging Face model folder, tied as the original, or the
+        adapters."""
+        if self.lora is None:
+            self.model.save_pretrained(folder, safe_serialization=True)
+        else:
+            save_adapters(self.model, folder)
+
+    def export(self, folder: Path) -> None:
+        """The whole model, adapters merged, with tokenizer and chat template: what from_pretrained and vLLM load.
+        Whole or not there."""
+        partial = folder.with_name(f".{folder.name}.partial")
+        for leftover in (partial, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        model = self.model if self.lora is None else self._merged_model()
+        model.save_pretrained(partial, safe_serialization=True)
+        AutoTokenizer.from_pretrained(self.source.tokenizer).save_pretrained(partial)
+        partial.rename(folder)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        if self.lora is not None:
+            return merged_tensors(self.model)
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    def _merged_model(self) -> Any:
+        with torch.device("meta"):
+            model = type(self.model)(self.model.config)
+        model.load_state_dict(self._tensors(), assign=True)
+        model.tie_weights()
+        model.generation_config = self.model.generation_config
+        return model
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        # Attention drops out by a number of its own, of its class or its configuration.
+        if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
+            module.__dict__["attention_dropout"] = 0.0
+
+
+def _compare_ranks(folder: Path, lora: Lora | None) -> None:
+    saved, asked = adapter_rank(folder), None if lora is None else lora.rank
+    if saved != asked:
+        holds = "a whole model" if saved is None else f"LoRA adapters of rank {saved}"
+        raise ModelError(
+            f"the checkpoint {folder} holds {holds}, but lora_rank is {asked or 0}; set lora_rank to {saved or 0}"
+        )

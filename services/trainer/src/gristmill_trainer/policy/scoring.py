@@ -1,0 +1,100 @@
+"""The policy's scores of a micro-batch's trained tokens, as one module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
+from gristmill_trainer.policy.head import Entropy, Scores, head_scores
+
+
+class Scorer(torch.nn.Module):
+    """A causal language model whose forward pass ends in scores rather than logits.
+
+    All of the computation is in `forward`, head included: `fully_shard` on `layers()` and on this module gathers
+    every parameter where it is used.
+    """
+
+    def __init__(self, model: Any, *, packing: bool) -> None:
+        """`model`: a transformers causal LM. Raises ModelError when its head, or with `packing` its attention, is none
+        that we compute exactly. `check_scores` finds what its configuration does not say."""
+        super().__init__()
+        self.model = model
+        self.packing = packing
+        self._scale = logit_scale(model)
+        if packing:
+            register()
+            try:
+                model.set_attn_implementation(PACKED)
+            except ValueError as error:
+                raise ModelError(
+                    f"{type(model).__name__} takes no attention but its own ({error}); train with --packing false"
+                ) from error
+
+    def forward(self, micro: MicroBatch, *, entropy: Entropy = "none") -> Scores:
+        """Score the micro-batch's M targets. The entropy's value is all but free; its gradient costs a pass over the
+        logits in the backward pass. Raises ModelError for a layout that the model was not prepared for."""
+        layout = micro.layout
+        if (layout.starts is not None) != self.packing:
+            has, wants = ("padded", "packed") if self.packing else ("packed", "padded")
+            raise ModelError(
+                f"the batch is {has}, but the model was prepared for {wants} rows; set packing in one place"
+            )
+        extra = packed_arguments(layout) if self.packing else {"attention_mask": layout.attention}
+        hidden: torch.Tensor = self.model.get_decoder()(
+            input_ids=layout.tokens, position_ids=layout.positions, use_cache=False, **extra
+        ).last_hidden_state
+        states = hidden.flatten(0, 1).index_select(0, micro.sources)
+        return head_scores(
+            states,
+            self.model.get_output_embeddings().weight,
+            micro.targets,
+            self._scale / micro.temperatures,
+            micro.teacher_ids,
+            entropy=entropy,
+        )
+
+    def layers(self) -> torch.nn.ModuleList:
+        """The decoder's layers, in order. Raises ModelError when the model names them otherwise."""
+        layers = getattr(self.model.get_decoder(), "layers", None)
+        if not isinstance(layers, torch.nn.ModuleList):
+            raise ModelError(
+                f"{type(self.model).__name__} has no list of decoder layers; train it without compile and without FSDP"
+            )
+        return layers
+
+    def checkpoint_layers(self) -> None:
+        """Keep each layer's input only, and compute the rest of it again in the backward pass."""
+        # Named gradient_checkpointing_enable before transformers 5.
+        enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
+        try:
+            enable({"use_reentrant": False})
+        except ValueError as error:
+            raise ModelError(f"{error}; train with --gradient_checkpointing false") from error
+
+    def compile_layers(self) -> None:
+        """Each layer goes through torch.compile at its first call, once for all lengths."""
+        for layer in self.layers():
+            layer.compile(dynamic=True)
+
+
+def logit_scale(model: Any) -> float:
+    """What the model multiplies its head's output by: logit_scale of Cohere, 1 / logits_scaling of Granite.
+
+    Raises ModelError for a head that is more than a product: a bias, or capped logits.
+    """
+    config = model.config
+    if getattr(config, "final_logit_softcapping", None):
+        raise ModelError(
+            f"'{config.name_or_path}' caps its logits, which the chunked head does not; take another model"
+        )
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ModelError(
+            f"the head of '{config.name_or_path}' is no plain matrix, which the chunked head needs; take another model"
+        )
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

@@ -1,0 +1,52 @@
+"""Which model is trained: what the user, the manifest and the server say of it, brought together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill import Manifest
+from gristmill_trainer.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the weights start from."""
+
+    weights: str
+    """Folder or hub id of the original model, its head tied if it was."""
+    tokenizer: str
+    served_name: str
+    served_weights: Path | None
+    """Folder that the server loaded, to compare shapes with; None when only the server knows."""
+    max_model_len: int
+
+
+def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:
+    """Bring together what the user asks for, what the manifest says and what the server serves.
+
+    `served` is the first entry of the server's /v1/models. Raises ModelError when they disagree.
+    """
+    served_name = str(served["id"])
+    longest = int(served.get("max_model_len") or 2048)
+    if manifest is not None and manifest.name == served_name:
+        if model_name is not None and model_name not in {manifest.name, manifest.requested, manifest.weights_path}:
+            raise ModelError(
+                f"model_name is '{model_name}', but the model server runs '{served_name}'; "
+                f"set MODEL={model_name} in .env and restart the model server, or leave model_name out"
+            )
+        return ModelSource(
+            manifest.weights_path, manifest.tokenizer_path, served_name, Path(manifest.serve_path), longest
+        )
+    if model_name is None:
+        raise ModelError(
+            f"the model server runs '{served_name}' and no manifest of it is here; "
+            "say which weights to train: --model_name NAME_OR_FOLDER"
+        )
+    if model_name != served_name and str(served.get("root")) != model_name:
+        raise ModelError(
+            f"model_name is '{model_name}', but the model server runs '{served_name}'; "
+            f"start it with MODEL={model_name} (in .env), or train --model_name {served_name}"
+        )
+    return ModelSource(model_name, model_name, served_name, None, longest)

@@ -1,0 +1,108 @@
+"""LoRA: adapters learn, the server gets whole weights, a checkpoint is small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy import Lora, ModelSource, Policy
+
+LORA = Lora(rank=3, alpha=7.0)
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSource:
+    folder = str(tmp_path / "base")
+    tiny(tied=request.param).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(folder)
+    return ModelSource(folder, folder, "random", None, 512)
+
+
+def batch() -> MicroBatch:
+    return micro_batch(sequences((9, 4)), packing=True)
+
+
+def trained(source: ModelSource) -> Policy:
+    """A policy whose adapters are no longer zero."""
+    torch.manual_seed(3)
+    policy = Policy(source, "cpu", packing=True, lora=LORA)
+    optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.autograd.backward([-policy.scorer(batch()).logprobs.mean()])
+        optimizer.step()
+    return policy
+
+
+def test_only_adapters_are_trained_and_they_start_as_nothing(source: ModelSource) -> None:
+    before = Policy(source, "cpu", packing=True).scorer(batch()).logprobs
+    policy = Policy(source, "cpu", packing=True, lora=LORA)
+    assert torch.equal(policy.scorer(batch()).logprobs, before)
+    torch.autograd.backward([policy.scorer(batch()).logprobs.sum()])
+    with_gradient = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
+    # Two matrices on each of seven linear layers in two blocks; none on the head.
+    assert len(with_gradient) == len(policy.trained_parameters()) == 2 * 7 * 2
+    assert all(".lora_" in name for name in with_gradient)
+
+
+def test_served_tensors_are_the_trained_function_and_leave_the_live_weights(source: ModelSource) -> None:
+    policy = trained(source)
+    live = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    plain = Policy(source, "cpu", packing=True)
+    base = plain.scorer(batch()).logprobs
+    served = policy.served_tensors()
+    assert served.keys() == plain.served_tensors().keys()
+    plain.model.load_state_dict(served)
+    ours = policy.scorer(batch()).logprobs
+    torch.testing.assert_close(plain.scorer(batch()).logprobs, ours, rtol=1e-4, atol=1e-4)
+    assert float((base - ours).detach().abs().max()) > 0.1
+    assert all(torch.equal(tensor, live[name]) for name, tensor in policy.model.state_dict().items())
+
+
+def test_an_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None:
+    policy = trained(source)
+    policy.export(tmp_path / "export")
+    exported = Policy(ModelSource(str(tmp_path / "export"), "", "random", None, 512), "cpu", packing=True)
+    torch.testing.assert_close(exported.scorer(batch()).logprobs, policy.scorer(batch()).logprobs, rtol=1e-4, atol=1e-4)
+    assert exported.model.config.tie_word_embeddings == policy.model.config.tie_word_embeddings
+    assert "gristmill" not in (tmp_path / "export" / "config.json").read_text()
+
+
+def test_a_checkpoint_holds_the_adapters_and_resumes_to_the_bit(source: ModelSource, tmp_path: Path) -> None:
+    policy = trained(source)
+    policy.save(tmp_path / "saved")
+    again = Policy(source, "cpu", str(tmp_path / "saved"), packing=True, lora=LORA)
+    assert torch.equal(again.scorer(batch()).logprobs, policy.scorer(batch()).logprobs)
+    whole = (Path(source.weights) / "model.safetensors").stat().st_size
+    assert (tmp_path / "saved" / "adapter_model.safetensors").stat().st_size < whole
+
+
+def test_peft_reads_the_checkpoint(source: ModelSource, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    policy = trained(source)
+    policy.save(tmp_path / "saved")
+    base = AutoModelForCausalLM.from_pretrained(source.weights, dtype=torch.float32)
+    theirs = PeftModel.from_pretrained(base, str(tmp_path / "saved"))
+    tokens = sequences((9,))
+    logits = theirs(input_ids=torch.tensor(tokens)).logits[0, :-1]
+    wanted = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[0][1:])[:, None]).squeeze(1)
+    ours = policy.scorer(micro_batch(tokens, packing=True)).logprobs
+    torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: Path) -> None:
+    trained(source).save(tmp_path / "saved")
+    with pytest.raises(ModelError, match="holds LoRA adapters of rank 3, but lora_rank is 0; set lora_rank to 3"):
+        Policy(source, "cpu", str(tmp_path / "saved"))
+    with pytest.raises(ModelError, match="rank 3, but lora_rank is 4"):
+        Policy(source, "cpu", str(tmp_path / "saved"), lora=Lora(4, 7.0))
+    with pytest.raises(ModelError, match="holds a whole model, but lora_rank is 3"):
+        Policy(source, "cpu", source.weights, lora=LORA)

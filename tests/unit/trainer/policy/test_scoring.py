@@ -1,0 +1,214 @@
+"""Packed and padded rows, checkpointed and not: one policy, one set of numbers."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.trainer.policy.models import ARCHITECTURES, VOCABULARY, micro_batch, sequences, tiny
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+
+from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy.check import prepare
+from gristmill_trainer.policy.head import Entropy, Scores
+from gristmill_trainer.policy.scoring import Scorer
+
+RAGGED = (7, 2, 19, 1, 11)
+
+
+def learn(scorer: Scorer, micro: MicroBatch, entropy: Entropy = "gradient") -> tuple[Scores, dict[str, torch.Tensor]]:
+    """Scores, and the gradients of a loss that has all of them in it."""
+    scores = scorer(micro, entropy=entropy)
+    loss = torch.zeros((), dtype=scores.logprobs.dtype)
+    for values in scores:
+        if values is not None:
+            weights = torch.linspace(-1.0, 2.0, values.numel(), dtype=values.dtype).view_as(values)
+            loss = loss + (weights * values).sum()
+    scorer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return scores, {
+        name: parameter.grad.clone() for name, parameter in scorer.named_parameters() if parameter.grad is not None
+    }
+
+
+def assert_same(one: tuple[Scores, dict[str, torch.Tensor]], other: tuple[Scores, Any], tolerance: float) -> None:
+    for mine, theirs in zip(one[0], other[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+    assert one[1].keys() == other[1].keys()
+    for name, gradient in one[1].items():
+        scale = float(other[1][name].abs().max())
+        difference = float((gradient - other[1][name]).abs().max())
+        assert difference <= tolerance * max(1.0, scale), f"{name}: {difference} of {scale}"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_packed_padded_and_plain_agree_to_the_last_digits(name: str, tied: bool) -> None:
+    tokens = sequences(RAGGED)
+    temperatures = [1.0, 0.5, 0.7, 1.0, 1.9]
+    trained = sum(length - 1 for length in RAGGED)
+    teacher = torch.randint(-1, VOCABULARY, (trained, 4), generator=torch.Generator().manual_seed(1))
+    results = [
+        learn(
+            Scorer(tiny(name, tied=tied, dtype=torch.float64), packing=packing),
+            micro_batch(tokens, packing=packing, temperatures=temperatures, teacher_ids=teacher),
+        )
+        for packing in (True, False)
+    ]
+    assert_same(results[0], results[1], 1e-10)
+    # Once more from the model's own logits, one sequence at a time, by autograd.
+    model = tiny(name, tied=tied, dtype=torch.float64)
+    parts = []
+    for one, temperature in zip(tokens, temperatures, strict=True):
+        logits = model(input_ids=torch.tensor([one])).logits[0, :-1] / temperature
+        parts.append(logits.log_softmax(dim=1))
+    logprobs = torch.cat(parts)
+    targets = micro_batch(tokens, packing=True).targets
+    scores = Scores(
+        logprobs.gather(1, targets[:, None]).squeeze(1),
+        -(logprobs.exp() * logprobs).sum(dim=1),
+        logprobs.gather(1, teacher.clamp(min=0)).masked_fill(teacher < 0, 0.0),
+    )
+    torch.autograd.backward(
+        [
+            (torch.linspace(-1.0, 2.0, values.numel(), dtype=values.dtype).view_as(values) * values).sum()
+            for values in scores
+            if values is not None
+        ]
+    )
+    plain = {f"model.{key}": value.grad for key, value in model.named_parameters()}
+    # transformers' norms are in float32 whatever the model is in.
+    assert_same(results[0], (scores, plain), 1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(lengths=st.lists(st.integers(1, 33), min_size=1, max_size=7), seed=st.integers(0, 1000))
+def test_packing_changes_nothing_in_float32(lengths: list[int], seed: int) -> None:
+    tokens = sequences(lengths, seed)
+    packed, padded = (
+        learn(Scorer(tiny(initializer_range=0.1), packing=packing), micro_batch(tokens, packing=packing))
+        for packing in (True, False)
+    )
+    assert_same(packed, padded, 2e-6 if len(padded[0].logprobs) else 0.0)
+
+
+def test_sequences_of_a_pack_do_not_see_one_another() -> None:
+    scorer = Scorer(tiny(), packing=True)
+    tokens = sequences(RAGGED)
+    before = scorer(micro_batch(tokens, packing=True)).logprobs
+    changed = [tokens[0], tokens[1], [(token + 1) % VOCABULARY for token in tokens[2]], tokens[3], tokens[4]]
+    batch = micro_batch(changed, packing=True)
+    after = scorer(batch).logprobs
+    others = batch.sequence != 2
+    assert torch.equal(before[others], after[others])
+    assert not torch.equal(before[~others], after[~others])
+
+
+def test_gradient_checkpointing_changes_no_bit() -> None:
+    batch = micro_batch(sequences(RAGGED), packing=True)
+    kept = learn(Scorer(tiny(), packing=True), batch)
+    scorer = Scorer(tiny(), packing=True)
+    scorer.checkpoint_layers()
+    seen: list[int] = []
+    layer: Any = scorer.layers()[0]
+    layer.mlp.register_forward_pre_hook(lambda *_: seen.append(1))
+    again = learn(scorer, batch)
+    assert len(seen) == 2
+    assert_same(again, kept, 0.0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_layers_give_the_same() -> None:
+    plain, compiled = Scorer(tiny(), packing=True), Scorer(tiny(), packing=True)
+    compiled.compile_layers()
+    for lengths in (RAGGED, (3, 21)):
+        batch = micro_batch(sequences(lengths), packing=True)
+        assert_same(learn(compiled, batch), learn(plain, batch), 1e-4)
+
+
+def test_a_batch_with_nothing_to_train_gives_zero_gradients() -> None:
+    scores, gradients = learn(Scorer(tiny(), packing=True), micro_batch(sequences((1, 1)), packing=True))
+    assert scores.logprobs.shape == (0,)
+    assert gradients
+    assert all(not gradient.any() for gradient in gradients.values())
+
+
+def test_a_batch_in_the_other_layout_is_refused() -> None:
+    scorer = Scorer(tiny(), packing=True)
+    with pytest.raises(ModelError, match="the batch is padded, but the model was prepared for packed rows"):
+        scorer(micro_batch(sequences((3, 4)), packing=False))
+
+
+def test_a_window_shorter_than_the_sequences_cannot_be_packed_and_can_be_padded() -> None:
+    window: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    scorer = prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True)
+    scorer(micro_batch(sequences((16, 3)), packing=True))
+    with pytest.raises(ModelError, match=r"17 tokens is longer than the model's attention window of 16.*packing false"):
+        scorer(micro_batch(sequences((17, 3)), packing=True))
+    padded = prepare(tiny("qwen2", **window), packing=False)
+    tokens = sequences((20, 3))
+    ours = padded(micro_batch(tokens, packing=False)).logprobs[:19]
+    logits = padded.model(input_ids=torch.tensor(tokens[:1])).logits[0, :-1]
+    wanted = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[0][1:])[:, None]).squeeze(1)
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.4)),
+        GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0, embedding_multiplier=2.0)),
+    ],
+    ids=["cohere", "granite"],
+)
+def test_heads_that_scale_their_logits_are_exact(model: Any) -> None:
+    model.train()
+    tokens = sequences((9,))
+    logits = model(input_ids=torch.tensor(tokens)).logits[0, :-1] / 0.7
+    wanted = logits.log_softmax(dim=1).gather(1, torch.tensor(tokens[0][1:])[:, None]).squeeze(1)
+    scorer = prepare(model, packing=True)
+    ours = scorer(micro_batch(tokens, packing=True, temperatures=[0.7])).logprobs
+    torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_are_no_plain_matrix_are_refused() -> None:
+    with pytest.raises(ModelError, match="caps its logits"):
+        prepare(Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), packing=False)
+    with pytest.raises(ModelError, match="no plain matrix"):
+        prepare(PhiForCausalLM(PhiConfig(**{**SHAPE, "num_key_value_heads": 4})), packing=False)
+
+
+def test_what_the_configuration_does_not_say_is_found_before_training() -> None:
+    model = tiny(tied=False)
+    model.lm_head.register_forward_hook(lambda _module, _inputs, logits: logits * 1.1)
+    with pytest.raises(ModelError, match=r"differ by .* from the model's own"):
+        prepare(model, packing=True)
