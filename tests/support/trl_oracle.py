@@ -142,6 +142,8 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
         epsilon=variant.epsilon,
         epsilon_high=variant.epsilon_high,
         beta=variant.beta,
+        # By default TRL multiplies the KL term by the ratio (DeepSeek-V3.2); ours is the plain one of GRPO.
+        use_bias_correction_kl=False,
         entropy_coef=variant.entropy_coef,
         temperature=variant.temperature,
         max_completion_length=MAX_COMPLETION_LENGTH,
