@@ -1,0 +1,54 @@
+"""The share of each token in the loss of an optimizer update."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.objectives.table import RECIPES, Aggregation
+from gristmill_trainer.settings.objective import ObjectiveName
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+def token_weights(
+    objective: ObjectiveName, trained: I64, local_batch: int, max_completion_length: int | None = None
+) -> F64:
+    """float64[S]: the weight of each trained token of a sequence; 0 for a sequence that has none.
+
+    As the weights are of the whole update, sums over micro-batches and ranks are exact, however the sequences are
+    packed, cut up or spread.
+
+    `trained`: int64[S], trained tokens n_s of each sequence of the whole optimizer update, all micro-batches and ranks,
+    in the order of the batch. A sequence without any counts as one.
+    `local_batch`: sequences a micro-batch, as the user set it; bnpo alone looks at it.
+    `max_completion_length`: what dr_grpo divides by; dr_grpo alone looks at it.
+
+        tokens         1 / sum(n)                           dapo, cispo
+        sequences      1 / (n_s S)                          grpo, gspo
+        local batches  1 / (n_b B)                          bnpo: n_b tokens in local batch b of B
+        fixed length   1 / (S max_completion_length)        dr_grpo
+
+    TrainerError: dr_grpo without max_completion_length.
+    """
+    has_tokens = trained > 0
+    divisors = np.ones(len(trained))
+    match RECIPES[objective].aggregation:
+        case Aggregation.TOKENS:
+            divisors[:] = trained.sum()
+        case Aggregation.SEQUENCES:
+            divisors[:] = trained * len(trained)
+        case Aggregation.LOCAL_BATCHES:
+            batches = np.arange(len(trained)) // local_batch
+            tokens = np.bincount(batches, weights=trained)
+            divisors[:] = tokens[batches] * len(tokens)
+        case Aggregation.FIXED_LENGTH:
+            if max_completion_length is None:
+                raise TrainerError(
+                    f"objective {objective!r} divides by the longest completion allowed, and the run names none; "
+                    "set max_completion_length in the trainer's settings"
+                )
+            divisors[:] = len(trained) * max_completion_length
+    return np.divide(1.0, divisors, out=np.zeros(len(trained)), where=has_tokens)

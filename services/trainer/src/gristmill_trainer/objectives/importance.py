@@ -1,0 +1,38 @@
+"""Correction for tokens that another policy drew: the model server's, which is never quite the trainer's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gristmill_trainer.objectives.segments import sequence_sums
+from gristmill_trainer.objectives.tokens import TrainedTokens
+
+
+@dataclass(frozen=True)
+class ImportanceCorrection:
+    """Weights w = pi_old / mu on the surrogate; mu is the policy that drew the tokens.
+
+    Token level: w = exp(log pi_old - log mu). Sequence level: exp of the sum of these differences over the sequence's
+    trained tokens, at each of them. Truncated importance sampling: Yao et al. 2025; masked: Liu, Li et al. 2025.
+    """
+
+    how: Literal["truncate", "mask", "none"]
+    """truncate: min(w, cap). mask: w, and 0 where it is above the cap. none: 1."""
+    level: Literal["token", "sequence"]
+    cap: float
+
+    def weights(self, tokens: TrainedTokens) -> torch.Tensor:
+        """float32[M], without gradient."""
+        if self.how == "none":
+            return torch.ones_like(tokens.old_logprobs)
+        log_weights = tokens.old_logprobs - tokens.rollout_logprobs
+        if self.level == "sequence":
+            log_weights = sequence_sums(log_weights, tokens)
+        weights = log_weights.clamp(max=math.log(self.cap)).exp()
+        if self.how == "mask":
+            weights = weights.masked_fill(log_weights > math.log(self.cap), 0.0)
+        return weights

@@ -1,0 +1,114 @@
+"""The loss of a micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.objectives.distillation import divergence
+from gristmill_trainer.objectives.importance import ImportanceCorrection
+from gristmill_trainer.objectives.kl import ESTIMATORS
+from gristmill_trainer.objectives.segments import sequence_means
+from gristmill_trainer.objectives.surrogate import Clip
+from gristmill_trainer.objectives.table import RECIPES, Level, Surrogate
+from gristmill_trainer.objectives.tokens import TrainedTokens
+from gristmill_trainer.settings.objective import ObjectiveSettings
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, for tokens i with weights a_i (`token_weights`), w_i (importance) and e (entropy):
+
+        sum_i a_i (w_i l_i + kl_beta KL_i + distill_coef D_i) - entropy_coef e sum_i H_i
+
+    l: the surrogate. docs/trainer.md has the formulas and their sources.
+    """
+
+    level: Level
+    surrogate: Surrogate
+    clip: Clip
+    importance: ImportanceCorrection
+    kl_beta: float
+    kl_estimator: Literal["k1", "k2", "k3"]
+    entropy_coef: float
+    distill_coef: float
+    distill_divergence: Literal["forward", "reverse"]
+
+    @classmethod
+    def of(cls, settings: ObjectiveSettings) -> Objective:
+        recipe = RECIPES[settings.objective]
+        low, high = settings.clip_epsilon, settings.clip_epsilon_high
+        if high is None:
+            high = low if low is not None and recipe.high_follows_low else recipe.clip.high
+        return cls(
+            level=recipe.level,
+            surrogate=recipe.surrogate,
+            clip=Clip(recipe.clip.low if low is None else low, high),
+            importance=ImportanceCorrection(
+                settings.importance_correction, settings.importance_level, settings.importance_cap
+            ),
+            kl_beta=settings.kl_beta,
+            kl_estimator=settings.kl_estimator,
+            entropy_coef=settings.entropy_coef,
+            distill_coef=settings.distill_coef,
+            distill_divergence=settings.distill_divergence,
+        )
+
+    @property
+    def wants_entropy_gradient(self) -> bool:
+        return self.entropy_coef > 0
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.kl_beta > 0
+
+    def log_ratio(self, tokens: TrainedTokens) -> torch.Tensor:
+        """float32[M]: log rho, with its gradient; at sequence level the mean over the sequence, at each of its tokens.
+        Zheng et al. 2025 (GSPO), eq. 7."""
+        log_ratio = tokens.logprobs - tokens.old_logprobs
+        return log_ratio if self.level is Level.TOKEN else sequence_means(log_ratio, tokens)
+
+    def loss(self, tokens: TrainedTokens) -> torch.Tensor:
+        """float32[]: this micro-batch's share of the update's loss; shares of micro-batches and ranks add up.
+
+        A sequence must not be cut between micro-batches. TrainerError: what the objective wants is not in `tokens`.
+        """
+        importance = self.importance.weights(tokens)
+        # A token that is masked out has a ratio that may be anything, and 0 x inf is no 0.
+        log_ratio = self.log_ratio(tokens).where(importance > 0, 0.0)
+        losses = importance * self.surrogate(log_ratio, tokens, self.clip)
+        if self.wants_reference:
+            losses = losses + self.kl_beta * self._kl(tokens)
+        if self.distill_coef > 0 and tokens.teacher_logprobs is not None:
+            losses = losses + self.distill_coef * self._distillation(tokens)
+        loss = (tokens.weights * losses).sum()
+        if self.wants_entropy_gradient:
+            loss = loss - self.entropy_coef * self._entropy(tokens)
+        return loss
+
+    def _kl(self, tokens: TrainedTokens) -> torch.Tensor:
+        if tokens.ref_logprobs is None:
+            raise TrainerError(
+                f"kl_beta is {self.kl_beta}, and the batch brings no log-probabilities of the reference model; "
+                "load one (wants_reference), or set kl_beta to 0"
+            )
+        return ESTIMATORS[self.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
+
+    def _distillation(self, tokens: TrainedTokens) -> torch.Tensor:
+        if tokens.teacher_logprobs is None or tokens.student_logprobs is None:
+            raise TrainerError(
+                "the batch brings a teacher's tokens without the policy's log-probabilities of them; "
+                "compute them, or set distill_coef to 0"
+            )
+        return divergence(tokens.teacher_logprobs, tokens.student_logprobs, self.distill_divergence)
+
+    def _entropy(self, tokens: TrainedTokens) -> torch.Tensor:
+        if tokens.entropy is None:
+            raise TrainerError(
+                f"entropy_coef is {self.entropy_coef}, and the batch brings no entropy; "
+                "compute it (wants_entropy_gradient), or set entropy_coef to 0"
+            )
+        return tokens.entropy_weight * tokens.entropy.sum()

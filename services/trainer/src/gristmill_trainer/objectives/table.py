@@ -1,0 +1,67 @@
+"""The objectives: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from gristmill_trainer.objectives.surrogate import Clip, clipped, weighted_likelihood
+from gristmill_trainer.objectives.tokens import TrainedTokens
+from gristmill_trainer.settings.objective import ObjectiveName
+
+Surrogate = Callable[[torch.Tensor, TrainedTokens, Clip], torch.Tensor]
+"""From log rho, float32[M], the tokens and the clip to the loss of each token, float32[M]."""
+
+
+class Level(Enum):
+    """What a ratio is of."""
+
+    TOKEN = "token"
+    """pi / pi_old of the token."""
+    SEQUENCE = "sequence"
+    """Geometric mean of the token ratios of its sequence."""
+
+
+class Aggregation(Enum):
+    """How losses of tokens become one loss. Every mean is over the whole optimizer update."""
+
+    TOKENS = "tokens"
+    """Mean over all trained tokens."""
+    SEQUENCES = "sequences"
+    """Mean over sequences of their token means."""
+    LOCAL_BATCHES = "local batches"
+    """Mean over local batches of their token means."""
+    FIXED_LENGTH = "fixed length"
+    """Sum over tokens, divided by sequences x the longest completion allowed."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes an objective."""
+
+    level: Level
+    surrogate: Surrogate
+    aggregation: Aggregation
+    clip: Clip
+    """Where the settings say nothing."""
+    high_follows_low: bool = False
+    """Whether a lower clip in the settings moves the upper one too."""
+
+
+RECIPES: dict[ObjectiveName, Recipe] = {
+    # Shao et al. 2024 (DeepSeekMath), eq. 3.
+    "grpo": Recipe(Level.TOKEN, clipped, Aggregation.SEQUENCES, Clip(0.2, 0.2), high_follows_low=True),
+    # Yu et al. 2025, eq. 8: token mean over the batch, and clip-higher.
+    "dapo": Recipe(Level.TOKEN, clipped, Aggregation.TOKENS, Clip(0.2, 0.28)),
+    # The token mean of the local batch, as in TRL.
+    "bnpo": Recipe(Level.TOKEN, clipped, Aggregation.LOCAL_BATCHES, Clip(0.2, 0.2), high_follows_low=True),
+    # Liu et al. 2025 (Understanding R1-Zero-like training), section 3: no bias towards long wrong answers.
+    "dr_grpo": Recipe(Level.TOKEN, clipped, Aggregation.FIXED_LENGTH, Clip(0.2, 0.2), high_follows_low=True),
+    # MiniMax 2025 (MiniMax-M1), eq. 4.
+    "cispo": Recipe(Level.TOKEN, weighted_likelihood, Aggregation.TOKENS, Clip(0.2, 5.0)),
+    # Zheng et al. 2025 (GSPO), eq. 5 and 7, and the clips of its section 5.1.
+    "gspo": Recipe(Level.SEQUENCE, clipped, Aggregation.SEQUENCES, Clip(3e-4, 4e-4)),
+}
