@@ -101,6 +101,10 @@ class RunStatus(_Record):
     """Leases that ran out."""
     redeliveries: int = 0
     """Groups leased again after a lease of theirs ended without an ack."""
+    last_submit_s: float | None = None
+    """Seconds since a group was submitted; None when none was."""
+    last_asked_s: float | None = None
+    """Seconds, to within one, since an environment asked for permits; None when none did."""
 
 
 class Environment(_Record):

@@ -43,8 +43,10 @@ class SyncClient:
     def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
         return self._wait(self._client.open_run(wait, stack))
 
-    def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> tuple[int, RunRecord]:
-        return self._wait(self._client.take(run_id, trainer, covered))
+    def take(
+        self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
+    ) -> tuple[int, RunRecord]:
+        return self._wait(self._client.take(run_id, trainer, covered, step))
 
     def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
         return self._wait(self._client.record_version(run_id, version))

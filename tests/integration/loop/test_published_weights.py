@@ -14,7 +14,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
 from gristmill_trainer.publish.token import publish_token
 
 PROMPT = [40 + place % 20 for place in range(300)]
@@ -36,7 +36,7 @@ def policy(vllm: Vllm) -> Policy:
 def publisher(vllm: Vllm) -> FilesystemPublisher:
     server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
-    return FilesystemPublisher(server, vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    return FilesystemPublisher(OneServer(server), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
 
 
 def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -58,7 +58,7 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
 
 
 def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
-    publisher.publish(policy, PolicyVersion(1, 0))
+    publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
     torch.manual_seed(0)
     step = 0
     kinds = _kinds(policy)
@@ -73,7 +73,7 @@ def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, pub
         moved = np.abs(_computed(policy, completion) - before).max()
         assert moved > 0.005, f"{kind}: the change is too small to see ({moved})"
         step += 1
-        publisher.publish(policy, PolicyVersion(1, step))
+        publisher.publish(policy.served_tensors(), PolicyVersion(1, step))
         completion, after = _served(vllm)
         difference = np.abs(_computed(policy, completion) - after).max()
         assert difference < 0.001, f"{kind}: the server did not follow; log-probabilities are {difference} apart"
@@ -86,7 +86,7 @@ def test_another_shape_is_refused_before_it_can_kill_the_server(
 ) -> None:
     policy.model.resize_token_embeddings(policy.model.config.vocab_size + 8)
     with pytest.raises(PublishError, match=r"do not fit the served model; first: lm_head.weight is \[\d+, \d+\] here"):
-        publisher.publish(policy, PolicyVersion(3, 0))
+        publisher.publish(policy.served_tensors(), PolicyVersion(3, 0))
     assert httpx.get(f"{vllm.url}/health").status_code == 200
 
 

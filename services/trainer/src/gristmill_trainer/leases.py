@@ -1,9 +1,10 @@
-"""The leases this trainer holds: taken, kept alive while it trains, acked once a checkpoint covers them."""
+"""The leases this trainer holds: taken, kept alive, trained or given back, acked once a checkpoint covers them."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 from gristmill import GristmillError, SyncClient, TrajectoryGroup
 from gristmill.logs import line
@@ -14,24 +15,37 @@ _LOG = logging.getLogger(__name__)
 _HEARTBEAT = 20.0
 
 
+@dataclass
+class _Batch:
+    group_ids: list[str]
+    trained: bool = False
+
+
 class Leases:
-    """Batches leased and not yet acked. A thread extends them; what it finds lost is raised by the next call."""
+    """Batches leased and not yet acked, one a step. A thread extends them; what it finds lost the next call raises.
+
+    May be used from several threads: one may lease the next step's batch while another trains.
+    """
 
     def __init__(self, api: SyncClient, run_id: str, incarnation: int) -> None:
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
-        self._held: dict[str, list[str]] = {}
+        self._held: dict[str, _Batch] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._failure: GristmillError | None = None
         self._thread = threading.Thread(target=self._keep_alive, name="lease-heartbeat", daemon=True)
         self._thread.start()
 
+    def batch_id(self, step: int) -> str:
+        """Id of the batch of optimizer step `step`: a call that is repeated asks for the same batch."""
+        return f"{self._incarnation}.{step}"
+
     def take(self, step: int, groups: int, wait: float) -> list[TrajectoryGroup] | None:
         """Lease the groups of optimizer step `step`; None when they are not ready after `wait` seconds."""
         self._raise_failure()
-        batch_id = f"{self._incarnation}.{step}"
+        batch_id = self.batch_id(step)
         batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait=wait)
         if batch is not None:
             self._hold(batch_id, [group.group_id for group in batch])
@@ -41,26 +55,46 @@ class Leases:
         """Raises LeaseLostError when one of the groups was trained on already: its lease ran out unnoticed (the
         machine slept, or Redis' clock stepped), and training on would have it in the weights twice."""
         with self._lock:
-            again = {*group_ids} & {group_id for held in self._held.values() for group_id in held}
+            again = {*group_ids} & {group_id for held in self._held.values() for group_id in held.group_ids}
             if again:
                 raise LeaseLostError(
-                    f"batch {batch_id} holds groups that this trainer trained on since its last checkpoint "
+                    f"batch {batch_id} holds groups that this trainer already had since its last checkpoint "
                     f"({', '.join(sorted(again))}): their leases expired meanwhile; "
                     "start the trainer again: it resumes from its last checkpoint"
                 )
-            self._held[batch_id] = group_ids
+            self._held[batch_id] = _Batch(group_ids)
+
+    def trained(self, step: int) -> None:
+        """The step is done with its batch: the next checkpoint covers it. So it is with one that was put aside."""
+        with self._lock:
+            self._held[self.batch_id(step)].trained = True
+
+    def give_back(self, *steps: int) -> None:
+        """Hand batches back untrained: their groups are ready again at once, in their places. One that is not held is
+        passed over."""
+        with self._lock:
+            batch_ids = [self.batch_id(step) for step in steps]
+            batch_ids = [batch_id for batch_id in batch_ids if batch_id in self._held]
+            for batch_id in batch_ids:
+                if self._held[batch_id].trained:
+                    raise ValueError(f"batch {batch_id} is trained")
+                del self._held[batch_id]
+        if batch_ids:
+            groups = self._api.nack(self._run_id, self._incarnation, batch_ids)
+            _LOG.info(line("give back", batches=len(batch_ids), groups=groups))
 
     @property
-    def group_ids(self) -> list[str]:
-        """Ids of all groups held."""
+    def covered(self) -> list[str]:
+        """Ids of the groups trained since the last ack: what a checkpoint written now covers. None that are only
+        held: those come again after a kill."""
         with self._lock:
-            return [group_id for batch in self._held.values() for group_id in batch]
+            return [group_id for batch in self._held.values() if batch.trained for group_id in batch.group_ids]
 
     def ack(self) -> None:
-        """Ack all that is held: a durable checkpoint covers it."""
+        """Ack what is trained: a durable checkpoint covers it."""
         self._raise_failure()
         with self._lock:
-            batch_ids = list(self._held)
+            batch_ids = [batch_id for batch_id, batch in self._held.items() if batch.trained]
         if batch_ids:
             self._api.ack(self._run_id, self._incarnation, batch_ids)
             with self._lock:

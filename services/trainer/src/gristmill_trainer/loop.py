@@ -25,7 +25,7 @@ from gristmill import PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
 from gristmill.logs import line
 from gristmill.metrics import JsonlWriter, StepMetrics
 from gristmill_trainer.batch import StepBatch, build_step
-from gristmill_trainer.checkpoint import CheckpointStore
+from gristmill_trainer.checkpoint import CheckpointStore, Progress, SingleProcess
 from gristmill_trainer.display import Display
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.logprobs import token_logprobs
@@ -79,6 +79,8 @@ class Training:
     incarnation: int
     first_step: int
     """Optimizer steps that the resumed checkpoint has behind it."""
+    origin: str | None
+    """The checkpoint that --resume named, if it named one."""
     seq_len: int
     final_model: Path
     """Folder of the finished run's model."""
@@ -98,11 +100,14 @@ def train(training: Training) -> None:
             batch = build_step(groups, settings.batch_size, training.seq_len, version, training.policy.device)
         with phases("train"):
             result = optimizer_step(training, batch)
+        training.leases.trained(step)
         version = PolicyVersion(training.incarnation, step)
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
         if due or training.stop.requested:
             with phases("checkpoint"):
-                training.checkpoints.save(training.policy, training.optimizer, step, training.leases.group_ids)
+                learner = SingleProcess(training.policy, training.optimizer)
+                covered, batch_id = training.leases.covered, training.leases.batch_id(step)
+                training.checkpoints.save(learner, Progress(step, version, batch_id, covered, training.origin))
                 training.leases.ack()
         with phases("publish"):
             publish(training, version)
@@ -161,7 +166,7 @@ def optimizer_step(training: Training, batch: StepBatch) -> StepResult:
 
 def publish(training: Training, version: PolicyVersion) -> None:
     """Bring the weights to the server, then tell the API, which lets the environment go on."""
-    training.publisher.publish(training.policy, version)
+    training.publisher.publish(training.policy.served_tensors(), version)
     training.api.record_version(training.run.run_id, version)
     _LOG.info(line("published", run=training.run.run_id, version=version))
 

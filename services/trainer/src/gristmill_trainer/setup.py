@@ -14,12 +14,19 @@ from gristmill import Deployment, Manifest, ManifestError, RunRecord, SyncClient
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags
-from gristmill_trainer.checkpoint import CheckpointStore
+from gristmill_trainer.checkpoint import CheckpointStore, SingleProcess, find_resumption
 from gristmill_trainer.display import Display
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training
 from gristmill_trainer.policy import ModelSource, Policy, find_model
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, NonePublisher, WeightPublisher
+from gristmill_trainer.publish import (
+    FilesystemPublisher,
+    ModelServer,
+    NonePublisher,
+    OneServer,
+    SeveralServers,
+    WeightPublisher,
+)
 from gristmill_trainer.publish.token import publish_token
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
@@ -43,26 +50,31 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
         api = stack.enter_context(SyncClient(api_url, token=deployment.api_token))
         run = _wait_for_run(api, deployment.stack, stop)
         settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
-        server = ModelServer(here.base_url or deployment.model_url or MODEL_URL, publish_token(deployment.weights_dir))
-        source = find_model(settings.model_name, _manifest(deployment.models_dir), server.served())
+        urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
+        token = publish_token(deployment.weights_dir)
+        servers = [ModelServer(url.strip(), token) for url in urls]
+        source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
         torch.manual_seed(settings.seed)
         run_dir = deployment.runs_dir / run.run_id
         checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept)
-        checkpoint = checkpoints.latest()
-        policy = Policy(source, settings.device, None if checkpoint is None else str(checkpoint.path))
+        resumption = find_resumption(checkpoints, settings.resume)
+        policy = Policy(source, settings.device, None if resumption is None else str(resumption.checkpoint.path))
         optimizer = torch.optim.AdamW(
             policy.model.parameters(),
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
         )
-        if checkpoint is not None:
-            checkpoints.restore(checkpoint, optimizer)
-        first_step = 0 if checkpoint is None else checkpoint.step
-        incarnation, run = api.take(run.run_id, settings.record(), [] if checkpoint is None else checkpoint.covered)
+        if resumption is not None:
+            checkpoints.restore(resumption.checkpoint, SingleProcess(policy, optimizer), own=resumption.own)
+        first_step = 0 if resumption is None else resumption.step
+        covered = [] if resumption is None else resumption.covered
+        incarnation, run = api.take(run.run_id, settings.record(), covered, first_step)
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
+        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, source)
+        stack.callback(publisher.close)
         leases = Leases(api, run.run_id, incarnation)
         stack.callback(leases.close)
         yield Training(
@@ -71,7 +83,7 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
             api=api,
             policy=policy,
             optimizer=optimizer,
-            publisher=_publisher(settings, server, deployment.weights_dir / run.run_id, source),
+            publisher=publisher,
             checkpoints=checkpoints,
             leases=leases,
             metrics=stack.enter_context(
@@ -81,6 +93,7 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
             stop=stop,
             incarnation=incarnation,
             first_step=first_step,
+            origin=None if resumption is None else resumption.origin,
             final_model=run_dir / "model",
             seq_len=settings.seq_len or source.max_model_len,
         )
@@ -114,7 +127,11 @@ def _manifest(models_dir: Path) -> Manifest | None:
         return None
 
 
-def _publisher(settings: TrainerSettings, server: ModelServer, folder: Path, source: ModelSource) -> WeightPublisher:
+def _publisher(
+    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, source: ModelSource
+) -> WeightPublisher:
     if settings.publisher == "none":
         return NonePublisher()
-    return FilesystemPublisher(server, folder, source.served_weights)
+    wait_for_all = settings.max_staleness == 0
+    target = OneServer(servers[0]) if len(servers) == 1 else SeveralServers(servers, wait_for_all)
+    return FilesystemPublisher(target, folder, source.served_weights)

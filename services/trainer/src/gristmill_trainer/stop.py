@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 
 from gristmill_trainer.errors import TrainerError
+
+GRACE = 50.0
+"""Seconds from the signal to the end. compose.yaml kills after stop_grace_period, 60; ten are for a checkpoint that
+takes longer than the last one and for the way out."""
 
 
 class StoppedError(TrainerError):
@@ -13,18 +18,34 @@ class StoppedError(TrainerError):
 
 
 class StopRequest:
-    """Notes SIGTERM and SIGINT; the loop asks at points where nothing is half-done."""
+    """Notes SIGTERM and SIGINT; the loop asks at points where nothing is half-done, or where it can be thrown away."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, grace: float = GRACE) -> None:
+        """`grace`: seconds that the trainer has from the signal on."""
+        self._grace = grace
+        self.asked_at: float | None = None
+        """When it was asked, by time.monotonic()."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
+
+    @property
+    def requested(self) -> bool:
+        return self.asked_at is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the grace; infinite while nobody asked."""
+        return float("inf") if self.asked_at is None else self.asked_at + self._grace - time.monotonic()
+
+    def should_abandon(self, expected_seconds: float) -> bool:
+        """Whether what is in hand, and would take so much longer with the checkpoint after it, must be thrown away."""
+        return expected_seconds > self.seconds_left
 
     def raise_if_requested(self) -> None:
         if self.requested:
             raise StoppedError("stopped on request; start the trainer again to go on from the last checkpoint")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.asked_at = time.monotonic()
         # A second signal ends the process at once.
         signal.signal(number, signal.SIG_DFL)

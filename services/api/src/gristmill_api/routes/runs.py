@@ -33,6 +33,9 @@ class Take(Body):
     """The trainer's settings; batch_size, gradient_accumulation_steps, training_steps and max_staleness among them."""
     covered: list[Id] = Field(default_factory=list)
     """Groups that the resumed checkpoint was trained on."""
+    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
+    """Optimizer steps that the resumed checkpoint has behind it, 0 without one. A trainer that goes back to an older
+    checkpoint gets permits for the steps after it; null: it does not go back."""
 
 
 class Taken(Body):
@@ -86,7 +89,7 @@ async def open_run(
 @router.post("/runs/{run_id}/take")
 async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
     """Become the run's trainer: older ones are fenced off, leased groups that `covered` does not name go back."""
-    record = await ctx.store.take(run_id, body.trainer, body.covered)
+    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step)
     _LOG.info(line("take", run=run_id, incarnation=record.incarnation, covered=len(body.covered)))
     return Taken(incarnation=record.incarnation, record=record)
 

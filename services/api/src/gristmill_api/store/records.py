@@ -39,12 +39,15 @@ def version(incarnation: bytes | None, step: bytes | None) -> str | None:
 
 def run_status(reply: Sequence[Any]) -> RunStatus:
     """From the reply of status.lua."""
-    state, incarnation, step, *numbers, age, oldest_step, counters, drops = reply
+    state, incarnation, step, *numbers, age, oldest_step, now, counters, drops = reply
     ready, leased, dead, outstanding, archiving, envs = map(int, numbers)
     counts = {name: int(value) for name, value in pairs(counters).items()}
 
     def counted(name: str) -> int:
         return counts.get(name, 0)
+
+    def seconds_since(name: str) -> float | None:
+        return (int(now) - counts[name]) / 1000 if name in counts else None
 
     return RunStatus(
         state=RunState(state.decode()),
@@ -66,6 +69,8 @@ def run_status(reply: Sequence[Any]) -> RunStatus:
         oldest_ready_staleness=max(0, int(step) - int(oldest_step)) if step and oldest_step else None,
         lease_expiries=counted("expiries"),
         redeliveries=counted("redeliveries"),
+        last_submit_s=seconds_since("submitted_ms"),
+        last_asked_s=seconds_since("asked_ms"),
     )
 
 

@@ -162,8 +162,11 @@ class Store:
         run_id = await self._redis.hget(keys.STACKS, stack)
         return None if run_id is None else await self.record(text(run_id))
 
-    async def take(self, run_id: str, trainer: dict[str, Any], covered: Sequence[str]) -> RunRecord:
-        """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on."""
+    async def take(
+        self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
+    ) -> RunRecord:
+        """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on.
+        `step`: of that checkpoint, so that permits are free for what comes after it."""
         plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
         status, *rest = await self._calls.run(
             "take",
@@ -173,6 +176,7 @@ class Store:
             plan.training_steps,
             plan.max_staleness,
             self._archive,
+            "" if step is None else step,
             *covered,
         )
         if status == "DIFFERS":

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+import torch
+
 from gristmill import PolicyVersion
-from gristmill_trainer.policy import Policy
+
+Tensors = Mapping[str, torch.Tensor]
+"""Every tensor under the name and with the shape that the server holds it by, its head written out."""
 
 
 class WeightPublisher(Protocol):
-    """Brings a policy's weights into the model server."""
+    """Brings weights into the model server, or into several."""
 
-    def publish(self, policy: Policy, version: PolicyVersion) -> None:
-        """Return when the server answers with these weights under this version. Raises PublishError."""
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Return when these weights are served under this version. Raises PublishError."""
 
     def ensure(self, version: PolicyVersion) -> None:
-        """Publish the last weights again if the server no longer has them: it was restarted. Raises PublishError."""
+        """Publish the last weights again where a server no longer has them: it was restarted. Raises PublishError."""
+
+    def close(self) -> None:
+        """End what works in the background."""

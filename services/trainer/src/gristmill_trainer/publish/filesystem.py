@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import struct
-import time
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.policy import Policy
-from gristmill_trainer.publish.server import LOAD_TIMEOUT, ModelServer
+from gristmill_trainer.publish.base import Tensors
+from gristmill_trainer.publish.target import LoadTarget
 
-_LOG = logging.getLogger(__name__)
 KEPT = 2
 
 
 class FilesystemPublisher:
-    """Writes `folder`/<version>/model.safetensors and has the server load it while it runs.
+    """Writes `folder`/<version>/model.safetensors and has `target` load it while it serves."""
 
-    pause(keep) -> reload -> reset prefix cache -> set version -> resume -> read the version back. The
-    cache must go, for its keys and values are the old weights'.
-    """
-
-    def __init__(self, server: ModelServer, folder: Path, served_weights: Path | None) -> None:
+    def __init__(self, target: LoadTarget, folder: Path, served_weights: Path | None) -> None:
         """`served_weights`: the folder that the server first loaded; publications are checked against its shapes."""
-        self._server = server
+        self._target = target
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._expected = None if served_weights is None else _shapes(served_weights)
 
-    def publish(self, policy: Policy, version: PolicyVersion) -> None:
-        path = self._write(policy, version)
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        path = self._write(tensors, version)
         self._check(path)
-        self._load(path, version)
+        self._target.load(path, version)
         self._prune()
 
     def ensure(self, version: PolicyVersion) -> None:
-        if self._server.weight_version() != str(version):
-            _LOG.warning("the model server no longer serves version %s (was it restarted?): publishing again", version)
-            self._load(self._folder / str(version), version)
+        self._target.ensure(self._folder / str(version), version)
 
-    def _write(self, policy: Policy, version: PolicyVersion) -> Path:
+    def close(self) -> None:
+        self._target.close()
+
+    def _write(self, tensors: Tensors, version: PolicyVersion) -> Path:
         target = self._folder / str(version)
         temporary = self._folder / f".{version}.partial"
         for leftover in (temporary, target):
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
         file = temporary / "model.safetensors"
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in policy.served_tensors().items()}
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            file,
+            metadata={"format": "pt"},
+        )
         file.chmod(0o644)  # The server runs as another user of the same group.
         temporary.rename(target)
         return target
@@ -74,38 +71,6 @@ class FilesystemPublisher:
                 "server. Trainer and model server must run the same MODEL.",
                 permanent=True,
             )
-
-    def _load(self, path: Path, version: PolicyVersion) -> None:
-        """Load, and try again while the server is away: it may be killed at any point and come back untouched."""
-        deadline = time.monotonic() + self._server.patience
-        while True:
-            try:
-                self._server.paused(lambda: self._swap(path, version))
-                found = self._server.weight_version()
-                if found == str(version):
-                    return
-                problem: PublishError = PublishError(
-                    f"published version {version}, but the model server at {self._server.url} says {found}"
-                )
-            except PublishError as error:
-                if error.permanent or time.monotonic() > deadline:
-                    raise
-                problem = error
-            _LOG.warning("publishing version %s: %s; trying again", version, problem)
-            self._server.wait_for("GET", "/health")
-            time.sleep(0.5)
-
-    def _swap(self, path: Path, version: PolicyVersion) -> None:
-        call = self._server.call
-        load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
-        # Also the blocks of requests that stand still: they are computed anew from the new weights.
-        reset = call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
-        if not reset["success"]:
-            raise PublishError(
-                f"the model server at {self._server.url} kept its prefix cache, which is of the old weights"
-            )
-        call("POST", "/update_weight_version", json={"new_version": str(version)})
 
     def _prune(self) -> None:
         """Keep the newest `KEPT`: the server may still be reading the one before."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from gristmill import PolicyVersion
-from gristmill_trainer.policy import Policy
+from gristmill_trainer.publish.base import Tensors
 
 
 class NonePublisher:
     """Leaves the server alone. Its completions grow more off-policy with every step; the importance weight corrects."""
 
-    def publish(self, policy: Policy, version: PolicyVersion) -> None:
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Do nothing."""
 
     def ensure(self, version: PolicyVersion) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""

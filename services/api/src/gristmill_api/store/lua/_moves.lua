@@ -70,6 +70,7 @@ local function admit(id, facts)
   count('ready', facts.sequences, facts.bytes, 1)
   tally(kind(facts.sequences, facts.env_id), 1)
   redis.call('HINCRBY', COUNTERS, 'accepted', 1)
+  redis.call('HSET', COUNTERS, 'submitted_ms', now())
   redis.call('HINCRBY', COUNTERS, 'bytes', facts.bytes)
   redis.call('INCRBY', BYTES, facts.bytes)
   if redis.call('LPUSH', LATEST, id) > MAX_LATEST then redis.call('DEL', example(redis.call('RPOP', LATEST))) end

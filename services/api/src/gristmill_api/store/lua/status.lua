@@ -2,7 +2,7 @@
 -- include: _keys.lua
 -- Counts of a run. Constant cost whatever the length of its queue.
 -- -> {} | {state, version incarnation, version step, ready, leased, dead, permits out, archive, environments alive,
---    age of the oldest ready group in ms or '', its step or '', counters..., drops...}
+--    age of the oldest ready group in ms or '', its step or '', now in ms, counters..., drops...}
 local facts = redis.call('HMGET', RECORD, 'state', 'version_incarnation', 'version_step')
 if not facts[1] then return {} end
 local at = now()
@@ -14,5 +14,5 @@ if head then
 end
 return {facts[1], facts[2] or '', facts[3] or '', redis.call('ZCARD', READY), redis.call('HLEN', LEASED),
   redis.call('ZCARD', DEAD), redis.call('ZCARD', PERMITS), redis.call('LLEN', ARCHIVE),
-  redis.call('ZCOUNT', ENVS, '(' .. at, '+inf'), age, step, redis.call('HGETALL', COUNTERS),
+  redis.call('ZCOUNT', ENVS, '(' .. at, '+inf'), age, step, at, redis.call('HGETALL', COUNTERS),
   redis.call('HGETALL', DROPS)}

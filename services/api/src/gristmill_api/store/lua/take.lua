@@ -2,9 +2,10 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
--- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'', covered group ids...
+-- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'',
+--       steps of the checkpoint or '', covered group ids...
 -- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer}
-local trainer, groups_per_step, training_steps, max_staleness, archive = unpack(ARGV, 1, 5)
+local trainer, groups_per_step, training_steps, max_staleness, archive, steps = unpack(ARGV, 1, 6)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -15,7 +16,7 @@ if known and known ~= trainer then return {'DIFFERS', known} end
 redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local id = ARGV[i]
   local dead = redis.call('ZSCORE', DEAD, id)
   -- Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice.
@@ -27,6 +28,14 @@ for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
 for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
 for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
+-- A trainer that goes back beyond its last ack trains those steps anew, on new groups: what was trained in them is in
+-- no weights any more, and would hold their permits for ever.
+if steps ~= '' then
+  local accepted = steps * groups_per_step + redis.call('ZCARD', READY)
+  if accepted < tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0) then
+    redis.call('HSET', COUNTERS, 'accepted', accepted)
+  end
+end
 note('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
 tell('permits')
 tell('ready')

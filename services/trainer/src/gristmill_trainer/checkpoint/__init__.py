@@ -1,0 +1,16 @@
+"""Checkpoints: durable before anything is acked, whole or not there at all, checked before they are used."""
+
+from gristmill_trainer.checkpoint.contents import Checkpoint, Progress, Resumable
+from gristmill_trainer.checkpoint.resume import Resumption, find_resumption
+from gristmill_trainer.checkpoint.single import SingleProcess
+from gristmill_trainer.checkpoint.store import CheckpointStore
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Progress",
+    "Resumable",
+    "Resumption",
+    "SingleProcess",
+    "find_resumption",
+]

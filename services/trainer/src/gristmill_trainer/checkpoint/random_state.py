@@ -1,0 +1,33 @@
+"""The random number generators of this process, as tensors and numbers that torch.save takes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """Python's, numpy's, torch's on the CPU and on every CUDA device."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all back. CUDA devices beyond those that there were keep their seeds."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)

@@ -1,0 +1,74 @@
+"""Where a training goes on from: `--resume auto|never|PATH`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill_trainer.checkpoint.contents import STATE, Checkpoint
+from gristmill_trainer.checkpoint.store import CheckpointStore
+from gristmill_trainer.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A checkpoint, and what the run's new trainer says of it."""
+
+    checkpoint: Checkpoint
+    own: bool
+    """Of this run. Another's lends weights, optimizer and random numbers; steps and schedule begin anew."""
+    origin: str | None
+    """Goes into the `Progress` of every checkpoint that follows."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that this run has behind it."""
+        return self.checkpoint.step if self.own else 0
+
+    @property
+    def covered(self) -> list[str]:
+        """Groups for the API to settle: another run's are not this run's."""
+        return self.checkpoint.covered if self.own else []
+
+
+def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
+    """None: begin from the first weights. Raises CheckpointError for what cannot be resumed from.
+
+    A folder that is named is where this training began. A trainer that is started again with the same words goes on
+    from the newest checkpoint since then, not from the beginning once more.
+    """
+    newest = store.newest()
+    if resume == "never":
+        if newest is not None:
+            raise CheckpointError(
+                f"resume is 'never', but the run has checkpoints, the newest in {newest}; "
+                f"remove {store.folder}, begin a run under another RUN_ID, or resume: --resume auto"
+            )
+        return None
+    if resume == "auto":
+        return None if newest is None else _own(store.load(newest))
+    named = _named(store, resume)
+    if newest is not None:
+        checkpoint = store.load(newest)
+        if checkpoint.progress.origin == str(named):
+            _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
+            return _own(checkpoint)
+    return Resumption(store.load(named), own=named.parent == store.folder, origin=str(named))
+
+
+def _own(checkpoint: Checkpoint) -> Resumption:
+    return Resumption(checkpoint, own=True, origin=checkpoint.progress.origin)
+
+
+def _named(store: CheckpointStore, resume: str) -> Path:
+    path = Path(resume).absolute()
+    if (path / STATE).is_file():
+        return path
+    there = ", ".join(str(folder) for folder in sorted(store.folder.glob("step-*"))) or "none"
+    raise CheckpointError(
+        f"resume is '{resume}', which is no folder of a checkpoint; "
+        f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: {there}"
+    )

@@ -1,0 +1,36 @@
+"""One process that holds the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gristmill_trainer.policy import Policy
+
+
+class SingleProcess:
+    """What a checkpoint takes from a policy, its optimizer and its learning rate schedule."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._schedule = schedule
+
+    def save_model(self, folder: Path) -> None:
+        self._policy.save(folder)
+
+    def state(self) -> dict[str, Any]:
+        schedule = None if self._schedule is None else self._schedule.state_dict()
+        return {"optimizer": self._optimizer.state_dict(), "schedule": schedule}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None and state.get("schedule") is not None:
+            self._schedule.load_state_dict(state["schedule"])

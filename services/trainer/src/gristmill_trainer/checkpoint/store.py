@@ -1,0 +1,113 @@
+"""The checkpoints of one run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Checkpoint, Progress, Resumable
+from gristmill_trainer.checkpoint.manifest import remedy, verify, write_manifest
+from gristmill_trainer.checkpoint.random_state import random_state, restore_random_state
+from gristmill_trainer.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """Folders step-000020 and so on in `folder`; the last `kept` stay."""
+
+    def __init__(self, folder: Path, kept: int) -> None:
+        self.folder = folder.absolute()
+        self._kept = kept
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for partial in self.folder.glob(".*.partial"):
+            shutil.rmtree(partial)
+        # A kill between the two renames of `save` leaves the old one under this name alone.
+        for replaced in self.folder.glob(".*.replaced"):
+            name = replaced.name[1:].removesuffix(".replaced")
+            if (self.folder / name).exists():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(self.folder / name)
+
+    def newest(self) -> Path | None:
+        """The folder of the highest policy version. Raises CheckpointError for one that does not tell its own."""
+        folders = self._by_age()
+        return folders[-1] if folders else None
+
+    def load(self, path: Path) -> Checkpoint:
+        """Verify every file of a checkpoint, of this run or another. Raises CheckpointError."""
+        path = path.absolute()
+        verify(path)
+        return Checkpoint(path, _progress(path))
+
+    def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
+        """Write one, and return when it is on disk under its name."""
+        name = f"step-{progress.step:06d}"
+        path, partial = self.folder / name, self.folder / f".{name}.partial"
+        replaced = self.folder / f".{name}.replaced"
+        partial.mkdir()
+        learner.save_model(partial)
+        torch.save(learner.state(), partial / OPTIMIZER)
+        torch.save(random_state(), partial / RANDOM)
+        (partial / STATE).write_bytes(msgspec.json.encode(progress))
+        write_manifest(partial)
+        for entry in (*partial.rglob("*"), partial):
+            _sync(entry)
+        if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
+            path.rename(replaced)
+        partial.rename(path)
+        _sync(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self._by_age()[: -self._kept]:
+            shutil.rmtree(old)
+        return Checkpoint(path, progress)
+
+    @staticmethod
+    def restore(checkpoint: Checkpoint, learner: Resumable, own: bool = True) -> None:
+        """Put optimizer and random numbers back as they were, and the schedule when the checkpoint is the run's own.
+        (The model is loaded from the folder.) Raises CheckpointError."""
+        states = []
+        for name in (OPTIMIZER, RANDOM):
+            file = checkpoint.path / name
+            try:
+                states.append(torch.load(file, weights_only=True, map_location="cpu"))
+            except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+                raise CheckpointError(f"{file} is not readable: {error}. {remedy(checkpoint.path)}") from error
+        if not own:
+            states[0].pop("schedule", None)
+        try:
+            learner.load_state(states[0])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint.path / OPTIMIZER} is of another model or optimizer: {error}. "
+                "Resume with the settings that it was written with."
+            ) from error
+        restore_random_state(states[1])
+        _LOG.info("resumed from %s", checkpoint.path)
+
+    def _by_age(self) -> list[Path]:
+        """By policy version, not by step: a run that went back to step 10 has its newest weights at step 15, beside
+        those of step 20 that it left behind."""
+        return sorted(self.folder.glob("step-*"), key=lambda path: _progress(path).version)
+
+
+def _progress(path: Path) -> Progress:
+    try:
+        return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path / STATE} is not readable ({error}). {remedy(path)}") from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

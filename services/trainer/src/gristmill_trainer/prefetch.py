@@ -1,0 +1,73 @@
+"""The next batch is leased while this one trains."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+
+from gristmill import GristmillError, TrajectoryGroup
+from gristmill_trainer.leases import Leases
+
+# Seconds of one long-poll for groups; closing waits for it at most.
+_POLL = 5.0
+
+
+@dataclass(frozen=True)
+class StepGroups:
+    """The batch of one optimizer step, as leased."""
+
+    step: int
+    groups: list[TrajectoryGroup]
+
+
+class Prefetch:
+    """Leases the batches of steps `first` to `last` in order, one ahead of who takes them.
+
+    Worth its thread only when max_staleness > 0: in a synchronous run the next groups do not exist before the step is
+    published. A step that is skipped or trained on fewer groups is a step all the same: the next is the next number.
+    """
+
+    def __init__(self, leases: Leases, groups: int, first: int, last: int) -> None:
+        """`groups`: of one step."""
+        self._leases = leases
+        self._groups = groups
+        self._steps = range(first, last + 1)
+        self._ready: queue.Queue[StepGroups] = queue.Queue(maxsize=1)
+        self._wanted = threading.Semaphore(1)
+        self._closed = threading.Event()
+        self._failure: GristmillError | None = None
+        self._thread = threading.Thread(target=self._lease, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def get(self, wait: float) -> StepGroups | None:
+        """The next step's groups; None when they are not there after `wait` seconds. Raises what leasing failed of."""
+        try:
+            batch = self._ready.get(timeout=wait)
+        except queue.Empty:
+            if self._failure is not None:
+                raise self._failure from None
+            return None
+        self._wanted.release()
+        return batch
+
+    def close(self) -> None:
+        """End the thread and give back what nobody took."""
+        self._closed.set()
+        self._wanted.release()
+        self._thread.join()
+        while not self._ready.empty():
+            self._leases.give_back(self._ready.get_nowait().step)
+
+    def _lease(self) -> None:
+        try:
+            for step in self._steps:
+                self._wanted.acquire()
+                groups = None
+                while groups is None:
+                    if self._closed.is_set():
+                        return
+                    groups = self._leases.take(step, self._groups, _POLL)
+                self._ready.put(StepGroups(step, groups))
+        except GristmillError as error:
+            self._failure = error

@@ -1,0 +1,74 @@
+"""Checkpoints are whole or not there, are checked before they are used, and the last ones are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.trainer.life.conftest import Training, progress
+
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.errors import CheckpointError
+
+
+def test_what_a_checkpoint_says_is_read_back(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    written = progress(3, 2, ["g00000001"], origin="/elsewhere/step-000001")
+    path = store.save(training.learner, written).path
+    assert CheckpointStore(tmp_path, kept=2).load(path).progress == written
+
+
+def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    for step, incarnation in ((5, 1), (10, 1), (20, 1), (15, 2)):
+        store.save(training.learner, progress(step, incarnation))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000015", "step-000020"]
+    assert store.newest() == tmp_path / "step-000015"
+    store.save(training.learner, progress(20, 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000015", "step-000020"]
+    newest = store.newest()
+    assert newest is not None
+    assert store.load(newest).progress.version.incarnation == 2
+
+
+def test_what_a_kill_tore_is_cleared_away(training: Training, tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(1)).path
+    (tmp_path / ".step-000002.partial").mkdir()
+    path.rename(tmp_path / ".step-000001.replaced")
+    resumption = find_resumption(CheckpointStore(tmp_path, kept=2), "auto")
+    assert resumption is not None
+    assert resumption.step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "random.pt", "config.json"])
+def test_a_flipped_bit_is_found_and_named(training: Training, tmp_path: Path, name: str) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    for step in (1, 2):
+        file = store.save(training.learner, progress(step)).path / name
+    body = bytearray(file.read_bytes())
+    body[len(body) // 2] ^= 1
+    file.write_bytes(body)
+    with pytest.raises(CheckpointError, match=rf"step-000002/{name} is not as it was written .*--resume .*step-000001"):
+        find_resumption(store, "auto")
+
+
+def test_a_file_that_is_gone_is_named(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    (store.save(training.learner, progress(1)).path / "optimizer.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"has lost its optimizer.pt. It is the only one: remove .*step-000001"):
+        find_resumption(store, "auto")
+
+
+def test_a_checkpoint_from_before_there_were_manifests_is_refused(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    (store.save(training.learner, progress(1)).path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no manifest.json: it was written before .* remove .*step-000001"):
+        find_resumption(store, "auto")
+
+
+def test_a_torn_state_is_named(training: Training, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, kept=2)
+    (store.save(training.learner, progress(1)).path / "trainer_state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-000001/trainer_state.json is not readable"):
+        store.newest()

@@ -1,0 +1,70 @@
+"""--resume auto, never, or a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.trainer.life.conftest import Training, progress, start_training, step_groups
+
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.errors import CheckpointError
+
+
+@pytest.fixture
+def store(training: Training, tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", kept=5)
+    for step in (2, 4):
+        training.step(step_groups(step))
+        store.save(training.learner, progress(step, covered=[f"g{step}"]))
+    return store
+
+
+def test_auto_is_the_newest_and_nothing_where_there_is_none(store: CheckpointStore, tmp_path: Path) -> None:
+    found = find_resumption(store, "auto")
+    assert found is not None
+    assert (found.step, found.covered, found.origin) == (4, ["g4"], None)
+    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "auto") is None
+
+
+def test_never_with_checkpoints_says_what_to_do(store: CheckpointStore, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the newest in .*step-000004; remove .*checkpoints, begin a run under"):
+        find_resumption(store, "never")
+    assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "never") is None
+
+
+def test_a_folder_of_this_run_settles_what_it_covers(store: CheckpointStore) -> None:
+    found = find_resumption(store, str(store.folder / "step-000002"))
+    assert found is not None
+    assert (found.step, found.covered, found.own) == (2, ["g2"], True)
+
+
+def test_another_runs_lends_its_weights_only(store: CheckpointStore, tmp_path: Path) -> None:
+    found = find_resumption(CheckpointStore(tmp_path / "other", kept=2), str(store.folder / "step-000004"))
+    assert found is not None
+    assert (found.step, found.covered, found.own) == (0, [], False)
+
+
+def test_another_runs_schedule_stays_behind(store: CheckpointStore, training: Training) -> None:
+    checkpoint = store.load(store.folder / "step-000004")
+    for own, steps in ((True, 2), (False, 0)):
+        resumed = start_training(training.policy.source, str(checkpoint.path))
+        store.restore(checkpoint, resumed.learner, own=own)
+        assert resumed.schedule.last_epoch == steps
+        assert len(resumed.optimizer.state_dict()["state"]) > 0
+
+
+def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(
+    store: CheckpointStore, training: Training
+) -> None:
+    """A container is started again with the command it had; it must not lose what it did since."""
+    named = str(store.folder / "step-000002")
+    store.save(training.learner, progress(3, 2, origin=named))
+    found = find_resumption(store, named)
+    assert found is not None
+    assert (found.step, found.origin) == (3, named)
+
+
+def test_what_is_no_checkpoint_is_refused_with_what_there_is(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match=r"resume is 'latest', which is no folder .*This run's: .*step-000002, "):
+        find_resumption(store, "latest")

@@ -1,0 +1,62 @@
+"""Killed after its checkpoint and started again on the same groups, a trainer writes the same next checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from tests.unit.trainer.life.conftest import progress, start_training, step_groups
+
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.policy import ModelSource
+
+_PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+import numpy, random, torch
+from tests.unit.trainer.life.test_resume_bit_for_bit import run
+torch.manual_seed(1); numpy.random.seed(1); random.seed(1)
+run(Path(sys.argv[1]), sys.argv[2], last=int(sys.argv[3]))
+if sys.argv[4] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run(folder: Path, model: str, last: int) -> None:
+    """Train up to step `last`, from the newest checkpoint, and write one after every second step."""
+    store = CheckpointStore(folder, kept=5)
+    resumption = find_resumption(store, "auto")
+    weights = None if resumption is None else str(resumption.checkpoint.path)
+    training = start_training(ModelSource(model, model, "random", None, 512), weights)
+    first = 0
+    if resumption is not None:
+        store.restore(resumption.checkpoint, training.learner)
+        first = resumption.step
+    for step in range(first + 1, last + 1):
+        training.step(step_groups(step))
+        if step % 2 == 0:
+            store.save(training.learner, progress(step))
+
+
+def _process(*arguments: str) -> int:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run([sys.executable, "-c", _PROGRAM, *arguments], env=environ, check=False).returncode
+
+
+def test_killed_and_resumed_gives_the_same_bytes(model_dir: Path, tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert _process(str(straight), str(model_dir), "4", "end") == 0
+    assert _process(str(killed), str(model_dir), "3", "kill") == -signal.SIGKILL
+    assert sorted(path.name for path in killed.iterdir()) == ["step-000002"]
+    assert _process(str(killed), str(model_dir), "4", "end") == 0
+
+    def hashes(folder: Path) -> dict[str, object]:
+        files: dict[str, object] = msgspec.json.decode((folder / "step-000004" / "manifest.json").read_bytes())["files"]
+        return files
+
+    assert {"model.safetensors", "optimizer.pt", "random.pt", "trainer_state.json"} <= hashes(straight).keys()
+    assert hashes(killed) == hashes(straight)
