@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Literal
 
 from gristmill import GristmillError, SyncClient, TrajectoryGroup
 from gristmill.logs import line
@@ -17,10 +18,14 @@ _HEARTBEAT = 20.0
 class Leases:
     """Batches leased and not yet acked. A thread extends them; what it finds lost is raised by the next call."""
 
-    def __init__(self, api: SyncClient, run_id: str, incarnation: int) -> None:
+    def __init__(
+        self, api: SyncClient, run_id: str, incarnation: int, unit: Literal["groups", "sequences"] = "groups"
+    ) -> None:
+        """`unit`: what `take` counts; sequences where the sizes of groups vary."""
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
+        self._unit = unit
         self._held: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -28,11 +33,14 @@ class Leases:
         self._thread = threading.Thread(target=self._keep_alive, name="lease-heartbeat", daemon=True)
         self._thread.start()
 
-    def take(self, step: int, groups: int, wait: float) -> list[TrajectoryGroup] | None:
-        """Lease the groups of optimizer step `step`; None when they are not ready after `wait` seconds."""
+    def take(self, step: int, amount: int, wait: float) -> list[TrajectoryGroup] | None:
+        """Lease groups for optimizer step `step`; None when so much is not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = f"{self._incarnation}.{step}"
-        batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait=wait)
+        if self._unit == "groups":
+            batch = self._api.lease(self._run_id, self._incarnation, batch_id, amount, wait=wait)
+        else:
+            batch = self._api.lease(self._run_id, self._incarnation, batch_id, sequences=amount, wait=wait)
         if batch is not None:
             self._hold(batch_id, [group.group_id for group in batch])
         return batch

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from gristmill import Deployment, Manifest, ManifestError, RunRecord, SyncClient
+from gristmill import Deployment, Manifest, ManifestError, Protocol, RunRecord, SyncClient
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags
+from gristmill_trainer import atropos
 from gristmill_trainer.checkpoint import CheckpointStore
 from gristmill_trainer.display import Display
 from gristmill_trainer.leases import Leases
@@ -41,9 +42,12 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
     with ExitStack() as stack:
         api_url = here.rollout_server_url or deployment.api_url or API_URL
         api = stack.enter_context(SyncClient(api_url, token=deployment.api_token))
-        run = _wait_for_run(api, deployment.stack, stop)
-        settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
         server = ModelServer(here.base_url or deployment.model_url or MODEL_URL, publish_token(deployment.weights_dir))
+        if here.atropos_run is None:
+            run = _wait_for_run(api, deployment.stack, stop)
+        else:
+            run = atropos.open_run(api, here, here.seq_len or int(server.served().get("max_model_len") or 2048))
+        settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
         source = find_model(settings.model_name, _manifest(deployment.models_dir), server.served())
         torch.manual_seed(settings.seed)
         run_dir = deployment.runs_dir / run.run_id
@@ -63,7 +67,7 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
-        leases = Leases(api, run.run_id, incarnation)
+        leases = Leases(api, run.run_id, incarnation, "sequences" if run.protocol is Protocol.ATROPOS else "groups")
         stack.callback(leases.close)
         yield Training(
             settings=settings,
