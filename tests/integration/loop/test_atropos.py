@@ -14,7 +14,7 @@ from gristmill import Manifest, SyncClient
 from gristmill.metrics import read_jsonl
 from local_processes import LocalStack, LocalStackError, free_port
 
-STEPS = 40
+STEPS = 25
 DATA = ROOT / "configs/datasets/quickstart/train.jsonl"
 ENVIRONMENT = Path(__file__).with_name("sums_env.py")
 
@@ -35,7 +35,7 @@ def test_a_stock_environment_of_atropos_is_learned(vllm: Vllm, tmp_path: Path, l
             "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
         }
         serve = (
-            f"serve --env.rollout_server_url {api_url} --env.total_steps {STEPS} --env.data {DATA} "
+            f"serve --env.rollout_server_url {api_url} --env.total_steps 100000 --env.data {DATA} "
             f"--env.send_logprobs {logprobs} --env.tokenizer_name {Manifest.read(vllm.models_dir).tokenizer_path} "
             f"--openai.base_url {vllm.url}/v1 --openai.model_name tiny --openai.server_type vllm "
             f"--openai.tokenizer_name {Manifest.read(vllm.models_dir).tokenizer_path}"
