@@ -14,6 +14,7 @@ from gristmill.errors import (
 from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.manifest import Manifest
 from gristmill.run import (
+    AtroposRegistration,
     DeadLetter,
     Environment,
     GroupAudit,
@@ -36,6 +37,7 @@ __all__ = [
     "ApiUnreachable",
     "ArchiveError",
     "ArchivedGroup",
+    "AtroposRegistration",
     "Client",
     "ConfigError",
     "DeadLetter",

@@ -17,7 +17,7 @@ import msgspec
 from gristmill import compression
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
-from gristmill.run import DeadLetter, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
+from gristmill.run import AtroposRegistration, DeadLetter, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ class Client:
         """The stack's open run; None when there is none after `wait` seconds."""
         answer = await self._call("GET", "/v1/open", params={"stack": stack, "wait": wait}, wait=wait)
         return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
+
+    async def register_atropos(self, registration: AtroposRegistration) -> None:
+        """Open the run that Atropos' environments feed (the API's ATROPOS_RUN). A second registration changes
+        nothing. They come in with the first version recorded."""
+        await self._call("POST", "/register", json=registration.model_dump())
 
     async def take(
         self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None

@@ -85,6 +85,9 @@ MAX_OBJECT_BYTES = 1 << 20
 """Encoded bytes that a group may carry beside its arrays. One such byte can become an object of 64 bytes, so the
 length of a body alone would not bound the memory that reading it takes."""
 
+NO_LOGPROBS = "no_logprobs"
+"""Key of `meta`: True when nobody recorded how likely the tokens were; `logprobs` are zeros then."""
+
 _ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OBJECTS = msgspec.msgpack.Decoder(_Objects)
 _DECODER = msgspec.msgpack.Decoder(_Wire)
@@ -109,7 +112,8 @@ class TrajectoryGroup:
     tokens: I32
     """i32[N]."""
     logprobs: F32
-    """f32[N]: log-probability under the sampling distribution at trained positions, 0 elsewhere."""
+    """f32[N]: log-probability under the sampling distribution at trained positions, 0 elsewhere.
+    See `logprobs_known`."""
     mask: Bool
     """bool[N]: True where the token was sampled and is trained on."""
     rewards: F32
@@ -140,6 +144,11 @@ class TrajectoryGroup:
     def size(self) -> int:
         """G, the number of sequences."""
         return len(self.lengths)
+
+    @property
+    def logprobs_known(self) -> bool:
+        """Whether `logprobs` are the sampler's. Not every environment of Atropos' records them."""
+        return self.meta.get(NO_LOGPROBS) is not True
 
     @property
     def oldest_version(self) -> PolicyVersion:

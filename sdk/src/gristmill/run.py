@@ -59,6 +59,21 @@ class Permit(_Record):
     row: int
 
 
+class AtroposRegistration(_Record):
+    """What a trainer tells environments of Atropos', in the words of their protocol (POST /register)."""
+
+    batch_size: int
+    """Sequences an optimizer step."""
+    max_token_len: int
+    """Groups with a sequence of so many tokens or more are dropped by their environment."""
+    num_steps: int
+    starting_step: int = 0
+    save_checkpoint_interval: int
+    checkpoint_dir: str = ""
+    wandb_group: str = ""
+    wandb_project: str = ""
+
+
 class PermitGrant(_Record):
     """Answer to a request for permits; empty when none came free in time."""
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gristmill.client import Client
 from gristmill.group import TrajectoryGroup
-from gristmill.run import GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
+from gristmill.run import AtroposRegistration, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
 from gristmill.version import PolicyVersion
 
 T = TypeVar("T")
@@ -42,6 +42,9 @@ class SyncClient:
 
     def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
         return self._wait(self._client.open_run(wait, stack))
+
+    def register_atropos(self, registration: AtroposRegistration) -> None:
+        self._wait(self._client.register_atropos(registration))
 
     def take(
         self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None

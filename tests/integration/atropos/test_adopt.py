@@ -64,7 +64,7 @@ async def test_it_leases_what_was_posted_as_json(http: httpx.AsyncClient, client
 async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of_others(
     http: httpx.AsyncClient, client: Client
 ) -> None:
-    bad = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
+    bad = {"tokens": [[1]], "masks": [[1]], "scores": [1.0], "inference_logprobs": [[1.0]]}
     for body in (expand({"group": 1, "is": 1}), bad, expand({"group": 1, "is": 2}), bad, expand({"group": 1, "is": 3})):
         (await http.post("/scored_data", json=body)).raise_for_status()
     incarnation, _ = await client.take(RUN, settings(), [])
@@ -72,7 +72,7 @@ async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of
     assert batch is not None
     assert [int(group.tokens[0]) for group in batch] == [1, 2, 3]
     letters = (await http.get(f"/v1/runs/{RUN}/dead")).json()
-    assert "inference_logprobs" in str(letters)
+    assert "log-probabilities" in str(letters)
     status = await client.status(RUN)
     assert (status.ready, status.leased, status.dead) == (0, 3, 2)
 

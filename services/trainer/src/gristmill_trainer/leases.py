@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from typing import Literal
 
 from gristmill import GristmillError, SyncClient, TrajectoryGroup
 from gristmill.logs import line
@@ -27,10 +28,14 @@ class Leases:
     May be used from several threads: one may lease the next step's batch while another trains.
     """
 
-    def __init__(self, api: SyncClient, run_id: str, incarnation: int) -> None:
+    def __init__(
+        self, api: SyncClient, run_id: str, incarnation: int, unit: Literal["groups", "sequences"] = "groups"
+    ) -> None:
+        """`unit`: what `take` counts; sequences where the sizes of groups vary."""
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
+        self._unit = unit
         self._held: dict[str, _Batch] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -42,11 +47,14 @@ class Leases:
         """Id of the batch of optimizer step `step`: a call that is repeated asks for the same batch."""
         return f"{self._incarnation}.{step}"
 
-    def take(self, step: int, groups: int, wait: float) -> list[TrajectoryGroup] | None:
-        """Lease the groups of optimizer step `step`; None when they are not ready after `wait` seconds."""
+    def take(self, step: int, amount: int, wait: float) -> list[TrajectoryGroup] | None:
+        """Lease groups for optimizer step `step`; None when so much is not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = self.batch_id(step)
-        batch = self._api.lease(self._run_id, self._incarnation, batch_id, groups, wait=wait)
+        if self._unit == "groups":
+            batch = self._api.lease(self._run_id, self._incarnation, batch_id, amount, wait=wait)
+        else:
+            batch = self._api.lease(self._run_id, self._incarnation, batch_id, sequences=amount, wait=wait)
         if batch is not None:
             self._hold(batch_id, [group.group_id for group in batch])
         return batch

@@ -150,13 +150,14 @@ def optimizer_step(training: Training, batch: StepBatch) -> StepResult:
     for micro in batch.micro_batches:
         with policy.compute():
             logprobs = token_logprobs(policy, micro)
-        # One optimizer step a batch: the old policy is this one, held still.
-        loss = grpo_loss(
-            logprobs, logprobs.detach(), micro.rollout_logprobs, micro.advantages, batch.trained_tokens, clip
-        )
+        # One optimizer step a batch: the old policy is this one, held still. It stands in for a rollout policy whose
+        # log-probabilities nobody recorded.
+        old = logprobs.detach()
+        rollout = torch.where(micro.rollout_logprobs.isnan(), old, micro.rollout_logprobs)
+        loss = grpo_loss(logprobs, old, rollout, micro.advantages, batch.trained_tokens, clip)
         loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.item()
-        difference = (logprobs.detach() - micro.rollout_logprobs).abs()
+        difference = (old - rollout).abs()
         diff_sum += float(difference.sum())
         diff_max = max(diff_max, float(difference.max()))
     grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), settings.max_grad_norm)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gristmill import Deployment, Manifest, ManifestError, RunRecord, SyncClient
+from gristmill import Deployment, Manifest, ManifestError, Protocol, RunRecord, SyncClient
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags

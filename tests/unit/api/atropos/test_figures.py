@@ -53,3 +53,7 @@ def test_groups_of_one_of_others_do_not_count() -> None:
 
 def test_a_group_size_of_nothing_divides_nothing() -> None:
     assert status(dataclasses.replace(ALONE, group_size=0, ready=[("0", 2, 3)]))["queue_size"] == 6
+
+
+def test_a_finished_run_has_no_room() -> None:
+    assert status(dataclasses.replace(ALONE, finished=True))["queue_size"] > 1_000_000

@@ -65,6 +65,14 @@ def test_a_group_of_v1_becomes_json() -> None:
     assert text["generation_params"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}
 
 
+def test_a_group_without_logprobs_says_so_and_goes_out_without() -> None:
+    group = TrajectoryGroup.decode(binary(small()).encode())
+    assert not group.logprobs_known
+    assert group.logprobs.tolist() == [0.0, 0.0]
+    assert json.loads(to_json(group))["inference_logprobs"] is None
+    assert binary(full()).logprobs_known
+
+
 async def test_json_goes_out_as_it_came() -> None:
     text = read_one(json.dumps(full()).encode()).text
     assert await as_json(text) is text
@@ -89,7 +97,6 @@ def _with(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
-        (small(), "inference_logprobs"),
         (_with(masks=[[-100, -100]]), "trained"),
         (_with(inference_logprobs=[[1.0, 1.0]]), "positive"),
         (_with(tokens=[[1, -5]]), "negative"),

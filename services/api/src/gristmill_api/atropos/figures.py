@@ -11,6 +11,8 @@ from typing import Final
 
 MIN_WEIGHT: Final = 0.01
 """No environment is starved altogether."""
+NO_ROOM: Final = 1 << 31
+"""Groups: more than any environment would wait for."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class EnvView:
     """min_batch_allocation of the connected environments that have one, by number."""
     ready: Sequence[tuple[str, int, int]]
     """(environment, sequences a group, how many groups) of all that is ready."""
+    finished: bool = False
+    """The run takes no more groups."""
 
 
 def status(env: EnvView) -> dict[str, int | float]:
@@ -64,7 +68,8 @@ def status(env: EnvView) -> dict[str, int | float]:
             others += max(0, math.ceil(found / largest) * largest - kept)
     return {
         "current_step": env.step,
-        "queue_size": (own + others) // group_size,
+        # BaseEnv has no word for the end. It stops when its steps and the batches that wait are more than it wants.
+        "queue_size": NO_ROOM if env.finished else (own + others) // group_size,
         "unallocated_fraction": 1.0 - min(sum(env.shares.values()), 1.0),
         "self_queue_size": own // group_size,
         "max_group_size": largest,

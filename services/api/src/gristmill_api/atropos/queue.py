@@ -63,7 +63,7 @@ class Queue:
         await self._write("atropos_register", registration.starting_step, *fields)
 
     async def register_env(self, env: RegisterEnv) -> NewEnv | None:
-        """None: the trainer has not asked for a batch yet."""
+        """None: the trainer has neither asked for a batch nor, over /v1, told of its weights yet."""
         facts = EnvFacts(env.max_token_length, env.weight).to_json()
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
         status, *rest = await self._write("atropos_register_env", env.desired_name, env.group_size, share, facts)
@@ -90,7 +90,7 @@ class Queue:
         status, *rest = await self._run("atropos_status_env", number, self._silence_ms)
         if status != "OK":
             return None
-        step, batch_size, group_size, own, connected, shares, kinds = rest
+        step, batch_size, group_size, own, connected, shares, kinds, finished = rest
         return EnvView(
             number=number,
             step=int(step),
@@ -100,6 +100,7 @@ class Queue:
             connected=[EnvFacts.from_json(facts) for facts in connected],
             shares={text(name): float(share) for name, share in zip(shares[::2], shares[1::2], strict=True)},
             ready=[_kind(kind, count) for kind, count in zip(kinds[::2], kinds[1::2], strict=True)],
+            finished=bool(finished),
         )
 
     async def submit(self, receipt: str, groups: Sequence[Scored], *, again: bool = False) -> list[int | None]:

@@ -6,6 +6,7 @@ Values that one side has and the other has not:
     inference_logprobs    1.0 where not sampled                          <->  logprobs, 0 where not trained
     overrides (one a sequence), group_overrides                          <->  overrides = {"sequences", "group"}
     generation_params     temperature, top_p, max_tokens                 <->  sampling
+    no inference_logprobs                                                <->  logprobs_known is False
     images, and what else generation_params has                          <->  meta
     distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0
     policy version        JSON has none: stamped when the group was received
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan, compression
-from gristmill.group import F32, I32, Bool
+from gristmill.group import F32, I32, NO_LOGPROBS, Bool
 from gristmill_api.atropos.messages import KEYS
 
 NOT_TRAINED: Final = -100
@@ -73,7 +74,7 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
     """Atropos' JSON as a binary group. `version`: the weights that were served when it came.
 
     Sequences of which no token is trained are left out: they carry no gradient, and /v1 knows no such sequence.
-    Raises GroupError for a group that /v1 cannot say: no inference_logprobs, or none for a trained token, token ids
+    Raises GroupError for a group that /v1 cannot say: inference_logprobs that miss a trained token, token ids
     below zero, nothing trained at all.
     """
     try:
@@ -84,14 +85,12 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
 
 
 def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
-    if not scored.inference_logprobs:
-        raise GroupError("it has no inference_logprobs, without which a trainer cannot weigh its tokens")
     masks = [np.array(mask, np.int64) != NOT_TRAINED for mask in scored.masks]
     kept = [index for index, mask in enumerate(masks) if mask.any()]
     if not kept:
         raise GroupError("no token of it is trained (every mask is -100)")
     mask = np.concatenate([masks[index] for index in kept])
-    logprobs = _flat(scored.inference_logprobs, kept)
+    logprobs = _optional(scored.inference_logprobs, kept)
     lengths = np.array([len(scored.tokens[index]) for index in kept], np.int32)
     params = dict(scored.generation_params or {})
     return TrajectoryGroup(
@@ -101,7 +100,7 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
         row=row,
         lengths=lengths,
         tokens=np.concatenate([np.array(scored.tokens[index], np.int32) for index in kept]),
-        logprobs=np.where(mask, logprobs, np.float32(0)),
+        logprobs=np.zeros(len(mask), np.float32) if logprobs is None else np.where(mask, logprobs, np.float32(0)),
         mask=mask,
         rewards=np.array([scored.scores[index] for index in kept], np.float32),
         reward_parts={},
@@ -114,7 +113,11 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
         distill_logprobs=_padded(scored.distill_logprobs, kept, 0.0, np.float32),
         overrides=_overrides(scored, kept),
         messages=_of(scored.messages, kept),
-        meta={"generation_params": scored.generation_params, "images": scored.images},
+        meta={
+            "generation_params": scored.generation_params,
+            "images": scored.images,
+            **({NO_LOGPROBS: True} if logprobs is None else {}),
+        },
     )
 
 
@@ -140,7 +143,7 @@ def to_json(group: TrajectoryGroup) -> bytes:
         "ref_logprobs": by_sequence(group.ref_logprobs),
         "messages": group.messages,
         "generation_params": group.meta.get("generation_params", sampling),
-        "inference_logprobs": by_sequence(np.where(group.mask, group.logprobs, np.float32(NOT_SAMPLED))),
+        "inference_logprobs": by_sequence(_sampled(group)),
         "overrides": overrides.get("sequences"),
         "group_overrides": overrides.get("group"),
         "images": group.meta.get("images"),
@@ -149,6 +152,10 @@ def to_json(group: TrajectoryGroup) -> bytes:
         "distill_logprobs": _unpadded(group.distill_logprobs, group.distill_ids, group),
     }
     return msgspec.json.encode(values)
+
+
+def _sampled(group: TrajectoryGroup) -> F32 | None:
+    return np.where(group.mask, group.logprobs, np.float32(NOT_SAMPLED)) if group.logprobs_known else None
 
 
 def _flat(rows: Sequence[Sequence[float]], kept: Sequence[int]) -> F32:

@@ -1,7 +1,7 @@
 -- What a run fed by Atropos' protocol keeps beside the store's own keys. Environments are numbered from 0.
 --
 --   atropos               HASH    the trainer's registration as it came; step (the current one); started, after the
---                                 first request for a batch
+--                                 first request for a batch or the first version over /v1
 --   atropos:envs          HASH    number -> JSON of what it registered (max_context_len, weight, wandb_name)
 --   atropos:names         HASH    desired name -> how many environments registered under it
 --   atropos:group_sizes   HASH    number -> sequences a group; rises to the largest that the environment has ready

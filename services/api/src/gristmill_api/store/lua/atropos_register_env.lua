@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _atropos.lua
--- An environment registers, once the trainer has asked for its first batch.
+-- An environment registers, once the trainer has begun.
 -- ARGV: desired name, group size, min_batch_allocation or '', JSON of the rest
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {WAIT} | {OK, number, how many of that name were before it, trainer's registration...}
 local name, size, share, facts = unpack(ARGV)

@@ -4,7 +4,7 @@
 -- The facts that an environment's status is computed from (atropos/figures.py). Constant cost whatever the queue holds.
 -- ARGV: number, silence ms after which an environment does not count
 -- -> {UNKNOWN} | {OK, step, batch size, own group size, own facts, {facts of those that count...},
---    {number, share, ... of those that count and have one}, {kind, count, ...}}
+--    {number, share, ... of those that count and have one}, {kind, count, ...}, 1 when the run is finished}
 local number = ARGV[1]
 
 local own = redis.call('HGET', NUMBERED, number)
@@ -31,4 +31,5 @@ if #connected > 0 then
   end
 end
 local trainer = redis.call('HMGET', ATROPOS, 'step', 'batch_size')
-return {'OK', trainer[1], trainer[2], largest, own, facts, shares, kinds}
+return {'OK', trainer[1], trainer[2], largest, own, facts, shares, kinds,
+  state() == 'finished' and 1 or 0}

@@ -1,6 +1,8 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Record the policy version that the model server now serves. Permits for it come free.
+-- include: _atropos.lua
+-- Record the policy version that the model server now serves. Permits for it come free; environments of Atropos' hear
+-- of a trainer that has begun, and of the step.
 -- ARGV: incarnation, step
 -- -> {OK, record...} | {MISSING} | {FENCED, incarnation} | {FINISHED} | {BACKWARDS, recorded step}
 local incarnation, step = unpack(ARGV)
@@ -16,6 +18,7 @@ if current == 'finished' then
   return {'FINISHED'}
 end
 redis.call('HSET', RECORD, 'version_incarnation', incarnation, 'version_step', step)
+if redis.call('EXISTS', ATROPOS) == 1 then redis.call('HSET', ATROPOS, 'step', step, 'started', 1) end
 note('version', 'version', incarnation .. '.' .. step)
 tell('permits')
 return {'OK', redis.call('HGETALL', RECORD)}

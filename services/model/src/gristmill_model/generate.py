@@ -1,0 +1,105 @@
+"""POST /generate, which atroposlib's `server_type: vllm` asks for tokens and log-probabilities.
+
+vLLM had such an endpoint once, and Atropos brings a server of its own for it. Here vLLM loads this class by
+`--middleware`, and /v1/completions does the work:
+
+    {"prompt": {"prompt_token_ids": [...]}, "logprobs": 0, "n": 4, "max_tokens": 64, ...any sampling parameter}
+ -> {"logprobs": a completion each [a token each [{id: log-probability}]], "finish_reasons": ["stop", ...],
+     "prompt_logprobs": as asked for, a position each {id: log-probability}, else null}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from gristmill_model.gate import App, Receive, Scope, Send
+
+PATH: Final = "/generate"
+_DOES_IT: Final = "/v1/completions"
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class AtroposGenerate:
+    """ASGI middleware. Errors of /v1/completions are passed on as they are."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", PATH):
+            await self._app(scope, receive, send)
+            return
+        asked = _question(await _body(receive))
+        sent = False
+
+        async def ask() -> MutableMapping[str, Any]:
+            nonlocal sent
+            if sent:
+                return await receive()  # whether the client is still there
+            sent = True
+            return {"type": "http.request", "body": asked, "more_body": False}
+
+        start: MutableMapping[str, Any] = {}
+        answered = bytearray()
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            answered.extend(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            body = _answer(bytes(answered)) if start["status"] == 200 else bytes(answered)
+            await send({**start, "headers": _sized(start["headers"], body)})
+            await send({"type": "http.response.body", "body": body})
+
+        inner = {**scope, "path": _DOES_IT, "raw_path": _DOES_IT.encode(), "headers": _sized(scope["headers"], asked)}
+        await self._app(inner, ask, answer)
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body.extend(message.get("body", b""))
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
+    return [*kept, (b"content-length", str(len(body)).encode())]
+
+
+def _question(body: bytes) -> bytes:
+    """The body for /v1/completions. What it cannot be is left to the endpoint to refuse."""
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(asked, dict):
+        return body
+    prompt = asked.get("prompt")
+    if isinstance(prompt, dict):
+        asked["prompt"] = prompt.get("prompt_token_ids")
+    return json.dumps({"logprobs": 0, **asked, "stream": False, "return_token_ids": True}).encode()
+
+
+def _answer(body: bytes) -> bytes:
+    choices = json.loads(body)["choices"]
+    prompt = choices[0].get("prompt_logprobs")
+    return json.dumps(
+        {
+            "logprobs": [_by_token(choice) for choice in choices],
+            "finish_reasons": [choice["finish_reason"] for choice in choices],
+            "prompt_logprobs": prompt
+            and [{token: found["logprob"] for token, found in (position or {}).items()} for position in prompt],
+        }
+    ).encode()
+
+
+def _by_token(choice: dict[str, Any]) -> list[list[dict[str, float]]]:
+    said = choice["logprobs"]["token_logprobs"]
+    return [[{str(token): logprob}] for token, logprob in zip(choice["token_ids"], said, strict=True)]
