@@ -16,15 +16,26 @@ from tests.support.stack import MODELS_DIR, start_api, start_redis, start_vllm
 from gristmill import PolicyVersion, SyncClient
 from local_processes import LocalStack, Service, free_port
 
-GROUP_SIZE, WORKERS, MAX_TOKENS = 8, 16, 24
 _AHEAD = 100_000
 """Steps that generation may run ahead: no permit is ever waited for."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of a model: `workers` prompts at a time, each for `group_size` completions."""
+
+    model: str
+    workers: int
+    max_tokens: int
+    """Of a completion, at most."""
+    group_size: int = 8
 
 
 @dataclass(frozen=True)
 class Bench:
     """What a measurement starts environments against."""
 
+    load: Load
     processes: LocalStack
     folder: Path
     api_url: str
@@ -37,10 +48,10 @@ class Bench:
         sums = ({"question": f"What is {n % 90} + {n % 9}?", "answer": f"#### {n % 90 + n % 9}"} for n in range(rows))
         (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
         (self.folder / f"{name}.yaml").write_text(
-            f"group_size: {GROUP_SIZE}\nmax_num_workers: {WORKERS}\nmax_token_length: 128\n"
+            f"group_size: {self.load.group_size}\nmax_num_workers: {self.load.workers}\nmax_token_length: 128\n"
             "ensure_scores_are_not_same: false\n"
             f"dataset:\n  dataset_path: {name}.jsonl\n  prompt_field: question\n  answer_field: answer\n"
-            f"  max_tokens: {MAX_TOKENS}\n"
+            f"  max_tokens: {self.load.max_tokens}\n"
             "  reward_functions: [{type: format, weight: 0.2}, {type: accuracy, weight: 0.8}]\n"
         )
 
@@ -81,8 +92,9 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path) -> Iterator[Bench]:
+def bench(folder: Path, load: Load) -> Iterator[Bench]:
     """All parts, started and stopped; their output goes to a file in `folder`."""
+    folder.mkdir()
     with (folder / "output.log").open("w") as log:
 
         def say(name: str, text: str) -> None:
@@ -94,8 +106,9 @@ def bench(folder: Path) -> Iterator[Bench]:
             redis_port, api_port, model_port = free_port(), free_port(), free_port()
             start_redis(processes, folder / "redis", redis_port)
             start_api(processes, redis_port, api_port)
-            start_vllm(processes, weights, model_port)
+            start_vllm(processes, weights, model_port, load.model)
             yield Bench(
+                load,
                 processes,
                 folder,
                 f"http://127.0.0.1:{api_port}",

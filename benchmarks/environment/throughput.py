@@ -1,6 +1,7 @@
 """Tokens a second of `serve` against those of a bare client of the same vLLM, with the same prompts and concurrency.
 
-Both are read off vLLM's own counter of generated tokens. `serve` renders prompts, decodes and scores completions, and
+Both are read off vLLM's own counter of generated tokens: prompts and completions of like length make it go up in waves,
+so its slope over the turn is taken, not its ends. `serve` renders prompts, decodes and scores completions, and
 stores groups through the API in Redis, on the same two cores; the bare client asks for the same and throws it away.
 """
 
@@ -10,18 +11,20 @@ import asyncio
 import itertools
 import json
 import re
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
-from benchmarks.environment.stack import GROUP_SIZE, MAX_TOKENS, WORKERS, Bench
+from benchmarks.environment.stack import Bench
 
 from gristmill import Manifest
 from gristmill_env.prompts import PromptBuilder
 
 _ROWS = 2000
 _WARM_S = 4.0
+_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,17 @@ class Round:
 
 
 def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None]) -> list[Round]:
-    """`rounds` times: the bare client, then `serve`, `seconds` each."""
+    """`rounds` times: the bare client and `serve`, `seconds` each, in turn the one and the other first.
+
+    Half a turn that is not measured comes before: vLLM's first seconds on a processor are slow.
+    """
+    asyncio.run(_bare(bench, seconds / 2))
     found = []
     for number in range(rounds):
+        serve = _serve(bench, f"throughput-{number}", seconds) if number % 2 else None
         bare = asyncio.run(_bare(bench, seconds))
-        serve = _serve(bench, f"throughput-{number}", seconds)
+        if serve is None:
+            serve = _serve(bench, f"throughput-{number}", seconds)
         found.append(Round(bare, serve))
         say(f"round {number + 1} of {rounds}: bare {bare:.0f}, serve {serve:.0f} tokens/s, {found[-1].ratio:.3f}")
     return found
@@ -51,7 +60,8 @@ def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None
 async def _bare(bench: Bench, seconds: float) -> float:
     manifest = Manifest.read(bench.models_dir)
     prompts = PromptBuilder.load(manifest.tokenizer_path)
-    sampling = {"n": GROUP_SIZE, "temperature": 1.0, "top_p": 1.0, "max_tokens": MAX_TOKENS, "logprobs": 0}
+    load = bench.load
+    sampling = {"n": load.group_size, "temperature": 1.0, "top_p": 1.0, "max_tokens": load.max_tokens, "logprobs": 0}
     rows = itertools.cycle(f"What is {n % 90} + {n % 9}?" for n in range(_ROWS))
 
     async with httpx.AsyncClient(
@@ -66,13 +76,11 @@ async def _bare(bench: Bench, seconds: float) -> float:
                     "sampling_params": {**sampling, "detokenize": False},
                 }
                 answer = await http.post("/inference/v1/generate", json=body)
-                assert len(json.loads(answer.content)["choices"]) == GROUP_SIZE
+                assert len(json.loads(answer.content)["choices"]) == load.group_size
 
-        clients = [asyncio.create_task(ask()) for _ in range(WORKERS)]
+        clients = [asyncio.create_task(ask()) for _ in range(load.workers)]
         await asyncio.sleep(_WARM_S)
-        first, begun = await _generated_by(http), time.monotonic()
-        await asyncio.sleep(seconds)
-        rate = (await _generated_by(http) - first) / (time.monotonic() - begun)
+        rate = await asyncio.to_thread(_rate, bench.model_url, seconds)
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
@@ -83,28 +91,31 @@ def _serve(bench: Bench, run: str, seconds: float) -> float:
     bench.config(run, _ROWS)
     env = bench.serve(run)
     bench.take(run)
-    idle = _generated(bench.model_url)
-    while _generated(bench.model_url) == idle:
-        assert env.exit_code is None, "serve ended"
-        time.sleep(0.1)
+    with httpx.Client() as http:
+        idle = _generated(http, bench.model_url)
+        while _generated(http, bench.model_url) == idle:
+            assert env.exit_code is None, "serve ended"
+            time.sleep(0.1)
     time.sleep(_WARM_S)
-    first, begun = _generated(bench.model_url), time.monotonic()
-    time.sleep(seconds)
-    rate = (_generated(bench.model_url) - first) / (time.monotonic() - begun)
+    rate = _rate(bench.model_url, seconds)
     env.stop(grace=20)
     bench.close(run)
     return rate
 
 
-def _generated(url: str) -> float:
-    return _count(httpx.get(f"{url}/metrics").text)
+def _rate(url: str, seconds: float) -> float:
+    times, counts = [], []
+    with httpx.Client() as http:
+        begun = time.monotonic()
+        while (at := time.monotonic() - begun) < seconds:
+            counts.append(_generated(http, url))
+            times.append((at + time.monotonic() - begun) / 2)
+            time.sleep(_EVERY_S)
+    return statistics.linear_regression(times, counts).slope
 
 
-async def _generated_by(http: httpx.AsyncClient) -> float:
-    return _count((await http.get("/metrics")).text)
-
-
-def _count(text: str) -> float:
+def _generated(http: httpx.Client, url: str) -> float:
+    text = http.get(f"{url}/metrics").text
     found = re.findall(r"^vllm:generation_tokens_total(?:\{.*\})? ([0-9.e+]+)$", text, re.MULTILINE)
     assert found, "vLLM counts no generated tokens"
     return sum(map(float, found))

@@ -20,7 +20,8 @@ _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
 
 Pause = asyncio.Task[None]
 Work = Callable[[Permit, str], Awaitable[None]]
-"""What is done under a permit, given the newest policy version; it ends by `submit` or `give_back`."""
+"""What is done under a permit, given the newest policy version; it ends by `submit` or `give_back`. It calls `played`
+as soon as it needs the model servers no more, so that they are not left idle while it scores and submits."""
 
 
 class Permits:
@@ -29,9 +30,9 @@ class Permits:
     def __init__(
         self, api: Client, run_id: str, holder: str, room: Callable[[], int], see: Callable[[str], Pause | None]
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it. `room`: permits that may be out
-        now. `see`: is told the newest policy version with every grant; where that means a pause, there may be more
-        room when it ends.
+        """`holder`: this process' name towards the API; no other process may have it. `room`: permits whose work may be
+        at the model servers now; as many again may be past them. `see`: is told the newest policy version with every
+        grant; where that means a pause, there may be more room when it ends.
         """
         self.version: str | None = None
         """The newest policy version that the API told of."""
@@ -41,6 +42,7 @@ class Permits:
         self._room = room
         self._see = see
         self._items: dict[str, asyncio.Task[None]] = {}
+        self._playing: set[str] = set()
         self._settling: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -52,6 +54,11 @@ class Permits:
         await self._hand_out(tasks, work)
         for task in (renewal, *self._items.values()):
             task.cancel()
+
+    def played(self, permit: Permit) -> None:
+        """The permit's work needs the model servers no more: the next permit may be asked for."""
+        self._playing.discard(permit.group_id)
+        self._changed.set()
 
     async def submit(self, group: TrajectoryGroup) -> None:
         """Answer the group's permit with the group. Raises ApiError when the API refuses it."""
@@ -82,8 +89,7 @@ class Permits:
         waiting_since = time.monotonic()
         while True:
             self._changed.clear()
-            free = self._room() - len(self._items)
-            if free <= 0:
+            if (free := self._free()) <= 0:
                 await self._changed.wait()
                 continue
             grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
@@ -95,6 +101,7 @@ class Permits:
             for permit in grant.permits:
                 # After an outage a permit can come a second time while its first work still goes on.
                 if permit.group_id not in self._items and grant.version is not None:
+                    self._playing.add(permit.group_id)
                     self._items[permit.group_id] = tasks.create_task(self._do(work, permit, grant.version))
             if grant.permits or self._items:
                 waiting_since = time.monotonic()
@@ -103,11 +110,17 @@ class Permits:
                 what = "a trainer to take the run" if grant.version is None else "the trainer's next step"
                 logger.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, what)
 
+    def _free(self) -> int:
+        """Permits that may be asked for. Never one ahead of need: another process could have it at work already."""
+        room = self._room()
+        return min(room - len(self._playing), 2 * room - len(self._items))
+
     async def _do(self, work: Work, permit: Permit, version: str) -> None:
         try:
             await work(permit, version)
         finally:
             del self._items[permit.group_id]
+            self._playing.discard(permit.group_id)
             self._settling.discard(permit.group_id)
             self._changed.set()
 

@@ -1,4 +1,4 @@
-"""Makes rollouts: prompt, replies, turns, scores."""
+"""Makes rollouts: prompt, replies, turns (`play`), then scores (`score`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gristmill_env.data import Item
 from gristmill_env.environments import Environment, EnvironmentFactory, Reply
 from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
+from gristmill_env.messages import Message
 from gristmill_env.prompts import Prompt, PromptBuilder
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.rollout import Rollout
@@ -36,6 +37,21 @@ class _Ask:
 
     sampling: SamplingParams
     evaluation: bool
+
+
+@dataclass(frozen=True)
+class Played:
+    """The attempts at one item, all at their end and none scored yet."""
+
+    item: Item
+    name: str
+    """Stands in the logs."""
+    step: int | None
+    """Training steps done when it began."""
+    sampling: SamplingParams
+    attempts: list[Attempt]
+    started: float
+    """time.monotonic()."""
 
 
 class Roller:
@@ -77,14 +93,34 @@ class Roller:
         Raises PromptTooLongError, PromptError, DatasetError, InferenceError, EpisodeError; a failing reward is in its
         score.
         """
+        return await self.score(
+            await self.play(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
+        )
+
+    async def play(
+        self,
+        item: Item,
+        name: str,
+        *,
+        step: int | None = None,
+        sampling: SamplingParams | None = None,
+        count: int | None = None,
+        evaluation: bool = False,
+    ) -> Played:
+        """The part of `roll` that needs the model servers. Takes and raises what `roll` does."""
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
         ask = _Ask(sampling, evaluation)
         attempts = await self._play(item, ask, count or self._config.group_size)
         self._tell_attempts(item, attempts, name, time.monotonic() - started)
-        scores = await self._scorer.score([_sample(item, attempt, step) for attempt in attempts])
-        rollout = Rollout(item, sampling, attempts, scores, time.monotonic() - started)
-        self._tell_scores(rollout, name)
+        return Played(item, name, step, sampling, attempts, started)
+
+    async def score(self, played: Played) -> Rollout:
+        """The rest of `roll`."""
+        item, attempts = played.item, played.attempts
+        scores = await self._scorer.score([_sample(item, attempt, played.step) for attempt in attempts])
+        rollout = Rollout(item, played.sampling, attempts, scores, time.monotonic() - played.started)
+        self._tell_scores(rollout, played.name)
         return rollout
 
     def sampling(self, step: int | None = None) -> SamplingParams:
@@ -99,12 +135,20 @@ class Roller:
     async def _play(self, item: Item, ask: _Ask, count: int) -> list[Attempt]:
         environments = [self._environment() for _ in range(count)]
         openings = await together(call(environment.reset, item) for environment in environments)
-        prompts = [self._prompts.build(opening) for opening in openings]
+        prompts = self._build(openings)
         first = await self._first_replies(prompts, ask)
         return await together(
             self._go_on(environment, Transcript(prompt), completion, ask)
             for environment, prompt, completion in zip(environments, prompts, first, strict=True)
         )
+
+    def _build(self, openings: Sequence[Sequence[Message]]) -> list[Prompt]:
+        """A prompt of each. Equal ones, the rule in a group, are rendered and tokenized once."""
+        built: list[Prompt] = []
+        for number, opening in enumerate(openings):
+            same = openings.index(opening)
+            built.append(built[same] if same < number else self._prompts.build(opening))
+        return built
 
     async def _first_replies(self, prompts: Sequence[Prompt], ask: _Ask) -> list[Completion]:
         """A completion of each prompt. Equal ones are one request: the server then reads the prompt once."""

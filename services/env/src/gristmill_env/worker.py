@@ -1,6 +1,7 @@
 """The serve loop: permits in, groups out.
 
-Permit -> row -> prompt -> completions -> scores -> group -> submit, `max_num_workers` of them at a time.
+Permit -> row -> prompt -> completions -> scores -> group -> submit. Up to the completions it is `max_num_workers` of
+them at a time, and at most as many again are past them: the model servers wait for no score and no store.
 A permit that is not answered by a group is given back, so that nothing is lost and no row is done twice.
 The API, Redis and the model server may go away for minutes: all that happens is that the work stands still.
 """
@@ -28,7 +29,7 @@ from gristmill_env.evaluation.during import Evaluations
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
-from gristmill_env.roller import PromptTooLongError, Roller
+from gristmill_env.roller import Played, PromptTooLongError, Roller
 from gristmill_env.rollout import Rollout
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
@@ -96,7 +97,9 @@ class Worker:
         try:
             async with asyncio.timeout(limit if limit > 0 else None) as bound:
                 item = self._dataset.item(permit.row)
-                rollout, versions = await self._roll(item, permit.group_id, version)
+                played, versions = await self._play(item, permit.group_id, version)
+                self.permits.played(permit)
+                rollout = await self._roller.score(played)
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -126,11 +129,11 @@ class Worker:
         await self._is_published()
         return await self._roller.roll(item, name, sampling=sampling, count=count, evaluation=True)
 
-    async def _roll(self, item: Item, name: str, version: str) -> tuple[Rollout, list[list[VersionSpan]]]:
-        """A rollout by weights of this run: completions by any others are thrown away and asked for again."""
+    async def _play(self, item: Item, name: str, version: str) -> tuple[Played, list[list[VersionSpan]]]:
+        """Attempts by weights of this run: completions by any others are thrown away and asked for again."""
         published = await self._is_published()
-        rollout = await self._roller.roll(item, name, step=PolicyVersion.parse(version).step)
-        return rollout, [version_spans(attempt, version, published=published) for attempt in rollout.attempts]
+        played = await self._roller.play(item, name, step=PolicyVersion.parse(version).step)
+        return played, [version_spans(attempt, version, published=published) for attempt in played.attempts]
 
     async def _is_published(self) -> bool:
         """Whether the run's trainer updates the model server. A permit exists, so the trainer's half is recorded."""

@@ -46,7 +46,8 @@ class EnvConfig(Settings):
     """Completions a prompt. 1 means no group: the advantage is the reward itself."""
 
     max_num_workers: Annotated[int, AfterValidator(_count_or_computed)] = Field(default=16, ge=-1, le=1024)
-    """Prompts worked on at a time by this process. -1: max_num_workers_per_node for each model server."""
+    """Prompts worked on at a time by this process; `serve` may have as many again whose completions are there and that
+    wait for their scores or the store. -1: max_num_workers_per_node for each model server."""
 
     max_num_workers_per_node: int = Field(default=8, ge=1, le=1024)
     """Prompts worked on at a time for each model server, where max_num_workers is -1."""
