@@ -34,3 +34,14 @@ class LeaseLostError(TrainerError):
 
 class CheckpointError(TrainerError):
     """A checkpoint cannot be read."""
+
+
+class AbandonedError(TrainerError):
+    """A step was given up before its end, on request.
+
+    `untouched`: the weights are still those from before it.
+    """
+
+    def __init__(self, message: str, *, untouched: bool) -> None:
+        super().__init__(message)
+        self.untouched = untouched

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from gristmill_trainer.data.packing import plan
 from gristmill_trainer.data.sample import F32, Sample
 from gristmill_trainer.data.tensors import MicroBatch
 from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.flops import ModelFlops
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
 from gristmill_trainer.observed import Observed
@@ -92,10 +93,11 @@ class Learner:
         """That of the next update."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def step(self, samples: Sequence[Sample], step: int) -> StepResult:
+    def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
         """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
 
         An update whose loss or gradient is not finite is left out, and the policy stays as it was before it.
+        `go_on` is asked before each micro-batch; where it says no, AbandonedError is raised.
         """
         settings = self._settings
         samples = self._with_reference(samples)
@@ -105,7 +107,7 @@ class Learner:
         updates, skipped = [], None
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
-                update = self._update([samples[number] for number in part])
+                update = self._update([samples[number] for number in part], go_on, untouched=not updates)
                 problem = _not_finite(update)
                 if problem is None:
                     self.optimizer.step()
@@ -143,7 +145,7 @@ class Learner:
         everywhere = {number: values for share in self._world.gather(found) for number, values in share.items()}
         return [everywhere[number] for number in range(len(samples))]
 
-    def _update(self, samples: Sequence[Sample]) -> _Update:
+    def _update(self, samples: Sequence[Sample], go_on: Callable[[], bool], *, untouched: bool) -> _Update:
         """Add up the gradient of one update, clipped."""
         counts = np.array([sample.trained_tokens for sample in samples], np.int64)
         weights = token_weights(
@@ -152,6 +154,9 @@ class Learner:
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
         loss_sum, seen = 0.0, []
         for micro in self._micro_batches(samples, weights):
+            if not go_on():
+                self.optimizer.zero_grad(set_to_none=True)
+                raise AbandonedError("the step was given up", untouched=untouched)
             with self.policy.compute():
                 scores = self.policy.scorer(
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"

@@ -1,10 +1,8 @@
 """The training loop.
 
-GRPO on scored groups of completions: lease a step's groups from the trajectory API, take one optimizer step,
-publish the new weights into the running model server, and ack the groups once a durable checkpoint covers them.
-
-Simplifications, on purpose: one process, one optimizer step a batch (so the policy ratio is 1 where it is taken),
-no KL term and no reference model, a constant learning rate.
+Reinforcement learning on scored groups of completions: lease a step's groups from the trajectory API, take an
+optimizer step (objectives/ has what is minimised), publish the new weights into the running model server, and ack
+the groups once a durable checkpoint covers them.
 
 A kill at any point loses no group and trains none twice in the weights that survive: what is not acked returns to
 the queue, what the last checkpoint covers is settled when the next trainer takes the run.
@@ -13,27 +11,34 @@ the queue, what the last checkpoint covers is settled when the next trainer take
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from gristmill import PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
 from gristmill.logs import line
 from gristmill.metrics import JsonlWriter, StepMetrics
-from gristmill_trainer.batch import StepBatch, build_step
-from gristmill_trainer.checkpoint import CheckpointStore, Progress, SingleProcess
+from gristmill_trainer.aside import Aside, Reason, SkippedSteps
+from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
+from gristmill_trainer.distributed.crew import Crew
+from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.feed import Feed
+from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.logprobs import token_logprobs
-from gristmill_trainer.loss import Clip, grpo_loss
+from gristmill_trainer.observed import Bounds
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.publish import WeightPublisher
+from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
+from gristmill_trainer.report import step_metrics
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.stop import StopRequest
+from gristmill_trainer.stop import StoppedError, StopRequest
+from gristmill_trainer.tracking import WandbTracker
+from gristmill_trainer.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 # Seconds of one long-poll for groups; between two the trainer looks after the model server.
@@ -54,139 +59,197 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    loss: float
-    grad_norm: float
-    logprob_diff_mean: float
-    logprob_diff_max: float
-
-
-@dataclass(frozen=True)
 class Training:
     """All that the loop works with; put together in setup.py."""
 
     settings: TrainerSettings
     run: RunRecord
     api: SyncClient
+    crew: Crew
     policy: Policy
-    optimizer: torch.optim.Optimizer
     publisher: WeightPublisher
     checkpoints: CheckpointStore
     leases: Leases
+    feed: Feed
+    limits: Limits
+    bounds: Bounds
+    aside: Aside
+    skipped: SkippedSteps
+    watchdog: Watchdog
     metrics: JsonlWriter
+    tracker: WandbTracker | None
     display: Display
     stop: StopRequest
     incarnation: int
     first_step: int
     """Optimizer steps that the resumed checkpoint has behind it."""
     origin: str | None
-    """The checkpoint that --resume named, if it named one."""
-    seq_len: int
+    """The checkpoint that `resume` named, if it named one."""
+    devices: int
+    peak_tflops: float | None
     final_model: Path
     """Folder of the finished run's model."""
 
 
 def train(training: Training) -> None:
     """Train to `training_steps`. Raises StoppedError when asked to stop before."""
-    settings, run_id = training.settings, training.run.run_id
+    settings = training.settings
     version = PolicyVersion(training.incarnation, training.first_step)
     publish(training, version)
 
+    slowest: dict[str, float] = {}
     while version.step < settings.training_steps:
         step, phases = version.step + 1, Phases()
         with phases("wait"):
             groups = wait_for_groups(training, version)
         with phases("pack"):
-            batch = build_step(groups, settings.batch_size, training.seq_len, version, training.policy.device)
+            prepared = to_samples(groups, replace(training.limits, policy=version), settings)
+        learning_rate = training.crew.learner.learning_rate
         with phases("train"):
-            result = optimizer_step(training, batch)
-        training.leases.trained(step)
+            try:
+                result = optimizer_step(training, prepared, step, slowest)
+            except AbandonedError as abandoned:
+                leave_step(training, version, abandoned)
+        problem = settle(training, version, step, groups, result)
         version = PolicyVersion(training.incarnation, step)
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
         if due or training.stop.requested:
             with phases("checkpoint"):
-                learner = SingleProcess(training.policy, training.optimizer)
-                covered, batch_id = training.leases.covered, training.leases.batch_id(step)
-                training.checkpoints.save(learner, Progress(step, version, batch_id, covered, training.origin))
-                training.leases.ack()
+                checkpoint(training, version)
         with phases("publish"):
             publish(training, version)
-        report(training, version, batch, result, phases)
+        report(training, version, prepared, result, problem, learning_rate, phases)
+        slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
         training.stop.raise_if_requested()
 
-    training.policy.export(training.final_model)
-    training.api.finish(run_id, training.incarnation)
-    _LOG.info("run %s is finished after %d steps; its model: %s", run_id, version.step, training.final_model)
+    finish(training, version)
 
 
 def wait_for_groups(training: Training, version: PolicyVersion) -> list[TrajectoryGroup]:
     """Lease the next step's groups, however long the environment takes for them."""
-    count = training.run.groups_per_step or 0
-    started, told = time.monotonic(), 0.0
     while True:
         training.stop.raise_if_requested()
-        groups = training.leases.take(version.step + 1, count, _POLL)
+        groups = training.feed.get(version.step + 1, _POLL)
         if groups is not None:
+            training.watchdog.fed()
             return groups
         # A restarted server is back on its first weights, and the environment waits for ours.
         training.publisher.ensure(version)
-        waited = time.monotonic() - started
-        if waited - told >= 60:
-            status = training.api.status(training.run.run_id)
-            _LOG.warning(
-                "no batch for %.0f s: %d of %d groups ready, %d permits out; is the environment running?",
-                waited, status.ready, count, status.outstanding,
-            )  # fmt: skip
-            told = waited
+        training.watchdog.look()
 
 
-def optimizer_step(training: Training, batch: StepBatch) -> StepResult:
-    """Accumulate the gradient over the micro-batches, clip, step."""
-    settings, policy = training.settings, training.policy
-    low = settings.clip_epsilon or 0.2
-    clip = Clip(low, settings.clip_epsilon_high or low, settings.importance_cap)
-    training.optimizer.zero_grad(set_to_none=True)
-    loss_sum, diff_sum, diff_max = 0.0, 0.0, 0.0
-    for micro in batch.micro_batches:
-        with policy.compute():
-            logprobs = token_logprobs(policy, micro)
-        # One optimizer step a batch: the old policy is this one, held still. It stands in for a rollout policy whose
-        # log-probabilities nobody recorded.
-        old = logprobs.detach()
-        rollout = torch.where(micro.rollout_logprobs.isnan(), old, micro.rollout_logprobs)
-        loss = grpo_loss(logprobs, old, rollout, micro.advantages, batch.trained_tokens, clip)
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss_sum += loss.item()
-        difference = (old - rollout).abs()
-        diff_sum += float(difference.sum())
-        diff_max = max(diff_max, float(difference.max()))
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), settings.max_grad_norm)
-    training.optimizer.step()
-    return StepResult(loss_sum, float(grad_norm), diff_sum / batch.trained_tokens, diff_max)
+def optimizer_step(
+    training: Training, prepared: Prepared, step: int, slowest: dict[str, float]
+) -> StepResult | None:
+    """None when nothing was left of the groups. Raises AbandonedError when asked to stop with too little time left.
+
+    `slowest`: seconds of each phase of the slowest step so far.
+    """
+    if not prepared.samples:
+        return None
+    started = time.monotonic()
+
+    def go_on() -> bool:
+        left = max(slowest.get("train", 0.0) - (time.monotonic() - started), 0.0)
+        return not training.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
+
+    return training.crew.step(prepared.samples, step, go_on)
+
+
+def settle(
+    training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult | None
+) -> str | None:
+    """Note what became of the step's groups. Those that changed nothing are put aside, and the reason returned.
+
+    Raises TrainerError when too many steps in a row changed nothing.
+    """
+    training.leases.trained(step)
+    if result is not None and result.skipped is None:
+        training.skipped.trained()
+        return None
+    problem = "all of its groups were rejected" if result is None or result.skipped is None else result.skipped
+    file = training.aside.write(
+        groups,
+        Reason(
+            step=step,
+            version=str(version),
+            problem=problem,
+            loss=str(math.nan if result is None else result.loss),
+            grad_norm=str(math.nan if result is None else result.grad_norm),
+            group_ids=[group.group_id for group in groups],
+        ),
+    )
+    training.skipped.skipped(file, problem)
+    return problem
+
+
+def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
+    """End before the step does: what was finished is kept, and what was leased goes back. Raises StoppedError."""
+    training.leases.give_back(version.step + 1)
+    if abandoned.untouched and training.leases.covered:
+        checkpoint(training, version)
+    raise StoppedError(
+        "stopped on request within a step; its groups are ready again, and the next start goes on from the last "
+        "checkpoint"
+    ) from abandoned
+
+
+def checkpoint(training: Training, version: PolicyVersion) -> None:
+    """Write the weights to disk, then ack the groups that are in them."""
+    leases = training.leases
+    training.checkpoints.save(
+        training.crew,
+        Progress(version.step, version, leases.batch_id(version.step), leases.covered, training.origin),
+    )
+    leases.ack()
 
 
 def publish(training: Training, version: PolicyVersion) -> None:
     """Bring the weights to the server, then tell the API, which lets the environment go on."""
-    training.publisher.publish(training.policy.served_tensors(), version)
-    training.api.record_version(training.run.run_id, version)
-    _LOG.info(line("published", run=training.run.run_id, version=version))
+    training.publisher.publish(training.crew.served_tensors(), version)
+    if not isinstance(training.publisher, BackgroundPublisher):  # which tells when it is done
+        announce(training.api, training.run.run_id, version)
 
 
-def report(training: Training, version: PolicyVersion, batch: StepBatch, result: StepResult, phases: Phases) -> None:
-    metrics = StepMetrics(
-        step=version.step,
-        policy_version=str(version),
-        reward_mean=batch.reward_mean,
-        reward_std=batch.reward_std,
-        loss=result.loss,
-        grad_norm=result.grad_norm,
-        staleness_mean=batch.staleness_mean,
-        completion_tokens_mean=batch.completion_tokens_mean,
-        rollout_logprob_diff_mean=result.logprob_diff_mean,
-        rollout_logprob_diff_max=result.logprob_diff_max,
-        tokens=batch.tokens,
-        seconds=phases.seconds,
+def announce(api: SyncClient, run_id: str, version: PolicyVersion) -> None:
+    """Tell the API that a version is served."""
+    api.record_version(run_id, version)
+    _LOG.info(line("published", run=run_id, version=version))
+
+
+def report(
+    training: Training,
+    version: PolicyVersion,
+    prepared: Prepared,
+    result: StepResult | None,
+    problem: str | None,
+    learning_rate: float,
+    phases: Phases,
+) -> None:
+    """Tell the step's metrics to everybody who wants them."""
+    metrics: StepMetrics = step_metrics(
+        version,
+        prepared.statistics,
+        result,
+        training.bounds,
+        phases.seconds,
+        learning_rate=learning_rate,
+        skipped=problem,
+        device=training.policy.device,
+        devices=training.devices,
+        peak=training.peak_tflops,
     )
     training.metrics.append(metrics)
     training.api.report_metrics(training.run.run_id, "trainer", version.step, metrics.values())
     training.display.step(metrics)
+    if training.tracker is not None:
+        training.tracker.step(metrics)
+
+
+def finish(training: Training, version: PolicyVersion) -> None:
+    """The last weights are served and exported, and the run is over."""
+    if isinstance(training.publisher, BackgroundPublisher):
+        training.publisher.wait()
+    training.policy.export(training.final_model, training.crew.served_tensors())
+    training.api.finish(training.run.run_id, training.incarnation)
+    _LOG.info("run %s is finished after %d steps; its model: %s", training.run.run_id, version.step, training.final_model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -48,10 +48,10 @@ class Crew:
         self._parts = parts
         self._world = world
 
-    def step(self, samples: Sequence[Sample], step: int) -> StepResult:
-        """`Learner.step` on the whole batch."""
+    def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
+        """`Learner.step` on the whole batch. Several ranks finish what they began: `go_on` is not asked."""
         self._tell(_Order("step", samples=samples, step=step))
-        return self.learner.step(samples, step)
+        return self.learner.step(samples, step, go_on) if self._world.size == 1 else self.learner.step(samples, step)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors as the server holds them."""

@@ -1,0 +1,82 @@
+"""A step's metrics, out of what its parts know."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections import Counter
+from dataclasses import asdict
+
+import torch
+
+from gristmill import PolicyVersion
+from gristmill.metrics import StepMetrics
+from gristmill_trainer.data.statistics import Statistics
+from gristmill_trainer.flops import peak_tflops
+from gristmill_trainer.learner import StepResult
+from gristmill_trainer.observed import Bounds, TokenMeasures, measure
+
+
+def peak_of(device: torch.device, set_by_user: float | None) -> float | None:
+    """TFLOPS that MFU is a share of, one device; None where nobody knows."""
+    if set_by_user is not None:
+        return set_by_user
+    return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def memory_mb(device: torch.device) -> float:
+    """Most memory so far, in MB: allocated on the device, on CUDA; else resident, of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def step_metrics(
+    version: PolicyVersion,
+    known: Statistics,
+    result: StepResult | None,
+    bounds: Bounds,
+    seconds: dict[str, float],
+    *,
+    learning_rate: float,
+    skipped: str | None,
+    device: torch.device,
+    devices: int = 1,
+    peak: float | None = None,
+) -> StepMetrics:
+    """`result`: None when nothing was left to train on. `learning_rate`: the step's. `seconds`: by phase. `peak`:
+    TFLOPS a device."""
+    seen = TokenMeasures() if result is None else measure(result.seen, bounds)
+    spent = seconds.get("train", 0.0)
+    return StepMetrics(
+        step=version.step,
+        policy_version=str(version),
+        reward_mean=known.reward_mean,
+        reward_std=known.reward_std,
+        loss=math.nan if result is None else result.loss,
+        grad_norm=math.nan if result is None else result.grad_norm,
+        staleness_mean=sum(known.staleness) / len(known.staleness) if known.staleness else math.nan,
+        staleness={str(steps): groups for steps, groups in sorted(Counter(known.staleness).items())},
+        completion_tokens_mean=known.completion_tokens_mean,
+        tokens=0 if result is None else result.tokens,
+        trained_tokens=0 if result is None else result.trained_tokens,
+        seconds=seconds,
+        learning_rate=learning_rate,
+        skipped=skipped,
+        rejected={str(reason): count for reason, count in known.rejected.items()},
+        zero_advantage_share=known.zero_advantage_share,
+        cut_off_share=known.cut_off_share,
+        tokens_per_second=result.tokens / spent if result is not None and spent else 0.0,
+        mfu=_mfu(result, spent, devices, peak),
+        peak_tflops=peak,
+        memory_mb=memory_mb(device),
+        **{name: value for name, value in asdict(seen).items() if value is not None},
+    )
+
+
+def _mfu(result: StepResult | None, seconds: float, devices: int, peak: float | None) -> float | None:
+    if result is None or result.flops is None or peak is None or not seconds:
+        return None
+    return result.flops / (seconds * devices * peak * 1e12)
