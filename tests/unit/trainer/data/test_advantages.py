@@ -95,7 +95,7 @@ def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None
 
 def test_advantages_of_the_environment_are_used_as_they_are() -> None:
     sent = np.linspace(-3, 3, 12, dtype=np.float32)
-    settings = AdvantageSettings(overlong_buffer=60)
+    settings = AdvantageSettings(overlong_buffer=64)
     prepared = to_samples([group_with(advantages=sent)], limits(), settings)
     np.testing.assert_array_equal(np.concatenate([sample.advantages for sample in prepared.samples]), sent)
     assert prepared.statistics.overlong_punished == 0

@@ -59,6 +59,14 @@ def test_without_a_budget_micro_batches_are_consecutive() -> None:
     assert plan([5] * 7, budget=None, batch_size=3, ranks=2) == [[(0, 1, 2), (6,)], [(3, 4, 5), None]]
 
 
+def test_where_evening_out_would_break_the_budget_the_tight_plan_stays() -> None:
+    assert plan([3, 3, 2, 2, 2], budget=6, batch_size=1, ranks=1) == [[(0, 1), (2, 3, 4)]]
+
+
+def test_the_largest_of_a_round_goes_to_the_rank_with_the_fewest_tokens() -> None:
+    assert plan([9, 1, 9, 1], budget=None, batch_size=1, ranks=2) == [[(0,), (3,)], [(1,), (2,)]]
+
+
 def test_a_rank_without_samples_has_an_empty_entry() -> None:
     assert plan([7], budget=10, batch_size=1, ranks=3) == [[(0,)], [None], [None]]
     assert plan([], budget=10, batch_size=1, ranks=2) == [[], []]
