@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ LORA = Lora(rank=3, alpha=7.0)
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSource:
     folder = str(tmp_path / "base")
     tiny(tied=request.param).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(folder)
+    tokenizer: Any = PreTrainedTokenizerFast
+    tokenizer(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(folder)
     return ModelSource(folder, folder, "random", None, 512)
 
 
