@@ -69,7 +69,7 @@ def plain(tokens: TrainedTokens) -> list[Sequence]:
     sequences: list[Sequence] = [[] for _ in range(tokens.sequences)]
     for place, number in enumerate(tokens.sequence.tolist()):
         pairs = zip(tokens.teacher_logprobs[place].tolist(), tokens.student_logprobs[place].tolist(), strict=True)
-        logprob = float(tokens.logprobs[place])
+        logprob = float(tokens.logprobs[place].detach())
         sequences[number].append(
             Token(
                 logprob=logprob,
@@ -77,7 +77,7 @@ def plain(tokens: TrainedTokens) -> list[Sequence]:
                 rollout=float(tokens.rollout_logprobs[place]),
                 advantage=float(tokens.advantages[place]),
                 ref=float(tokens.ref_logprobs[place]),
-                entropy=float(tokens.entropy[place]),
+                entropy=float(tokens.entropy[place].detach()),
                 still=logprob,
                 teacher=[pair for pair in pairs if pair[0] > -np.inf],
             )
