@@ -80,8 +80,8 @@ class Client:
     async def take(
         self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
     ) -> tuple[int, RunRecord]:
-        """Become the run's trainer. `covered`: ids of the groups that the resumed checkpoint was trained on. `step`: its
-        optimizer steps, so that a run which goes back to an older checkpoint gets permits for the steps after it."""
+        """Become the run's trainer. `covered`: ids of the groups that the resumed checkpoint was trained on. `step`:
+        its optimizer steps, so that a run that goes back to an older one gets permits for the steps after it."""
         body = {"trainer": trainer, "covered": list(covered), "step": step}
         answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
         return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])

@@ -194,6 +194,22 @@ async def test_status_tells_of_the_head_of_the_queue(bench: Bench) -> None:
     assert (status.oldest_ready_staleness, status.envs, status.version) == (2, 1, f"{incarnation}.3")
 
 
+async def test_status_tells_when_an_environment_was_last_heard(bench: Bench) -> None:
+    await bench.start()
+    status = await bench.store.status(RUN)
+    assert (status.last_asked_s, status.last_submit_s) == (None, None)
+    (group_id,) = await bench.ask("env-1", 1)
+    await bench.submit("env-1", group_id)
+    await bench.redis.hincrby(START + "counters", "asked_ms", -60_000)
+    await bench.redis.hincrby(START + "counters", "submitted_ms", -90_000)
+    status = await bench.store.status(RUN)
+    assert status.last_asked_s is not None
+    assert status.last_submit_s is not None
+    assert 60 <= status.last_asked_s < 90 <= status.last_submit_s
+    await bench.ask("env-1", 1)
+    assert ((await bench.store.status(RUN)).last_asked_s or 99) < 60
+
+
 async def test_a_batch_tells_sizes_and_schema(bench: Bench) -> None:
     incarnation = await bench.start()
     (name,) = await bench.ask("env-1", 1)

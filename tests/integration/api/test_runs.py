@@ -124,6 +124,30 @@ async def test_take_settles_what_the_checkpoint_covers_and_returns_the_rest_in_p
     assert (status.accepted, status.bytes) == (4, 200)
 
 
+async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again(bench: Bench) -> None:
+    """What was trained after the older checkpoint is in no weights any more, and must not hold the run up."""
+    incarnation = await bench.start()
+    for step in range(2):
+        await bench.store.record_version(RUN, incarnation, step)
+        await bench.fill(4)
+        await bench.lease(incarnation, f"b{step}", 4)
+        await bench.store.ack(RUN, incarnation, [f"b{step}"])
+    await bench.store.record_version(RUN, incarnation, 2)
+    (waiting,) = await bench.fill(1)
+    incarnation = (await bench.store.take(RUN, trainer(), [], 1)).incarnation
+    await bench.store.record_version(RUN, incarnation, 1)
+    assert len(await bench.ask("env-1", 9)) == 3, "step 2 anew, less the group that is ready"
+    assert await bench.whereabouts() | {"trained": []} == {
+        "ready": [waiting],
+        "trained": [],
+        "outstanding": ["g00000009", "g00000010", "g00000011"],
+    }
+    # The newest checkpoint takes nothing back: what a kill interrupted is counted as it was.
+    before = await bench.store.status(RUN)
+    await bench.store.take(RUN, trainer(), [], 1)
+    assert (await bench.store.status(RUN)).accepted == before.accepted
+
+
 async def test_versions_only_go_forward(bench: Bench) -> None:
     incarnation = await bench.start()
     await bench.store.record_version(RUN, incarnation, 3)

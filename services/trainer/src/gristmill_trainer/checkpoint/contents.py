@@ -63,4 +63,4 @@ class Resumable(Protocol):
         """The rest, made of dicts and lists of tensors, numbers and words; "schedule" is the learning rate's."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave, less "schedule" where that begins anew. (The model is loaded from the folder.)"""
+        """Take back what `state` gave, less "schedule" where that begins anew. (The folder itself gives the model.)"""

@@ -1,0 +1,7 @@
+"""The finished model: a folder that from_pretrained and vLLM load, with a card of the run; and a hub for it."""
+
+from gristmill_trainer.export.card import RunFacts, told_command
+from gristmill_trainer.export.folder import export_model
+from gristmill_trainer.export.hub import Hub
+
+__all__ = ["Hub", "RunFacts", "export_model", "told_command"]

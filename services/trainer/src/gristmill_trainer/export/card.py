@@ -1,0 +1,83 @@
+"""The model card: what was trained on what, by which rewards, how far."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a card tells of a run. Everything here becomes public with the model."""
+
+    run_id: str
+    base_model: str
+    """As the user named it; of a folder only its name is told."""
+    dataset: str
+    rewards: list[str]
+    objective: str
+    steps: int
+    policy_version: str
+    final_reward: float | None
+    """Mean reward of the last step's groups; None when this process trained no step."""
+    command: str
+    """By `told_command`."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the packages, by name."""
+
+
+def told_command(program: str, arguments: Sequence[str]) -> str:
+    """A command line without secrets, addresses and this machine's paths."""
+    told, hide = [program], False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag.startswith("--"):
+            secret = bool(_SECRET.search(flag)) and not re.search(r"tokens|token_length", flag)
+            hide = secret and not equals
+            told.append(flag + (equals + ("..." if secret else shlex.quote(_public(value))) if equals else ""))
+        else:
+            told.append("..." if hide else shlex.quote(_public(argument)))
+            hide = False
+    return " ".join(told)
+
+
+def model_card(facts: RunFacts) -> str:
+    """The README.md, with the head that hubs read."""
+    base = _public(facts.base_model)
+    head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [gristmill, reinforcement-learning]"]
+    if _HUB_ID.fullmatch(base):
+        head.insert(0, f"base_model: {base}")
+    reward = "not known" if facts.final_reward is None else f"{facts.final_reward:.4f}"
+    rows: Mapping[str, str] = {
+        "Base model": base,
+        "Dataset": _public(facts.dataset),
+        "Rewards": ", ".join(facts.rewards) or "none",
+        "Objective": facts.objective,
+        "Optimizer steps": str(facts.steps),
+        "Mean reward of the last step": reward,
+        "Policy version": facts.policy_version,
+        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items())),
+    }
+    table = "\n".join(f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items())
+    front = "\n".join(head)
+    return (
+        f"---\n{front}\n---\n\n# {facts.run_id}\n\n"
+        f"{base}, trained further by reinforcement learning with Gristmill.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n```sh\n{facts.command}\n```\n"
+    )
+
+
+def _public(text: str) -> str:
+    """A path by its last part, an address not at all."""
+    if _URL.search(text):
+        return _URL.sub("URL", text)
+    if text.startswith(("/", "~", "./", "../")) or "\\" in text:
+        return PurePath(text).name
+    return text

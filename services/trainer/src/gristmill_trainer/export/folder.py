@@ -1,0 +1,40 @@
+"""The folder of a finished model, whole or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.export.card import RunFacts, model_card
+
+
+def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
+    """Write config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
+
+    `tokenizer`: folder or hub id. A folder that is there is replaced. Raises ModelError for a tokenizer that is not.
+    """
+    from transformers import AutoTokenizer
+
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    save_model(partial)
+    try:
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(partial)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}"
+        ) from error
+    (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
+    for file in partial.rglob("*"):
+        if file.is_file():
+            file.chmod(0o644)  # safetensors writes for the owner alone, and servers run as others.
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

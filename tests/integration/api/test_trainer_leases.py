@@ -1,0 +1,88 @@
+"""The trainer's leases against a real API: only what was trained is covered and acked; the rest is handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from tests.integration.api.bench import RUN
+from tests.support.api_server import ApiServer
+from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
+
+from gristmill import ApiError, PolicyVersion, SyncClient
+from gristmill_trainer.leases import Leases
+from gristmill_trainer.prefetch import Prefetch, StepGroups
+
+GROUPS = 4
+
+
+@dataclass
+class Run:
+    api: SyncClient
+    leases: Leases
+
+    def fill(self, count: int) -> list[str]:
+        permits = self.api.permits(RUN, "env-1", count, wait=0).permits
+        assert len(permits) == count
+        for permit in permits:
+            self.api.submit(expected_group(RUN, permit.group_id), "env-1")
+        return [permit.group_id for permit in permits]
+
+
+@pytest.fixture
+def run(redis_url: str, shared_api: ApiServer) -> Iterator[Run]:
+    with SyncClient(shared_api.url, patience=10) as api:
+        api.create_run(RUN, ENV, GROUP_SIZE)
+        incarnation, _ = api.take(RUN, plan(10, staleness=2), [])
+        api.record_version(RUN, PolicyVersion(incarnation, 0))
+        leases = Leases(api, RUN, incarnation)
+        yield Run(api, leases)
+        leases.close()
+
+
+def _ids(batch: StepGroups | None) -> list[str]:
+    assert batch is not None
+    return [group.group_id for group in batch.groups]
+
+
+def test_only_what_was_trained_is_covered_and_acked(run: Run) -> None:
+    first, second = run.fill(GROUPS), run.fill(GROUPS)
+    assert run.leases.take(1, GROUPS, wait=0) is not None
+    assert run.leases.take(2, GROUPS, wait=0) is not None
+    assert run.leases.covered == []
+    run.leases.trained(1)
+    assert run.leases.covered == first
+    run.leases.ack()
+    audit = run.api.audit(RUN)
+    assert (audit.trained, audit.leased) == (first, second)
+    assert run.leases.covered == []
+
+
+def test_an_abandoned_batch_is_ready_at_once_and_leased_again_under_its_name(run: Run) -> None:
+    ids = run.fill(GROUPS)
+    assert run.leases.take(1, GROUPS, wait=0) is not None
+    run.leases.give_back(1, 2)
+    assert run.api.audit(RUN).ready == ids
+    again = run.leases.take(1, GROUPS, wait=0)
+    assert again is not None
+    assert [group.group_id for group in again] == ids
+
+
+def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -> None:
+    first, second, third = (run.fill(GROUPS) for _ in range(3))
+    prefetch = Prefetch(run.leases, GROUPS, 1, 10)
+    assert _ids(prefetch.get(30)) == first
+    assert _ids(prefetch.get(30)) == second
+    prefetch.close()
+    audit = run.api.audit(RUN)
+    assert sorted(audit.leased) == first + second
+    assert audit.ready == third
+
+
+def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) -> None:
+    run.api.take(RUN, plan(10, staleness=2), [])
+    prefetch = Prefetch(run.leases, GROUPS, 1, 10)
+    with pytest.raises(ApiError, match="was replaced by incarnation 2"):
+        prefetch.get(5)
+    prefetch.close()

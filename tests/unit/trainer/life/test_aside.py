@@ -1,0 +1,38 @@
+"""Batches without a finite gradient are kept, and too many in a row end the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.groups import make_group
+
+from gristmill_trainer.aside import Aside, Reason, SkippedSteps, read_aside
+from gristmill_trainer.errors import TrainerError
+
+REASON = Reason(
+    step=12, version="1.11", problem="the loss is nan", loss="nan", grad_norm="inf", group_ids=["g00000001"]
+)
+
+
+def test_what_is_put_aside_is_read_back(tmp_path: Path) -> None:
+    aside = Aside(tmp_path / "aside")
+    groups = [make_group("g00000001", seed=1), make_group("g00000002", seed=2)]
+    files = [aside.write(groups, REASON) for _ in range(2)]
+    assert [file.name for file in files] == ["step-000012.1.groups", "step-000012.2.groups"]
+    for file in files:
+        found, reason = read_aside(file)
+        assert [group.encode() for group in found] == [group.encode() for group in groups]
+        assert reason == REASON
+
+
+def test_one_too_many_in_a_row_names_the_files_and_the_remedy() -> None:
+    skipped = SkippedSteps(allowed=2)
+    for name in ("a", "b"):
+        skipped.skipped(Path(name), "the loss is nan")
+    skipped.trained()
+    for name in ("c", "d"):
+        skipped.skipped(Path(name), "the loss is nan")
+    with pytest.raises(TrainerError, match=r"3 steps in a row .*the norm is inf.* c, d, e\. .*--resume PATH"):
+        skipped.skipped(Path("e"), "the norm is inf")
+    assert skipped.total == 5

@@ -1,0 +1,59 @@
+"""A publication under way is of the weights as they were, and its error is not lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from gristmill import PolicyVersion
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.publish import BackgroundPublisher, Tensors
+
+
+class _Slow:
+    """Publishes when it is let."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.seen: list[tuple[float, PolicyVersion]] = []
+        self.error: PublishError | None = None
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        assert self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+        self.seen.append((float(tensors["w"][0]), version))
+
+    def ensure(self, version: PolicyVersion) -> None:
+        """Nothing is lost here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_the_trainer_goes_on_and_the_copy_does_not_change() -> None:
+    slow, told = _Slow(), list[PolicyVersion]()
+    publisher = BackgroundPublisher(slow, told.append)
+    weights = torch.ones(3)
+    publisher.publish({"w": weights}, PolicyVersion(1, 1))
+    weights.fill_(7.0)
+    assert told == []
+    slow.go.set()
+    publisher.publish({"w": weights}, PolicyVersion(1, 2))
+    publisher.wait()
+    assert slow.seen == [(1.0, PolicyVersion(1, 1)), (7.0, PolicyVersion(1, 2))]
+    assert told == [PolicyVersion(1, 1), PolicyVersion(1, 2)]
+
+
+def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
+    slow, told = _Slow(), list[PolicyVersion]()
+    slow.error = PublishError("no")
+    slow.go.set()
+    publisher = BackgroundPublisher(slow, told.append)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    with pytest.raises(PublishError, match="no"):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
+    assert told == []
+    publisher.wait()

@@ -1,0 +1,125 @@
+"""The finished model is what transformers loads, its card tells no secrets, and a push fails early or clearly."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from gristmill_trainer.errors import ModelError, TrainerError
+from gristmill_trainer.export import Hub, RunFacts, export_model, told_command
+from gristmill_trainer.policy import Policy
+
+FACTS = RunFacts(
+    run_id="sums",
+    base_model="/srv/models/tiny",
+    dataset="quickstart",
+    rewards=["accuracy", "format"],
+    objective="grpo",
+    steps=20,
+    policy_version="1.20",
+    final_reward=0.8312,
+    command="python -m gristmill_trainer",
+    versions={"torch": "2.13"},
+)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    raw = Tokenizer(BPE({byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    raw.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=raw)
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_the_folder_loads_as_what_was_trained(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    folder = tmp_path / "model"
+    for _ in range(2):  # The second replaces the first.
+        export_model(folder, policy.save, str(tokenizer), FACTS)
+    tokens = torch.arange(20)[None]
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(loaded(input_ids=tokens).logits, policy.model(input_ids=tokens).logits)
+    messages = [{"role": "user", "content": "what is one and two"}]
+    before, after = (AutoTokenizer.from_pretrained(path) for path in (tokenizer, folder))
+    told = before.apply_chat_template(messages, tokenize=False)
+    assert after.apply_chat_template(messages, tokenize=False) == told
+    assert after(told).input_ids == before(told).input_ids
+    assert after.decode(after(told).input_ids) == told
+    assert (folder / "generation_config.json").is_file()
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "tokenizer"}
+
+
+def test_a_tokenizer_that_is_not_there_leaves_the_last_model(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export_model(folder, policy.save, str(tokenizer), FACTS)
+    with pytest.raises(ModelError, match=r"nowhere.* the weights are in .*\.model\.partial"):
+        export_model(folder, policy.save, str(tmp_path / "nowhere"), FACTS)
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_the_card_tells_the_run_and_no_paths(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+    export_model(tmp_path / "model", policy.save, str(tokenizer), FACTS)
+    card = (tmp_path / "model" / "README.md").read_text()
+    for fact in ("# sums", "| Base model | tiny |", "accuracy, format", "0.8312", "1.20", "torch 2.13"):
+        assert fact in card
+    assert "/srv" not in card
+    assert "base_model:" not in card, "a folder's name is no id of a hub"
+
+
+def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
+    arguments = [
+        "--model_name", "/home/me/models/tiny", "--rollout_server_url", "http://me:pw@host:8000",
+        "--wandb_api_key", "abc",
+        "--api_token=xyz", "--max_tokens", "64", "--resume=/runs/a/checkpoints/step-000020",
+        "--model", "Qwen/Qwen2.5-0.5B",
+    ]  # fmt: skip
+    assert told_command("python -m gristmill_trainer", arguments) == (
+        "python -m gristmill_trainer --model_name tiny --rollout_server_url URL --wandb_api_key ... --api_token=... "
+        "--max_tokens 64 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
+    )
+
+
+def test_what_a_push_lacks_is_told_at_the_start() -> None:
+    assert Hub.read(None, {}) is None
+    with pytest.raises(TrainerError, match="HF_TOKEN is not set"):
+        Hub.read("me/model", {})
+    with pytest.raises(TrainerError, match="owner/name"):
+        Hub.read("model", {"HF_TOKEN": "hf_secret"})
+    hub = Hub.read("me/model", {"HF_TOKEN": "hf_secret"})
+    assert "hf_secret" not in repr(hub)
+
+
+def test_a_push_that_fails_says_where_the_model_is(tmp_path: Path) -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    hub = Hub("me/model", "hf_secret", f"http://127.0.0.1:{server.server_port}")
+    with pytest.raises(TrainerError, match=rf"(?s)could not be pushed to me/model: .*403.*whole in {tmp_path}"):
+        hub.push(tmp_path)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(TrainerError, match="could not be pushed"):
+        hub.push(tmp_path)

@@ -1,0 +1,55 @@
+"""The line says who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.trainer.life.model_server import ModelServerStandIn
+
+from gristmill import RunState, RunStatus
+from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.watchdog import ServerState, diagnose, look_at
+
+GOOD = ServerState("http://m:9001", None, False, "1.4")
+
+
+def _status(**facts: Any) -> RunStatus:
+    known: dict[str, Any] = {
+        "state": RunState.OPEN, "ready": 3, "leased": 0, "trained": 64, "dead": 0, "sequences": {},
+        "bytes_by_state": {},
+        "accepted": 67, "outstanding": 13, "rows_issued": 80, "bytes": 0, "last_submit_s": 70.0, "last_asked_s": 3.0,
+    }  # fmt: skip
+    return RunStatus(**{**known, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "server", "said"),
+    [
+        ({"outstanding": 0, "last_asked_s": None, "last_submit_s": None}, GOOD,
+         "no environment asks for permits (none ever did; no group ever came): start one"),
+        ({"outstanding": 0, "last_asked_s": 300.0, "last_submit_s": 320.0}, GOOD,
+         "no environment asks for permits (the last request was 300 s ago; the last group came 320 s ago): start one"),
+        ({}, ServerState("http://m:9001", "the model server at http://m:9001 did not answer GET /health"),
+         "holds 13 permits and the last group came 70 s ago: the model server at http://m:9001 did not answer"),
+        ({}, ServerState("http://m:9001", None, True, "1.4"), "http://m:9001 is paused; POST http://m:9001/resume"),
+        ({}, ServerState("http://m:9001", None, False, "default"), "serves version default, not 1.4"),
+        ({"dropped": {"same_scores": 40, "too_long": 2}}, GOOD, "is dropped (same_scores 40)"),
+        ({"outstanding": 0}, GOOD, "asks for permits and gets none"),
+        ({"accepted": 70}, GOOD, "3 groups came meanwhile: generation is slow"),
+        ({}, GOOD, "holds 13 permits and the last group came 70 s ago, and the model server answers"),
+    ],
+)  # fmt: skip
+def test_who_waits_for_whom(facts: dict[str, Any], server: ServerState, said: str) -> None:
+    line = diagnose(61.0, 16, _status(dropped={"too_long": 2}), _status(**facts), [GOOD, server], "1.4")
+    assert line.startswith("no batch for 61 s: 3 of 16 groups ready; ")
+    assert said in line
+
+
+def test_a_server_is_asked_and_never_waited_for() -> None:
+    stand_in = ModelServerStandIn()
+    stand_in.version, stand_in.paused = "1.4", True
+    server = ModelServer(stand_in.url, "token")
+    assert look_at(server) == ServerState(stand_in.url, None, True, "1.4")
+    stand_in.stop()
+    assert f"{stand_in.url} did not answer" in (look_at(server).problem or "")
