@@ -1,4 +1,4 @@
-"""`python -m gristmill_trainer`."""
+"""`python -m gristmill_trainer`, or `torchrun ... -m gristmill_trainer` for several processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 import os
 import sys
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError
 from gristmill.logs import setup as set_up_logging
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.distributed.world import join
 from gristmill_trainer.loop import train
 from gristmill_trainer.setup import prepare
 from gristmill_trainer.stop import StoppedError
@@ -21,8 +24,13 @@ def main() -> int:
     """Exit code 0: the run is finished. 143: stopped on request. 1: an error, told in one line."""
     set_up_logging("trainer")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
+    world = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
-        with prepare(sys.argv[1:], dict(os.environ)) as training:
+        if not world.leads:
+            plan: LearnerPlan = world.share(None)
+            build_crew(plan, world).follow()
+            return 0
+        with prepare(sys.argv[1:], dict(os.environ), world) as training:
             train(training)
     except StoppedError as stopped:
         _LOG.info("%s", stopped)
@@ -30,6 +38,8 @@ def main() -> int:
     except GristmillError as error:
         _LOG.error("%s", error)
         return 1
+    finally:
+        world.close()
     return 0
 
 

@@ -187,9 +187,7 @@ class Learner:
                 continue
             loss_sum += loss.item()
             seen.append(
-                Observed.of(
-                    scores.logprobs, old, rollout, micro.advantages, scores.entropy, micro.ref_logprobs
-                )
+                Observed.of(scores.logprobs, old, rollout, micro.advantages, scores.entropy, micro.ref_logprobs)
             )
         grad_norm = self._clip_gradient()
         shares = self._world.gather((loss_sum, seen))

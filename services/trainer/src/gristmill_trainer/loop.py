@@ -28,6 +28,7 @@ from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.feed import Feed
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
@@ -85,6 +86,9 @@ class Training:
     """Optimizer steps that the resumed checkpoint has behind it."""
     origin: str | None
     """The checkpoint that `resume` named, if it named one."""
+    facts: RunFacts
+    """For the card of the finished model; its last figures are still open."""
+    hub: Hub | None
     devices: int
     peak_tflops: float | None
     final_model: Path
@@ -98,6 +102,7 @@ def train(training: Training) -> None:
     publish(training, version)
 
     slowest: dict[str, float] = {}
+    reward: float | None = None
     while version.step < settings.training_steps:
         step, phases = version.step + 1, Phases()
         with phases("wait"):
@@ -120,27 +125,26 @@ def train(training: Training) -> None:
             publish(training, version)
         report(training, version, prepared, result, problem, learning_rate, phases)
         slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
+        reward = prepared.statistics.reward_mean
         training.stop.raise_if_requested()
 
-    finish(training, version)
+    finish(training, version, reward)
 
 
 def wait_for_groups(training: Training, version: PolicyVersion) -> list[TrajectoryGroup]:
     """Lease the next step's groups, however long the environment takes for them."""
+    training.watchdog.begin()
     while True:
         training.stop.raise_if_requested()
         groups = training.feed.get(version.step + 1, _POLL)
         if groups is not None:
-            training.watchdog.fed()
             return groups
         # A restarted server is back on its first weights, and the environment waits for ours.
         training.publisher.ensure(version)
-        training.watchdog.look()
+        training.watchdog.look(str(version))
 
 
-def optimizer_step(
-    training: Training, prepared: Prepared, step: int, slowest: dict[str, float]
-) -> StepResult | None:
+def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult | None:
     """None when nothing was left of the groups. Raises AbandonedError when asked to stop with too little time left.
 
     `slowest`: seconds of each phase of the slowest step so far.
@@ -246,10 +250,16 @@ def report(
         training.tracker.step(metrics)
 
 
-def finish(training: Training, version: PolicyVersion) -> None:
+def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:
     """The last weights are served and exported, and the run is over."""
     if isinstance(training.publisher, BackgroundPublisher):
         training.publisher.wait()
-    training.policy.export(training.final_model, training.crew.served_tensors())
+    facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
+    export_model(training.final_model, training.crew.save_whole, training.policy.source.tokenizer, facts)
     training.api.finish(training.run.run_id, training.incarnation)
-    _LOG.info("run %s is finished after %d steps; its model: %s", training.run.run_id, version.step, training.final_model)
+    training.crew.dismiss()
+    if training.hub is not None:
+        training.hub.push(training.final_model)
+    _LOG.info(
+        "run %s is finished after %d steps; its model: %s", training.run.run_id, version.step, training.final_model
+    )

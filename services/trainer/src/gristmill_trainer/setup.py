@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gristmill import Deployment, Manifest, ManifestError, Protocol, RunRecord, SyncClient
+from gristmill import Deployment, Manifest, ManifestError, PolicyVersion, Protocol, RunRecord, SyncClient
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags
-from gristmill_trainer.checkpoint import CheckpointStore, SingleProcess, find_resumption
+from gristmill_trainer import atropos
+from gristmill_trainer.aside import Aside, SkippedSteps
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.display import Display
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.export import Hub, RunFacts, told_command
+from gristmill_trainer.feed import Ahead, Direct
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.loop import Training
-from gristmill_trainer.policy import ModelSource, Policy, find_model
+from gristmill_trainer.loop import Training, announce
+from gristmill_trainer.objectives import Objective
+from gristmill_trainer.observed import Bounds
+from gristmill_trainer.policy import ModelSource, find_model
 from gristmill_trainer.publish import (
+    BackgroundPublisher,
     FilesystemPublisher,
     ModelServer,
     NonePublisher,
@@ -28,16 +37,19 @@ from gristmill_trainer.publish import (
     WeightPublisher,
 )
 from gristmill_trainer.publish.token import publish_token
+from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
+from gristmill_trainer.tracking import WandbTracker
+from gristmill_trainer.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
 TRAINER_CONFIG = "trainer.yaml"
 
 
 @contextmanager
-def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Training]:
-    """Wait for a run, take it, load or resume the model. Everything opened is closed on leaving."""
+def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) -> Iterator[Training]:
+    """Wait for a run, take it, load or resume the model. Everything opened is closed on leaving. For rank 0."""
     flags = parse_flags(
         arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
     )
@@ -48,54 +60,82 @@ def prepare(arguments: Sequence[str], environ: dict[str, str]) -> Iterator[Train
     with ExitStack() as stack:
         api_url = here.rollout_server_url or deployment.api_url or API_URL
         api = stack.enter_context(SyncClient(api_url, token=deployment.api_token))
-        run = _wait_for_run(api, deployment.stack, stop)
-        settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
         urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
         token = publish_token(deployment.weights_dir)
         servers = [ModelServer(url.strip(), token) for url in urls]
+        if here.atropos_run is None:
+            run = _wait_for_run(api, deployment.stack, stop)
+        else:
+            longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
+            run = atropos.open_run(api, here, longest)
+        settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
+        hub = Hub.read(settings.push_to_hub, environ)
         source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
-        torch.manual_seed(settings.seed)
         run_dir = deployment.runs_dir / run.run_id
         checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept)
         resumption = find_resumption(checkpoints, settings.resume)
-        policy = Policy(source, settings.device, None if resumption is None else str(resumption.checkpoint.path))
-        optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            weight_decay=settings.weight_decay,
-        )
+
+        weights = None if resumption is None else str(resumption.checkpoint.path)
+        crew = build_crew(world.share(LearnerPlan(source, weights, settings, _longest_completion(run))), world)
+        policy = crew.learner.policy
         if resumption is not None:
-            checkpoints.restore(resumption.checkpoint, SingleProcess(policy, optimizer), own=resumption.own)
+            checkpoints.restore(resumption.checkpoint, crew, own=resumption.own)
         first_step = 0 if resumption is None else resumption.step
+
         covered = [] if resumption is None else resumption.covered
         incarnation, run = api.take(run.run_id, settings.record(), covered, first_step)
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
-        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, source)
-        stack.callback(publisher.close)
-        leases = Leases(api, run.run_id, incarnation)
+        leases = Leases(api, run.run_id, incarnation, "sequences" if run.protocol is Protocol.ATROPOS else "groups")
         stack.callback(leases.close)
+        amount = run.groups_per_step or 0
+        ahead = settings.max_staleness > 0
+        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, source)
+        if ahead:
+            publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version))
+        stack.callback(publisher.close)
+        feed = Ahead(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
+        stack.callback(feed.close)
+        objective = Objective.of(settings)
+        tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
+        if tracker is not None:
+            stack.callback(tracker.close)
         yield Training(
             settings=settings,
             run=run,
             api=api,
+            crew=crew,
             policy=policy,
-            optimizer=optimizer,
             publisher=publisher,
             checkpoints=checkpoints,
             leases=leases,
+            feed=feed,
+            limits=Limits(
+                vocabulary=policy.model.get_input_embeddings().weight.shape[0],
+                seq_len=settings.seq_len or source.max_model_len,
+                policy=PolicyVersion(incarnation, first_step),
+                max_staleness=staleness_bound(run),
+                token_budget=settings.token_budget,
+            ),
+            bounds=Bounds(objective.clip.low, objective.clip.high, settings.importance_cap),
+            aside=Aside(run_dir / "aside"),
+            skipped=SkippedSteps(settings.max_skipped_steps),
+            watchdog=Watchdog(api, run.run_id, amount, servers),
             metrics=stack.enter_context(
                 JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
             ),
+            tracker=tracker,
             display=stack.enter_context(Display(settings.training_steps, first_step)),
             stop=stop,
             incarnation=incarnation,
             first_step=first_step,
             origin=None if resumption is None else resumption.origin,
+            facts=_facts(run, settings, source, arguments),
+            hub=hub,
+            devices=world.size,
+            peak_tflops=peak_of(policy.device, settings.peak_tflops),
             final_model=run_dir / "model",
-            seq_len=settings.seq_len or source.max_model_len,
         )
 
 
@@ -127,6 +167,12 @@ def _manifest(models_dir: Path) -> Manifest | None:
         return None
 
 
+def _longest_completion(run: RunRecord) -> int | None:
+    """The environment's `max_tokens`; Atropos' environments do not tell theirs."""
+    found = (run.env.get("dataset") or {}).get("max_tokens")
+    return None if found is None else int(found)
+
+
 def _publisher(
     settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, source: ModelSource
 ) -> WeightPublisher:
@@ -135,3 +181,21 @@ def _publisher(
     wait_for_all = settings.max_staleness == 0
     target = OneServer(servers[0]) if len(servers) == 1 else SeveralServers(servers, wait_for_all)
     return FilesystemPublisher(target, folder, source.served_weights)
+
+
+def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:
+    dataset = run.env.get("dataset") or {}
+    named = dataset.get("dataset_name") or dataset.get("dataset_path") or "environments of Atropos'"
+    rewards = [one if isinstance(one, str) else str(one.get("type")) for one in dataset.get("reward_functions") or ()]
+    return RunFacts(
+        run_id=run.run_id,
+        base_model=source.weights,
+        dataset=str(named),
+        rewards=rewards,
+        objective=settings.objective,
+        steps=settings.training_steps,
+        policy_version="",
+        final_reward=None,
+        command=told_command("python -m gristmill_trainer", arguments),
+        versions={name: version_of(name) for name in ("gristmill-trainer", "torch", "transformers")},
+    )

@@ -23,8 +23,14 @@ class SingleProcess:
         self._optimizer = optimizer
         self._schedule = schedule
 
+    def served_tensors(self) -> dict[str, torch.Tensor]:
+        return self._policy.served_tensors()
+
     def save_model(self, folder: Path) -> None:
         self._policy.save(folder)
+
+    def save_whole(self, folder: Path) -> None:
+        self._policy.save_whole(folder)
 
     def state(self) -> dict[str, Any]:
         schedule = None if self._schedule is None else self._schedule.state_dict()

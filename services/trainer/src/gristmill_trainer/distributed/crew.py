@@ -23,6 +23,9 @@ class Parts(Protocol):
     def save_model(self, folder: Path) -> None:
         """Write a Hugging Face model folder, or adapters."""
 
+    def save_whole(self, folder: Path) -> None:
+        """Write a Hugging Face model folder, adapters merged."""
+
     def state(self) -> dict[str, Any]:
         """Optimizer and schedule."""
 
@@ -34,7 +37,7 @@ class Parts(Protocol):
 class _Order:
     """What rank 0 has the others do with it."""
 
-    what: Literal["step", "served_tensors", "save_model", "state", "load_state", "end"]
+    what: Literal["step", "served_tensors", "save_model", "save_whole", "state", "load_state", "end"]
     samples: Sequence[Sample] = ()
     step: int = 0
     folder: Path = Path()
@@ -63,6 +66,11 @@ class Crew:
         self._tell(_Order("save_model", folder=folder))
         self._parts.save_model(folder)
 
+    def save_whole(self, folder: Path) -> None:
+        """Write the model as others load it: adapters merged."""
+        self._tell(_Order("save_whole", folder=folder))
+        self._parts.save_whole(folder)
+
     def state(self) -> dict[str, Any]:
         """Optimizer and schedule, whole."""
         self._tell(_Order("state"))
@@ -88,6 +96,8 @@ class Crew:
                     self._parts.served_tensors()
                 case "save_model":
                     self._parts.save_model(order.folder)
+                case "save_whole":
+                    self._parts.save_whole(order.folder)
                 case "state":
                     self._parts.state()
                 case "load_state":

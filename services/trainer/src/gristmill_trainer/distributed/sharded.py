@@ -67,6 +67,10 @@ class Sharded:
         if self._world.leads:
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
 
+    def save_whole(self, folder: Path) -> None:
+        """The same: there are no adapters."""
+        self.save_model(folder)
+
     def state(self) -> dict[str, Any]:
         """As one process has it: parameters by number, not by name."""
         found = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.check import prepare
@@ -93,16 +92,10 @@ class Policy:
         else:
             save_adapters(self.model, folder)
 
-    def export(self, folder: Path) -> None:
-        """The whole model, adapters merged, with tokenizer and chat template: what from_pretrained and vLLM load.
-        Whole or not there."""
-        partial = folder.with_name(f".{folder.name}.partial")
-        for leftover in (partial, folder):
-            shutil.rmtree(leftover, ignore_errors=True)
+    def save_whole(self, folder: Path) -> None:
+        """Write a Hugging Face model folder, tied as the original, adapters merged."""
         model = self.model if self.lora is None else self._merged_model()
-        model.save_pretrained(partial, safe_serialization=True)
-        AutoTokenizer.from_pretrained(self.source.tokenizer).save_pretrained(partial)
-        partial.rename(folder)
+        model.save_pretrained(folder, safe_serialization=True)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         if self.lora is not None:

@@ -1,0 +1,69 @@
+"""The learner, put together: the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gristmill_trainer.checkpoint import SingleProcess
+from gristmill_trainer.distributed.crew import Crew, Parts
+from gristmill_trainer.distributed.sharded import Sharded, shard
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.policy import Lora, ModelSource, Policy
+from gristmill_trainer.settings import TrainerSettings
+
+
+@dataclass(frozen=True)
+class LearnerPlan:
+    """What rank 0 found out, and every rank builds from."""
+
+    source: ModelSource
+    weights: str | None
+    """Folder of the checkpoint that is resumed from; None: the source's own weights. Every rank can read it."""
+    settings: TrainerSettings
+    max_completion_length: int | None
+    """Most tokens of a completion in this run, where that is known."""
+
+
+def build_crew(plan: LearnerPlan, world: World) -> Crew:
+    """Load the model, share it out where there are several ranks, and build optimizer and schedule."""
+    settings = plan.settings
+    torch.manual_seed(settings.seed)
+    policy = Policy(
+        plan.source,
+        settings.device,
+        plan.weights,
+        packing=settings.packing,
+        checkpointing=settings.gradient_checkpointing,
+        compiled=settings.compile,
+        lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
+    )
+    reference = _reference(plan) if settings.kl_beta > 0 else None
+    if world.size > 1:
+        shard(policy, world)
+    optimizer = build_optimizer(settings, policy.trained_parameters())
+    schedule = build_schedule(optimizer, settings, settings.training_steps)
+    learner = Learner(
+        policy,
+        optimizer,
+        settings,
+        schedule=schedule,
+        max_completion_length=plan.max_completion_length,
+        reference=reference,
+        world=world,
+    )
+    parts: Parts = (
+        SingleProcess(policy, optimizer, schedule) if world.size == 1 else Sharded(policy, optimizer, schedule, world)
+    )
+    return Crew(learner, parts, world)
+
+
+def _reference(plan: LearnerPlan) -> Policy:
+    """The reference model, whole on every rank; it is never trained."""
+    source = plan.source if plan.settings.ref_model is None else plan.source.renamed(plan.settings.ref_model)
+    reference = Policy(source, plan.settings.device, packing=plan.settings.packing)
+    reference.model.requires_grad_(False)
+    return reference
