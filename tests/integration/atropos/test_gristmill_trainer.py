@@ -59,6 +59,19 @@ async def test_environments_wait_for_its_first_weights_and_count_its_steps(
     assert (await http.get("/status")).json()["current_step"] == 2
 
 
+async def test_a_trainer_that_begins_again_goes_on_with_the_same_environments(
+    http: httpx.AsyncClient, client: Client
+) -> None:
+    await client.register_atropos(REGISTRATION)
+    first, _ = await client.take(RUN, settings(steps=3), [])
+    await client.record_version(RUN, PolicyVersion(first, 2))
+    env = (await _registered(http))["env_id"]
+    await client.register_atropos(REGISTRATION)
+    second, _ = await client.take(RUN, settings(steps=3), [])
+    await client.record_version(RUN, PolicyVersion(second, 1))
+    assert (await _status(http, env))["current_step"] == 1
+
+
 async def test_the_end_of_its_run_is_the_end_of_what_baseenv_wants(http: httpx.AsyncClient, client: Client) -> None:
     await client.register_atropos(REGISTRATION)
     incarnation, _ = await client.take(RUN, settings(steps=3), [])
