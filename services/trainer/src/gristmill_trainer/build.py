@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,7 +63,8 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
 
 def _reference(plan: LearnerPlan) -> Policy:
     """The reference model, whole on every rank; it is never trained."""
-    source = plan.source if plan.settings.ref_model is None else plan.source.renamed(plan.settings.ref_model)
+    named = plan.settings.ref_model
+    source = plan.source if named is None else replace(plan.source, weights=named)
     reference = Policy(source, plan.settings.device, packing=plan.settings.packing)
     reference.model.requires_grad_(False)
     return reference

@@ -104,7 +104,8 @@ class Learner:
         if settings.updates_per_step > 1:
             samples = self._with_old_logprobs(samples)
         groups = [sample.group_id for sample in samples]
-        updates, skipped = [], None
+        updates: list[_Update] = []
+        skipped = None
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
                 update = self._update([samples[number] for number in part], go_on, untouched=not updates)

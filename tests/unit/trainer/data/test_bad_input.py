@@ -13,6 +13,7 @@ from tests.support.groups import make_group
 from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import PolicyVersion, TrajectoryGroup
+from gristmill.group import NO_LOGPROBS
 from gristmill.run import Protocol, RunRecord, RunState
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.rejected import Reason
@@ -210,3 +211,11 @@ def test_the_order_of_a_lease_changes_nothing(order: list[int]) -> None:
     for ours, theirs in zip(found.samples, wanted.samples, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         assert ours.advantages.tobytes() == theirs.advantages.tobytes()
+
+
+def test_a_group_whose_sampler_recorded_no_logprobs_is_trained_on() -> None:
+    prepared = prepare(group_with(logprobs=np.zeros(12, np.float32), meta={NO_LOGPROBS: True}))
+    assert not prepared.rejected
+    for sample in prepared.samples:
+        assert np.isnan(sample.rollout_logprobs[sample.trained]).all()
+        assert not sample.rollout_logprobs[~sample.trained].any()

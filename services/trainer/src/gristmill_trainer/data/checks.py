@@ -84,7 +84,7 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
         return Reason.OUTSIDE_VOCABULARY, f"token {worst} is not among the model's {limits.vocabulary}"
     if not trained.any():
         return Reason.NOTHING_TRAINED, f"none of its {len(sample)} tokens is trained (seq_len is {limits.seq_len})"
-    if wrong := _wrong_logprobs(sample.rollout_logprobs[trained]):
+    if sample.rollout_known and (wrong := _wrong_logprobs(sample.rollout_logprobs[trained])):
         return Reason.LOGPROBS, wrong
     if sample.ref_logprobs is not None and (wrong := _wrong_logprobs(sample.ref_logprobs[trained])):
         return Reason.REF_LOGPROBS, wrong

@@ -33,7 +33,8 @@ class Sample:
     """bool[L]: the tokens that the loss counts; never the first, which nothing predicts. May be all False: such a
     sample counts as a sequence, and gives no gradient."""
     rollout_logprobs: F32
-    """f32[L]: log mu, by the model server under the sampling distribution; 0 where not trained."""
+    """f32[L]: log mu, by the model server under the sampling distribution; 0 where not trained. NaN where it is and
+    nobody recorded them (see `rollout_known`): then the old policy stands in for mu."""
     advantages: F32
     """f32[L]."""
     temperature: float
@@ -44,6 +45,8 @@ class Sample:
     ref_logprobs: F32 | None = None
     """f32[L]: log pi_ref, for the KL penalty."""
     teacher: Teacher | None = None
+    rollout_known: bool = True
+    """False for groups of Atropos' environments that sent no inference_logprobs."""
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -91,6 +91,7 @@ def _per_token(group: TrajectoryGroup, of_sequences: F32, overrides: Overrides) 
 def _sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int) -> Iterator[Sample]:
     bounds, width = starts(group), teacher_width(group)
     teacher_ids = teacher_logprobs = None
+    rollout = group.logprobs if group.logprobs_known else np.full_like(group.logprobs, np.nan)
     if width and group.distill_ids is not None and group.distill_logprobs is not None:
         teacher_ids = group.distill_ids.reshape(-1, width)
         teacher_logprobs = group.distill_logprobs.reshape(-1, width)
@@ -102,7 +103,8 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int) -> It
             group_id=group.group_id,
             tokens=group.tokens[piece],
             trained=trained,
-            rollout_logprobs=np.where(trained, group.logprobs[piece], np.float32(0)),
+            rollout_logprobs=np.where(trained, rollout[piece], np.float32(0)),
+            rollout_known=group.logprobs_known,
             advantages=flat_advantages[piece],
             temperature=group.sampling.temperature,
             ref_logprobs=None if group.ref_logprobs is None else group.ref_logprobs[piece],

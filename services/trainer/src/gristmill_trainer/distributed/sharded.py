@@ -56,7 +56,7 @@ class Sharded:
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """On rank 0, all tensors on the CPU, the head written out although it may be tied; elsewhere nothing."""
-        tensors: dict[str, torch.Tensor] = get_model_state_dict(self._policy.model, options=_WHOLE)
+        tensors: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
         if tensors and "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = tensors[_embeddings_name(self._policy.model)].clone()
         return tensors
@@ -73,7 +73,7 @@ class Sharded:
 
     def state(self) -> dict[str, Any]:
         """As one process has it: parameters by number, not by name."""
-        found = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
+        found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
         if not self._world.leads:
             return {}
         names = [name for name, _ in self._policy.model.named_parameters()]
