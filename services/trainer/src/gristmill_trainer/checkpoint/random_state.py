@@ -12,10 +12,16 @@ import torch
 def random_state() -> dict[str, Any]:
     """Python's, numpy's, torch's on the CPU and on every CUDA device."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numbers = np.random.get_state(legacy=False)
+    twister = numbers["state"]
     return {
         "python": [version, list(words), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": {
+            "key": torch.from_numpy(twister["key"].astype(np.int64)),
+            "pos": int(twister["pos"]),
+            "has_gauss": int(numbers["has_gauss"]),
+            "gauss": float(numbers["gauss"]),
+        },
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -25,8 +31,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
     """Put all back. CUDA devices beyond those that there were keep their seeds."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    numbers = state["numpy"]
+    key = numbers["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, numbers["pos"], numbers["has_gauss"], numbers["gauss"]))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
         for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
