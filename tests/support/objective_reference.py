@@ -1,0 +1,101 @@
+"""The objectives once more, in plain float64 arithmetic: loops over sequences and tokens, as the formulas say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gristmill_trainer.settings.objective import ObjectiveSettings
+
+CLIPS = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "bnpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "cispo": (0.2, 5.0),
+    "gspo": (3e-4, 4e-4),
+}
+
+
+@dataclass
+class Token:
+    logprob: float
+    old: float
+    rollout: float
+    advantage: float
+    ref: float
+    entropy: float
+    still: float
+    """log pi where it must not move, under a stop-gradient."""
+    teacher: list[tuple[float, float]] = field(default_factory=list)
+    """log-probabilities of one of the teacher's tokens: the teacher's, the policy's."""
+
+
+Sequence = list[Token]
+
+
+def reference_loss(
+    settings: ObjectiveSettings, sequences: list[Sequence], local_batch: int, max_completion_length: int
+) -> float:
+    losses = [[_token_loss(settings, token, sequence) for token in sequence] for sequence in sequences]
+    everything = [loss for sequence in losses for loss in sequence]
+    match settings.objective:
+        case "dapo" | "cispo":
+            loss = sum(everything) / len(everything)
+        case "grpo" | "gspo":
+            loss = _mean([_mean(sequence) for sequence in losses])
+        case "bnpo":
+            batches = [losses[first : first + local_batch] for first in range(0, len(losses), local_batch)]
+            loss = _mean([_mean([loss for sequence in batch for loss in sequence]) for batch in batches])
+        case "dr_grpo":
+            loss = sum(everything) / (len(losses) * max_completion_length)
+    return loss - settings.entropy_coef * _mean([token.entropy for sequence in sequences for token in sequence])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _token_loss(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+    loss = _importance(settings, token, sequence) * _surrogate(settings, token, sequence)
+    if settings.kl_beta:
+        loss += settings.kl_beta * _kl(settings.kl_estimator, token)
+    return loss + settings.distill_coef * _divergence(settings.distill_divergence, token.teacher)
+
+
+def _importance(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+    of = [token] if settings.importance_level == "token" else sequence
+    weight = math.prod(math.exp(each.old) / math.exp(each.rollout) for each in of)
+    cap = settings.importance_cap
+    return {"none": 1.0, "truncate": min(weight, cap), "mask": weight if weight <= cap else 0.0}[
+        settings.importance_correction
+    ]
+
+
+def _surrogate(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+    default_low, default_high = CLIPS[settings.objective]
+    low = settings.clip_epsilon or default_low
+    high = settings.clip_epsilon_high or default_high
+    if settings.objective == "cispo":
+        return -min(math.exp(token.still - token.old), high) * token.advantage * token.logprob
+    ratio = math.exp(token.logprob - token.old)
+    if settings.objective == "gspo":
+        ratio = math.exp(_mean([each.logprob - each.old for each in sequence]))
+    clipped = max(1 - low, min(ratio, 1 + high))
+    return -min(ratio * token.advantage, clipped * token.advantage)
+
+
+def _kl(estimator: str, token: Token) -> float:
+    r = math.exp(token.ref) / math.exp(token.logprob)
+    return {"k1": -math.log(r), "k2": math.log(r) ** 2 / 2, "k3": (r - 1) - math.log(r)}[estimator]
+
+
+def _divergence(direction: str, teacher: list[tuple[float, float]]) -> float:
+    if not teacher:
+        return 0.0
+    p = [math.exp(of_teacher) for of_teacher, _ in teacher]
+    q = [math.exp(of_student) for _, of_student in teacher]
+    p.append(1 - sum(p))
+    q.append(1 - sum(q))
+    over, other = (p, q) if direction == "forward" else (q, p)
+    return sum(a * math.log(a / b) for a, b in zip(over, other, strict=True))

@@ -1,0 +1,139 @@
+"""Ratios beyond a float32 spoil nothing where they are discarded, and are seen where they are not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.objectives import Objective, TrainedTokens
+from gristmill_trainer.settings.objective import ObjectiveSettings
+
+FAR = 200.0  # exp of it is inf in float32
+
+
+def _objective(**settings: Any) -> Objective:
+    return Objective.of(ObjectiveSettings.model_validate(settings))
+
+
+def _tokens(log_ratio: float, advantage: float, log_importance: float = 0.0) -> TrainedTokens:
+    """Two tokens of one sequence: one as said, and one on policy."""
+    logprobs = torch.tensor([-1.0, -2.0])
+    old = logprobs - torch.tensor([log_ratio, 0.0])
+    return TrainedTokens(
+        logprobs=logprobs.requires_grad_(),
+        old_logprobs=old.detach(),
+        rollout_logprobs=old.detach() - torch.tensor([log_importance, 0.0]),
+        advantages=torch.full((2,), advantage),
+        weights=torch.full((2,), 0.5),
+        sequence=torch.zeros(2, dtype=torch.int64),
+        sequences=1,
+    )
+
+
+def _run(objective: Objective, tokens: TrainedTokens) -> tuple[float, torch.Tensor]:
+    loss = objective.loss(tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert tokens.logprobs.grad is not None
+    return loss.item(), tokens.logprobs.grad
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+@pytest.mark.parametrize(("log_ratio", "advantage"), [(FAR, 1.0), (FAR, 0.0), (-FAR, -1.0), (-FAR, 1.0)])
+def test_a_ratio_that_the_clip_discards_leaves_no_nan(name: str, log_ratio: float, advantage: float) -> None:
+    loss, gradient = _run(_objective(objective=name), _tokens(log_ratio, advantage))
+    assert torch.isfinite(torch.tensor(loss))
+    assert torch.isfinite(gradient).all()
+    assert abs(gradient[0]) < 1e-30
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("name", ["dapo", "cispo"])
+def test_a_token_that_is_masked_out_leaves_no_nan(name: str, level: str) -> None:
+    objective = _objective(objective=name, importance_correction="mask", importance_level=level)
+    loss, gradient = _run(objective, _tokens(FAR, -1.0, log_importance=FAR))
+    assert torch.isfinite(torch.tensor(loss))
+    assert gradient[0] == 0
+    assert bool(gradient[1] != 0) is (level == "token")
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_weight_beyond_all_bounds_is_the_cap(level: str) -> None:
+    objective = _objective(importance_cap=2.0, importance_level=level)
+    _, gradient = _run(objective, _tokens(0.0, 1.0, log_importance=FAR))
+    torch.testing.assert_close(gradient, torch.tensor([-1.0, -1.0 if level == "sequence" else -0.5]))
+
+
+def test_a_ratio_that_counts_is_not_hidden() -> None:
+    """A negative advantage has no upper clip: the loss is inf, for the loop to see and skip the step."""
+    assert _objective().loss(_tokens(FAR, -1.0)).item() == float("inf")
+
+
+def test_cispo_keeps_a_gradient_where_the_ratio_is_capped() -> None:
+    _, gradient = _run(_objective(objective="cispo"), _tokens(FAR, 1.0))
+    torch.testing.assert_close(gradient, torch.tensor([-2.5, -0.5]))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_distillation_over_the_whole_vocabulary_is_the_divergence(direction: str) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 6, requires_grad=True)
+    teacher, student = torch.randn(2, 6).log_softmax(1), logits.log_softmax(1)
+    over, other = (teacher, student) if direction == "forward" else (student, teacher)
+    expected = (over.exp() * (over - other)).sum(dim=1).mean()
+    (slope,) = torch.autograd.grad(expected, logits, retain_graph=True)
+
+    tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
+    loss = _objective(distill_coef=1.0, distill_divergence=direction).loss(tokens)
+    (ours,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(loss, expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(ours, slope, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_one_token_of_the_teacher_teaches(direction: str) -> None:
+    student = torch.tensor([[-3.0], [0.0]], requires_grad=True)
+    teacher = torch.tensor([[-0.1], [-torch.inf]])
+    tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
+    loss = _objective(distill_divergence=direction).loss(tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss > 0
+    assert student.grad is not None
+    assert student.grad[0, 0] < 0, "the policy must think more of what its teacher would say"
+    assert student.grad[1, 0] == 0, "there is no teacher here"
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_teacher_and_a_policy_that_are_certain_leave_no_nan(direction: str) -> None:
+    student = torch.tensor([[0.0, -FAR], [1e-7, -FAR]], requires_grad=True)
+    teacher = torch.tensor([[0.0, -torch.inf], [-FAR, 1e-7]])
+    tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
+    loss = _objective(distill_divergence=direction).loss(tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(loss)
+    assert torch.isfinite(student.grad).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kl_beta": 0.1}, "kl_beta is 0.1, and the batch brings no log-probabilities of the reference model"),
+        ({"entropy_coef": 0.1}, "entropy_coef is 0.1, and the batch brings no entropy"),
+    ],
+)
+def test_what_the_batch_lacks_is_said(settings: dict[str, Any], says: str) -> None:
+    objective = _objective(**settings)
+    assert objective.wants_reference == ("kl_beta" in settings)
+    assert objective.wants_entropy_gradient == ("entropy_coef" in settings)
+    with pytest.raises(TrainerError, match=says):
+        objective.loss(_tokens(0.0, 1.0))
+
+
+def test_a_teacher_without_the_policys_side_is_said() -> None:
+    tokens = dataclasses.replace(_tokens(0.0, 1.0), teacher_logprobs=torch.zeros(2, 1))
+    with pytest.raises(TrainerError, match="without the policy's log-probabilities"):
+        _objective().loss(tokens)
+    _objective(distill_coef=0.0).loss(tokens)

@@ -1,0 +1,98 @@
+"""Loss and gradients against a plain float64 reference: also what TRL lacks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.objective_reference import Sequence, reference_loss
+from tests.support.trained_tokens import plain, random_tokens, weighted
+
+from gristmill_trainer.objectives import Objective, token_weights
+from gristmill_trainer.settings.objective import ObjectiveSettings
+
+OBJECTIVES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
+LENGTHS = [4, 1, 0, 6, 3]
+LOCAL_BATCH, MAX_COMPLETION_LENGTH = 2, 12
+STEP = 1e-6
+
+KINDS: list[dict[str, Any]] = [
+    *(
+        {"importance_correction": how, "importance_level": level, "importance_cap": cap}
+        for how, level, cap in itertools.product(["truncate", "mask"], ["token", "sequence"], [0.7, 2.0])
+    ),
+    *({"importance_correction": "none", "kl_beta": 0.3, "kl_estimator": name} for name in ("k1", "k2", "k3")),
+    *({"distill_coef": 0.7, "distill_divergence": direction} for direction in ("forward", "reverse")),
+    {"entropy_coef": 0.05, "clip_epsilon": 0.1, "clip_epsilon_high": 0.4},
+]
+
+
+def _loss(settings: ObjectiveSettings, tokens: Any) -> torch.Tensor:
+    weights = token_weights(settings.objective, np.array(LENGTHS), LOCAL_BATCH, MAX_COMPLETION_LENGTH)
+    return Objective.of(settings).loss(weighted(tokens, weights))
+
+
+def _slope(settings: ObjectiveSettings, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:
+    """Central difference of the reference."""
+
+    def at(offset: float) -> float:
+        before = getattr(token, name)
+        if name == "teacher":
+            moved = [(p, q + offset * (k == entry)) for k, (p, q) in enumerate(before)]
+        else:
+            moved = before + offset
+        setattr(token, name, moved)
+        loss = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH)
+        setattr(token, name, before)
+        return loss
+
+    return (at(STEP) - at(-STEP)) / (2 * STEP)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(str(value) for value in kind.values()))
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_loss_and_gradients_are_those_of_the_reference(objective: str, kind: dict[str, Any]) -> None:
+    settings = ObjectiveSettings.model_validate({"objective": objective, "distill_coef": 0.0, **kind})
+    for seed in range(3):
+        tokens = random_tokens(seed, LENGTHS)
+        sequences = plain(tokens)
+        loss = _loss(settings, tokens)
+        expected = reference_loss(settings, sequences, LOCAL_BATCH, MAX_COMPLETION_LENGTH)
+        assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+        assert _loss(settings, random_tokens(seed, LENGTHS, torch.float32)).item() == pytest.approx(expected, abs=2e-6)
+
+        loss.backward()  # type: ignore[no-untyped-call]
+        flat = [token for sequence in sequences for token in sequence]
+        for name, leaf in (("logprob", tokens.logprobs), ("entropy", tokens.entropy)):
+            assert leaf is not None
+            slopes = [_slope(settings, sequences, token, name, 0) for token in flat]
+            found = leaf.grad if leaf.grad is not None else torch.zeros(len(flat))
+            np.testing.assert_allclose(found.numpy(), slopes, atol=1e-8, rtol=1e-6)
+        if settings.distill_coef:
+            assert tokens.student_logprobs is not None
+            assert tokens.student_logprobs.grad is not None
+            for token, found in zip(flat, tokens.student_logprobs.grad, strict=True):
+                slopes = [_slope(settings, sequences, token, "teacher", k) for k in range(len(token.teacher))]
+                np.testing.assert_allclose(found[: len(slopes)].numpy(), slopes, atol=1e-8, rtol=1e-6)
+                assert not found[len(slopes) :].any()
+
+
+def test_clips_are_the_papers_where_the_settings_say_nothing() -> None:
+    clips = {name: Objective.of(ObjectiveSettings.model_validate({"objective": name})).clip for name in OBJECTIVES}
+    assert {name: (clip.low, clip.high) for name, clip in clips.items()} == {
+        "grpo": (0.2, 0.2),
+        "dapo": (0.2, 0.28),
+        "bnpo": (0.2, 0.2),
+        "dr_grpo": (0.2, 0.2),
+        "cispo": (0.2, 5.0),
+        "gspo": (3e-4, 4e-4),
+    }
+
+
+@pytest.mark.parametrize(("objective", "high"), [("grpo", 0.1), ("dapo", 0.28), ("cispo", 5.0), ("gspo", 4e-4)])
+def test_the_upper_clip_follows_the_lower_where_a_paper_has_one_clip(objective: str, high: float) -> None:
+    clip = Objective.of(ObjectiveSettings.model_validate({"objective": objective, "clip_epsilon": 0.1})).clip
+    assert (clip.low, clip.high) == (0.1, high)

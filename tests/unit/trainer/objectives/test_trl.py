@@ -1,0 +1,186 @@
+"""Loss and every gradient against TRL's `_compute_loss`, over all variants that both have.
+
+Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient is at
+most 1e-5 of the norm of the whole gradient.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.support.trl_oracle import (
+    MAX_COMPLETION_LENGTH,
+    VOCABULARY,
+    Gradient,
+    PaddedBatch,
+    Variant,
+    gradient,
+    trl_loss,
+)
+from transformers import Qwen2ForCausalLM
+
+from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
+from gristmill_trainer.objectives.table import Level
+from gristmill_trainer.settings.objective import ObjectiveSettings
+
+LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"]
+LEVELS = ["token", "sequence"]
+CORRECTIONS = ["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
+@st.composite
+def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Variant:
+    micro_batches = draw(st.sampled_from([1, 1, 2, 3]))
+    highs: list[float | None] = [0.9, 1.2, 5.0] if loss_type == "cispo" else [None, 0.28, 0.05]
+    return Variant(
+        loss_type=loss_type,  # type: ignore[arg-type]
+        level=level,  # type: ignore[arg-type]
+        correction=correction,  # type: ignore[arg-type]
+        cap=draw(st.sampled_from([0.8, 2.0])),
+        epsilon=draw(st.sampled_from([0.2, 3e-4])),
+        epsilon_high=draw(st.sampled_from(highs)),
+        beta=draw(st.sampled_from([0.0, 0.04])),
+        # TRL takes the mean of the entropy over a micro-batch, we take it over the update: one where there is one.
+        entropy_coef=draw(st.sampled_from([0.0, 0.01])) if micro_batches == 1 else 0.0,
+        temperature=draw(st.sampled_from([1.0, 0.7])),
+        old_given=draw(st.booleans()),
+        micro_batches=micro_batches,
+    )
+
+
+def make_batch(rng: np.random.Generator, sequences: int, prompt: int, completion: int, model_dir: Path) -> PaddedBatch:
+    """Ragged, with holes; policies around the model's own, near enough that some ratios are clipped and some not."""
+    shape = (sequences, completion)
+    lengths = rng.integers(0, completion + 1, sequences)
+    prompt_lengths = rng.integers(1, prompt + 1, sequences)
+    ints = {
+        "prompts": rng.integers(0, VOCABULARY, (sequences, prompt)),
+        "prompt_mask": np.arange(prompt) >= prompt - prompt_lengths[:, None],
+        "completions": rng.integers(0, VOCABULARY, shape),
+        "completion_mask": np.arange(completion) < lengths[:, None],
+        "tool_mask": rng.random(shape) < 0.8,
+    }
+    tensors = {name: torch.from_numpy(array.astype(np.int64)) for name, array in ints.items()}
+    near = torch.from_numpy(rng.normal(0, 0.3, (3, *shape)).astype(np.float32))
+    advantages = torch.from_numpy(rng.normal(0, 1, sequences).astype(np.float32))
+    blank = PaddedBatch(**tensors, advantages=advantages, old=near[0], rollout=near[1], ref=near[2])
+    with torch.no_grad():
+        own = _forward(_model(model_dir), blank, 1.0)[0]
+    return PaddedBatch(**tensors, advantages=advantages, old=own + near[0], rollout=own + near[1], ref=own + near[2])
+
+
+@cache
+def _model(model_dir: Path) -> Qwen2ForCausalLM:
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(model_dir)
+    model.train()
+    return model
+
+
+def _forward(model: Qwen2ForCausalLM, batch: PaddedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[B, T] log-probabilities and entropies, by a softmax over everything."""
+    tokens = torch.cat([batch.prompts, batch.completions], dim=1)
+    attention = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
+    first = batch.prompts.shape[1] - 1
+    logits = model(input_ids=tokens, attention_mask=attention).logits[:, first:-1].float() / temperature
+    everything = logits.log_softmax(dim=-1)
+    chosen = everything.gather(2, batch.completions[..., None]).squeeze(2)
+    return chosen, -(everything.exp() * everything).sum(dim=-1)
+
+
+def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[float, Gradient]:
+    model = _model(model_dir)
+    model.zero_grad()
+    logprobs, entropy = _forward(model, batch, variant.temperature)
+    old = batch.old if variant.old_given else logprobs.detach()
+    level, how = variant.correction.split("_") if variant.correction != "none" else ("token", "none")
+    name = "gspo" if (variant.level, variant.loss_type) == ("sequence", "grpo") else variant.loss_type
+    chosen = ObjectiveSettings(
+        objective=name,
+        clip_epsilon=variant.epsilon,
+        clip_epsilon_high=variant.epsilon if variant.epsilon_high is None else variant.epsilon_high,
+        importance_correction=how,  # type: ignore[arg-type]
+        importance_level=level,  # type: ignore[arg-type]
+        importance_cap=variant.cap,
+        kl_beta=variant.beta,
+        entropy_coef=variant.entropy_coef,
+    )
+    objective = Objective.of(chosen)
+    # TRL combines any aggregation with a ratio of the sequence; we offer gspo alone, and can compute them all.
+    objective = Objective(**{**vars(objective), "level": Level(variant.level)})
+    trained = batch.mask.sum(dim=1).numpy()
+    weights = token_weights(name, trained, len(trained) // variant.micro_batches, MAX_COMPLETION_LENGTH)
+    sequence, column = batch.mask.nonzero(as_tuple=True)
+    tokens = TrainedTokens(
+        logprobs=logprobs[sequence, column],
+        old_logprobs=old[sequence, column],
+        rollout_logprobs=batch.rollout[sequence, column],
+        advantages=batch.advantages[sequence],
+        weights=torch.from_numpy(weights).float()[sequence],
+        sequence=sequence,
+        sequences=len(trained),
+        entropy=entropy[sequence, column] if objective.wants_entropy_gradient else None,
+        entropy_weight=1 / max(int(trained.sum()), 1),
+        ref_logprobs=batch.ref[sequence, column] if objective.wants_reference else None,
+    )
+    loss = objective.loss(tokens)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), gradient(model)
+
+
+def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:
+    loss, found = our_loss(variant, batch, model_dir)
+    expected_loss, expected = trl_loss(variant, batch, model_dir)
+    assert abs(loss - expected_loss) <= 1e-6
+    assert found.keys() == expected.keys()
+    norm = torch.stack([value.norm() for value in expected.values()]).norm().item()
+    for name in expected:
+        # 1e-8: where terms cancel to nothing, rounding is all that is left.
+        assert (found[name] - expected[name]).norm().item() <= 1e-5 * norm + 1e-8, name
+
+
+def _check(data: st.DataObject, loss_type: str, level: str, correction: str, model_dir: Path) -> None:
+    variant = data.draw(variants(loss_type, level, correction))
+    sequences = variant.micro_batches * data.draw(st.integers(1, 3))
+    prompt, completion = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    _compare(variant, make_batch(rng, sequences, prompt, completion, model_dir), model_dir)
+
+
+# No shrinking: an example makes a trainer, and hundreds of them would take minutes to say what the first one says.
+SOME = settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+MANY = settings(SOME, max_examples=80, derandomize=False)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@SOME
+@given(data=st.data())
+def test_loss_and_gradients_are_those_of_trl(
+    data: st.DataObject, loss_type: str, level: str, correction: str, oracle_model: Path
+) -> None:
+    _check(data, loss_type, level, correction, oracle_model)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@MANY
+@given(data=st.data())
+def test_loss_and_gradients_are_those_of_trl_at_length(
+    data: st.DataObject, loss_type: str, level: str, correction: str, oracle_model: Path
+) -> None:
+    _check(data, loss_type, level, correction, oracle_model)
