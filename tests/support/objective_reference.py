@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The objectives once more, in plain float64 arithmetic: loops over sequences and tokens, as the formulas are written."""
-=======
 """The objectives once more, in plain float64 arithmetic: loops over sequences and tokens, as the formulas say."""
->>>>>>> t-objectives
 
 from __future__ import annotations
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-<<<<<<< HEAD
-=======
 from typing import Any
->>>>>>> t-objectives
 
 import numpy as np
 import torch
@@ -27,11 +24,7 @@ def random_tokens(seed: int, lengths: list[int], dtype: torch.dtype = torch.floa
     teacher, student = (np.log(rng.dirichlet(np.ones(K + 1), count)[:, :K]) for _ in range(2))
     present = np.arange(K) < rng.integers(0, K + 1, count)[:, None]
 
-<<<<<<< HEAD
-    def tensor(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-=======
     def tensor(values: np.ndarray) -> torch.Tensor:
->>>>>>> t-objectives
         return torch.tensor(values, dtype=dtype)
 
     return TrainedTokens(
@@ -54,11 +47,7 @@ def part(tokens: TrainedTokens, sequences: list[int]) -> TrainedTokens:
     """These of the sequences, in this order, as a micro-batch of their own."""
     places = torch.cat([(tokens.sequence == number).nonzero().flatten() for number in sequences])
     lengths = torch.tensor([int((tokens.sequence == number).sum()) for number in sequences])
-<<<<<<< HEAD
-    cut = {
-=======
     cut: dict[str, Any] = {
->>>>>>> t-objectives
         name: value[places] if isinstance(value, torch.Tensor) and name != "sequence" else value
         for name, value in vars(tokens).items()
     }
@@ -66,11 +55,7 @@ def part(tokens: TrainedTokens, sequences: list[int]) -> TrainedTokens:
     return TrainedTokens(**cut)
 
 
-<<<<<<< HEAD
-def weighted(tokens: TrainedTokens, weights: np.ndarray) -> TrainedTokens:  # type: ignore[type-arg]
-=======
 def weighted(tokens: TrainedTokens, weights: np.ndarray) -> TrainedTokens:
->>>>>>> t-objectives
     """With the weight of its sequence, float64[S], at each token."""
     each = torch.from_numpy(weights)[tokens.sequence].to(tokens.logprobs.dtype)
     return dataclasses.replace(tokens, weights=each)

@@ -92,9 +92,6 @@ def trl_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
             loss = trainer._compute_loss(trainer.model, inputs)
         loss.backward()
         total += loss.item()
-<<<<<<< HEAD
-    return total, {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
-=======
     return total, gradient(trainer.model)
 
 
@@ -104,7 +101,6 @@ def gradient(model: torch.nn.Module) -> Gradient:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
->>>>>>> t-objectives
 
 
 def _inputs(variant: Variant, batch: PaddedBatch, items: torch.Tensor, trainer: Any) -> dict[str, torch.Tensor]:
@@ -145,12 +141,8 @@ def _importance(variant: Variant, difference: torch.Tensor) -> torch.Tensor:
 
 
 def _trainer(variant: Variant, model_dir: Path) -> Any:
-<<<<<<< HEAD
-    from trl import GRPOConfig, GRPOTrainer
-=======
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
->>>>>>> t-objectives
 
     config = GRPOConfig(
         output_dir=str(model_dir / "trl"),
@@ -173,21 +165,13 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
         report_to=[],
         disable_tqdm=True,
     )
-<<<<<<< HEAD
-    tokenizer = PreTrainedTokenizerFast(
-=======
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
->>>>>>> t-objectives
         tokenizer_object=Tokenizer(models.WordLevel({f"t{n}": n for n in range(VOCABULARY)}, unk_token="t0")),
         unk_token="t0",
         eos_token="t1",
         pad_token="t2",
     )
-<<<<<<< HEAD
-    trainer = GRPOTrainer(
-=======
     trainer: Any = GRPOTrainer(
->>>>>>> t-objectives
         model=str(model_dir),
         reward_funcs=_no_reward,
         args=config,
@@ -201,9 +185,5 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
     return trainer
 
 
-<<<<<<< HEAD
-def _no_reward(completions: list[str], **_: object) -> list[float]:
-=======
 def _no_reward(completions: list[str], **_: object) -> list[float | None]:
->>>>>>> t-objectives
     return [0.0] * len(completions)

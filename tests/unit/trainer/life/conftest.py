@@ -1,4 +1,4 @@
-"""A learner of the present parts: policy, AdamW, a schedule. Whatever learns in their place goes in here."""
+"""A learner as the trainer puts it together, on a small random model."""
 
 from __future__ import annotations
 
@@ -11,45 +11,42 @@ import torch
 from tests.support.groups import make_group
 
 from gristmill import PolicyVersion, TrajectoryGroup
-from gristmill_trainer.batch import build_step
-from gristmill_trainer.checkpoint import Progress, SingleProcess
-from gristmill_trainer.logprobs import token_logprobs
-from gristmill_trainer.loss import Clip, grpo_loss
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.checkpoint import Progress
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.distributed.crew import Crew
+from gristmill_trainer.distributed.world import World
 from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.settings import TrainerSettings
+
+LIMITS = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 0))
+SETTINGS = TrainerSettings(
+    device="cpu", batch_size=4, learning_rate=1e-2, lr_schedule="cosine", warmup_steps=2, num_epochs=2, minibatches=2
+)
 
 
 @dataclass
 class Training:
-    policy: Policy
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    learner: SingleProcess
+    learner: Crew
+    steps: int = 0
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.learner.policy
 
     def step(self, groups: Sequence[TrajectoryGroup]) -> None:
-        batch = build_step(groups, 4, 512, PolicyVersion(1, 0), self.policy.device)
-        self.optimizer.zero_grad()
-        for micro in batch.micro_batches:
-            logprobs = token_logprobs(self.policy, micro)
-            # What is drawn at random must come again after a resume.
-            noise = 1 + 0.01 * (torch.rand(()) + np.random.random())
-            loss = noise * grpo_loss(
-                logprobs,
-                logprobs.detach(),
-                micro.rollout_logprobs,
-                micro.advantages,
-                batch.trained_tokens,
-                Clip(0.2, 0.2, 2.0),
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.schedule.step()
+        self.steps += 1
+        # What is drawn at random must come again after a resume.
+        noise = 1 + 0.01 * (float(torch.rand(())) + np.random.random())
+        samples = to_samples(groups, LIMITS, SETTINGS).samples
+        for sample in samples:
+            sample.advantages[:] *= noise
+        self.learner.step(samples, self.steps)
 
 
 def start_training(source: ModelSource, weights: str | None = None) -> Training:
-    policy = Policy(source, "cpu", weights)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    return Training(policy, optimizer, schedule, SingleProcess(policy, optimizer, schedule))
+    return Training(build_crew(LearnerPlan(source, weights, SETTINGS, None), World()))
 
 
 def step_groups(step: int) -> list[TrajectoryGroup]:

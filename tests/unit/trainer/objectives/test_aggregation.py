@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 from itertools import pairwise
 
->>>>>>> t-objectives
 import numpy as np
 import pytest
 import torch
@@ -35,11 +32,7 @@ def test_shares_add_up_to_the_whole(objective: ObjectiveName, lengths: list[int]
     loss = chosen.loss(whole)
     loss.backward()  # type: ignore[no-untyped-call]
     again = weighted(random_tokens(1, lengths, torch.float32), weights)
-<<<<<<< HEAD
-    shares = [chosen.loss(part(again, list(order[first:end]))) for first, end in zip(cuts[:-1], cuts[1:], strict=True)]
-=======
     shares = [chosen.loss(part(again, list(order[first:end]))) for first, end in pairwise(cuts)]
->>>>>>> t-objectives
     for share in shares:
         share.backward()  # type: ignore[no-untyped-call]
     assert sum(share.item() for share in shares) == pytest.approx(loss.item(), abs=1e-6)
@@ -51,19 +44,10 @@ def test_weights_of_a_small_update() -> None:
     trained = np.array([2, 0, 3, 5, 4])
 
     def weights(objective: ObjectiveName) -> list[float]:
-<<<<<<< HEAD
-        return token_weights(objective, trained, 2, 10).tolist()
-
-    for objective in ("dapo", "cispo"):
-        assert weights(objective) == [1 / 14, 0, 1 / 14, 1 / 14, 1 / 14]
-    for objective in ("grpo", "gspo"):
-        assert weights(objective) == [1 / 10, 0, 1 / 15, 1 / 25, 1 / 20]
-=======
         return [float(weight) for weight in token_weights(objective, trained, 2, 10)]
 
     assert weights("dapo") == weights("cispo") == [1 / 14, 0, 1 / 14, 1 / 14, 1 / 14]
     assert weights("grpo") == weights("gspo") == [1 / 10, 0, 1 / 15, 1 / 25, 1 / 20]
->>>>>>> t-objectives
     # Three local batches of 2, 8 and 4 tokens; the last is not full.
     assert weights("bnpo") == [1 / 6, 0, 1 / 24, 1 / 24, 1 / 12]
     assert weights("dr_grpo") == [1 / 50, 0, 1 / 50, 1 / 50, 1 / 50]
@@ -75,9 +59,5 @@ def test_an_update_without_trained_tokens_weighs_nothing(objective: ObjectiveNam
 
 
 def test_dr_grpo_says_what_it_lacks() -> None:
-<<<<<<< HEAD
-    with pytest.raises(TrainerError, match="'dr_grpo' divides by .* set max_completion_length"):
-=======
     with pytest.raises(TrainerError, match=r"'dr_grpo' divides by .* set max_completion_length"):
->>>>>>> t-objectives
         token_weights("dr_grpo", np.array([1]), 1)

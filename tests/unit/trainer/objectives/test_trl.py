@@ -1,12 +1,7 @@
 """Loss and every gradient against TRL's `_compute_loss`, over all variants that both have.
 
-<<<<<<< HEAD
-Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient <= 1e-5 of
-the norm of the whole gradient.
-=======
 Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient is at
 most 1e-5 of the norm of the whole gradient.
->>>>>>> t-objectives
 """
 
 from __future__ import annotations
@@ -19,9 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-<<<<<<< HEAD
-from tests.support.trl_oracle import MAX_COMPLETION_LENGTH, VOCABULARY, Gradient, PaddedBatch, Variant, trl_loss
-=======
 from tests.support.trl_oracle import (
     MAX_COMPLETION_LENGTH,
     VOCABULARY,
@@ -31,7 +23,6 @@ from tests.support.trl_oracle import (
     gradient,
     trl_loss,
 )
->>>>>>> t-objectives
 from transformers import Qwen2ForCausalLM
 
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
@@ -46,25 +37,14 @@ CORRECTIONS = ["none", "token_truncate", "token_mask", "sequence_truncate", "seq
 @st.composite
 def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Variant:
     micro_batches = draw(st.sampled_from([1, 1, 2, 3]))
-<<<<<<< HEAD
-    if loss_type == "cispo":
-        high = draw(st.sampled_from([0.9, 1.2, 5.0]))
-    else:
-        high = draw(st.sampled_from([None, 0.28, 0.05]))
-=======
     highs: list[float | None] = [0.9, 1.2, 5.0] if loss_type == "cispo" else [None, 0.28, 0.05]
->>>>>>> t-objectives
     return Variant(
         loss_type=loss_type,  # type: ignore[arg-type]
         level=level,  # type: ignore[arg-type]
         correction=correction,  # type: ignore[arg-type]
         cap=draw(st.sampled_from([0.8, 2.0])),
         epsilon=draw(st.sampled_from([0.2, 3e-4])),
-<<<<<<< HEAD
-        epsilon_high=high,
-=======
         epsilon_high=draw(st.sampled_from(highs)),
->>>>>>> t-objectives
         beta=draw(st.sampled_from([0.0, 0.04])),
         # TRL takes the mean of the entropy over a micro-batch, we take it over the update: one where there is one.
         entropy_coef=draw(st.sampled_from([0.0, 0.01])) if micro_batches == 1 else 0.0,
@@ -97,13 +77,9 @@ def make_batch(rng: np.random.Generator, sequences: int, prompt: int, completion
 
 @cache
 def _model(model_dir: Path) -> Qwen2ForCausalLM:
-<<<<<<< HEAD
-    return Qwen2ForCausalLM.from_pretrained(model_dir).train()
-=======
     model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(model_dir)
     model.train()
     return model
->>>>>>> t-objectives
 
 
 def _forward(model: Qwen2ForCausalLM, batch: PaddedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,20 +130,6 @@ def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
     )
     loss = objective.loss(tokens)
     loss.backward()  # type: ignore[no-untyped-call]
-<<<<<<< HEAD
-    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:
-    loss, gradient = our_loss(variant, batch, model_dir)
-    expected_loss, expected = trl_loss(variant, batch, model_dir)
-    assert abs(loss - expected_loss) <= 1e-6
-    assert gradient.keys() == expected.keys()
-    norm = torch.stack([value.norm() for value in expected.values()]).norm().item()
-    for name in expected:
-        # 1e-8: where terms cancel to nothing, rounding is all that is left.
-        assert (gradient[name] - expected[name]).norm().item() <= 1e-5 * norm + 1e-8, name
-=======
     return loss.item(), gradient(model)
 
 
@@ -180,7 +142,6 @@ def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:
     for name in expected:
         # 1e-8: where terms cancel to nothing, rounding is all that is left.
         assert (found[name] - expected[name]).norm().item() <= 1e-5 * norm + 1e-8, name
->>>>>>> t-objectives
 
 
 def _check(data: st.DataObject, loss_type: str, level: str, correction: str, model_dir: Path) -> None:

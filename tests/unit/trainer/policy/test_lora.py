@@ -70,7 +70,7 @@ def test_served_tensors_are_the_trained_function_and_leave_the_live_weights(sour
 
 def test_an_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None:
     policy = trained(source)
-    policy.export(tmp_path / "export")
+    policy.save_whole(tmp_path / "export")
     exported = Policy(ModelSource(str(tmp_path / "export"), "", "random", None, 512), "cpu", packing=True)
     torch.testing.assert_close(exported.scorer(batch()).logprobs, policy.scorer(batch()).logprobs, rtol=1e-4, atol=1e-4)
     assert exported.model.config.tie_word_embeddings == policy.model.config.tie_word_embeddings
