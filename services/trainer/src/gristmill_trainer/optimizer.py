@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -59,6 +60,16 @@ def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, train
     if schedule == "linear":
         return 1.0 - progress
     return (1.0 + math.cos(math.pi * progress)) / 2
+
+
+@contextmanager
+def own_settings(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[None]:
+    """Around the loading of another's state: with `keep`, learning rate, betas and the like stay this optimizer's."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    yield
+    if keep:
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
 
 
 def _adamw_8bit(

@@ -29,20 +29,18 @@ SETTINGS = TrainerSettings(
 @dataclass
 class Training:
     learner: Crew
-    steps: int = 0
 
     @property
     def policy(self) -> Policy:
         return self.learner.learner.policy
 
-    def step(self, groups: Sequence[TrajectoryGroup]) -> None:
-        self.steps += 1
+    def step(self, step: int) -> None:
         # What is drawn at random must come again after a resume.
         noise = 1 + 0.01 * (float(torch.rand(())) + np.random.random())
-        samples = to_samples(groups, LIMITS, SETTINGS).samples
+        samples = to_samples(step_groups(step), LIMITS, SETTINGS).samples
         for sample in samples:
             sample.advantages[:] *= noise
-        self.learner.step(samples, self.steps)
+        self.learner.step(samples, step)
 
 
 def start_training(source: ModelSource, weights: str | None = None) -> Training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.trainer.life.conftest import Training, progress, start_training, step_groups
+from tests.unit.trainer.life.conftest import Training, progress, start_training
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError
@@ -15,7 +15,7 @@ from gristmill_trainer.errors import CheckpointError
 def store(training: Training, tmp_path: Path) -> CheckpointStore:
     store = CheckpointStore(tmp_path / "run" / "checkpoints", kept=5)
     for step in (2, 4):
-        training.step(step_groups(step))
+        training.step(step)
         store.save(training.learner, progress(step, covered=[f"g{step}"]))
     return store
 
@@ -50,8 +50,11 @@ def test_another_runs_schedule_stays_behind(store: CheckpointStore, training: Tr
     for own, steps in ((True, 2), (False, 0)):
         resumed = start_training(training.policy.source, str(checkpoint.path))
         store.restore(checkpoint, resumed.learner, own=own)
-        assert resumed.schedule.last_epoch == steps
-        assert len(resumed.optimizer.state_dict()["state"]) > 0
+        learner = resumed.learner.learner
+        assert learner.schedule is not None
+        assert learner.schedule.last_epoch == steps
+        assert learner.learning_rate == learner.schedule.get_last_lr()[0]
+        assert len(learner.optimizer.state_dict()["state"]) > 0
 
 
 def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from tests.unit.trainer.life.conftest import progress, start_training, step_groups
+from tests.unit.trainer.life.conftest import progress, start_training
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.policy import ModelSource
@@ -37,7 +37,7 @@ def run(folder: Path, model: str, last: int) -> None:
         store.restore(resumption.checkpoint, training.learner)
         first = resumption.step
     for step in range(first + 1, last + 1):
-        training.step(step_groups(step))
+        training.step(step)
         if step % 2 == 0:
             store.save(training.learner, progress(step))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
 
 
@@ -37,6 +38,7 @@ class SingleProcess:
         return {"optimizer": self._optimizer.state_dict(), "schedule": schedule}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
+        with own_settings(self._optimizer, keep="schedule" not in state):
+            self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state.get("schedule") is not None:
             self._schedule.load_state_dict(state["schedule"])

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -93,8 +94,9 @@ class Sharded:
                 "state": {names[number]: values for number, values in one["state"].items()},
                 "param_groups": [{**group, "params": names}],
             }
-        set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
         schedule = self._world.share(state.get("schedule", {}) if self._world.leads else None)
+        with own_settings(self._optimizer, keep=not schedule):
+            set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
         if schedule:
             self._schedule.load_state_dict(schedule)
 
