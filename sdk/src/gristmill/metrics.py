@@ -82,10 +82,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Most memory that the process held so far: of the device, on CUDA; else resident."""
 
     def values(self) -> dict[str, Any]:
-        """The metrics by name, without the step they belong to."""
+        """The metrics by name that there are, without the step they belong to."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         del values["step"]
-        return values
+        return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
 class JsonlWriter:
