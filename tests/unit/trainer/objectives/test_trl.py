@@ -1,7 +1,8 @@
 """Loss and every gradient against TRL's `_compute_loss`, over all variants that both have.
 
-Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient is at
-most 1e-5 of the norm of the whole gradient.
+Bounds, in float32: |loss - TRL's| <= 1e-6 x max(1, |loss|); and for every parameter, the norm of the difference of its
+gradient is at most 1e-5 of the norm of the whole gradient. A loss of 10 has digits no finer than 1e-6, and each side's
+log-probabilities are off by some 3e-7 already.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
 def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:
     loss, found = our_loss(variant, batch, model_dir)
     expected_loss, expected = trl_loss(variant, batch, model_dir)
-    assert abs(loss - expected_loss) <= 1e-6
+    assert abs(loss - expected_loss) <= 1e-6 * max(1.0, abs(expected_loss))
     assert found.keys() == expected.keys()
     norm = torch.stack([value.norm() for value in expected.values()]).norm().item()
     for name in expected:
