@@ -112,7 +112,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             leases=leases,
             feed=feed,
             limits=Limits(
-                vocabulary=policy.model.get_input_embeddings().weight.shape[0],
+                vocabulary=policy.vocabulary,
                 seq_len=settings.seq_len or source.max_model_len,
                 policy=PolicyVersion(incarnation, first_step),
                 max_staleness=staleness_bound(run),

@@ -68,6 +68,11 @@ class Policy:
             source.weights, sum(counts) / 1e6, trained / 1e6, self.device,
         )  # fmt: skip
 
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding table: token ids are below it."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer steps: all parameters, or the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

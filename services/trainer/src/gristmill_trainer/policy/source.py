@@ -22,6 +22,11 @@ class ModelSource:
     """Folder that the server loaded, to compare shapes with; None when only the server knows."""
     max_model_len: int
 
+    @classmethod
+    def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
+        """A hub id or a folder that nobody serves."""
+        return cls(model, model, model, None, max_model_len)
+
 
 def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:
     """Bring together what the user asks for, what the manifest says and what the server serves.
