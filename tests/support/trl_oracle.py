@@ -86,7 +86,7 @@ def trl_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
     size = len(batch.prompts) // variant.micro_batches
     total = 0.0
     for first in range(0, len(batch.prompts), size):
-        inputs = _inputs(variant, batch.rows(slice(first, first + size)), batch.mask.sum(), trainer)
+        inputs = _inputs(variant, batch.rows(slice(first, first + size)), batch.mask.sum())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # means over no tokens, in what it logs
             loss = trainer._compute_loss(trainer.model, inputs)
@@ -103,7 +103,7 @@ def gradient(model: torch.nn.Module) -> Gradient:
     }
 
 
-def _inputs(variant: Variant, batch: PaddedBatch, items: torch.Tensor, trainer: Any) -> dict[str, torch.Tensor]:
+def _inputs(variant: Variant, batch: PaddedBatch, items: torch.Tensor) -> dict[str, torch.Tensor]:
     inputs = {
         "prompt_ids": batch.prompts,
         "prompt_mask": batch.prompt_mask,
@@ -118,19 +118,8 @@ def _inputs(variant: Variant, batch: PaddedBatch, items: torch.Tensor, trainer: 
     if variant.beta:
         inputs["ref_per_token_logps"] = batch.ref
     if variant.correction != "none":
-        old = batch.old if variant.old_given else _trl_logprobs(trainer, batch)
-        inputs["importance_sampling_ratio"] = _importance(variant, (old - batch.rollout) * batch.mask)
+        inputs["importance_sampling_ratio"] = _importance(variant, (batch.old - batch.rollout) * batch.mask)
     return inputs
-
-
-def _trl_logprobs(trainer: Any, batch: PaddedBatch) -> torch.Tensor:
-    tokens = torch.cat([batch.prompts, batch.completions], dim=1)
-    attention = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
-    with torch.no_grad():
-        logprobs: torch.Tensor = trainer._get_per_token_logps_and_entropies(
-            trainer.model, tokens, attention, batch.completions.shape[1]
-        )[0]
-    return logprobs
 
 
 def _importance(variant: Variant, difference: torch.Tensor) -> torch.Tensor:
