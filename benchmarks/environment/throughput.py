@@ -43,9 +43,11 @@ class Round:
 def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None]) -> list[Round]:
     """`rounds` times: the bare client and `serve`, `seconds` each, in turn the one and the other first.
 
-    Half a turn that is not measured comes before: vLLM's first seconds on a processor are slow.
+    A turn of each that is not counted comes before: on a processor vLLM is slow, by times, until it has met each size
+    of a batch once.
     """
-    asyncio.run(_bare(bench, seconds / 2))
+    asyncio.run(_bare(bench, seconds))
+    _serve(bench, "throughput-warm", seconds)
     found = []
     for number in range(rounds):
         serve = _serve(bench, f"throughput-{number}", seconds) if number % 2 else None
