@@ -59,7 +59,8 @@ class _Gate:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watch: bool) -> None:
         while data := await reader.read(1 << 16):
-            if watch and self.first_prompt is None and b"/inference/v1/generate" in data and b"token_ids" in data:
+            # Head and body may come apart, and the question whether the server has the route brings no ids.
+            if watch and self.first_prompt is None and b'"token_ids":[' in data:
                 self.first_prompt = time.monotonic()
             writer.write(data)
         writer.close()
