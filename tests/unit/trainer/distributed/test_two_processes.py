@@ -93,12 +93,13 @@ def assert_same_rows(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) 
             assert _flat(value) == pytest.approx(_flat(other[name]), rel=1e-5, abs=1e-5), (row["step"], name)
 
 
-def _flat(value: Any) -> dict[str, float | None]:
+def _flat(value: Any) -> dict[str, float]:
+    """Numbers by their path; what is None is not there."""
     if isinstance(value, dict):
         return {f"{name}.{key}": item for name, inner in value.items() for key, item in _flat(inner).items()}
     if isinstance(value, list):
         return {str(number): item for number, item in enumerate(value)}
-    return {"": value}
+    return {} if value is None else {"": value}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
