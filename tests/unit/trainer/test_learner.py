@@ -29,7 +29,8 @@ def build(model_dir: Path) -> Build:
 
     def learner(*, reference: Policy | None = None, plain: bool = False, **settings: Any) -> Learner:
         """`plain`: plain steps along the gradient, which hide nothing of it. Adam's hide its size."""
-        chosen = TrainerSettings(**({"device": "cpu", "batch_size": 8, "learning_rate": 1e-3} | settings))
+        defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
+        chosen = TrainerSettings(**(defaults | settings))
         source = ModelSource(str(model_dir), str(model_dir), "random", None, 512)
         policy = Policy(source, "cpu", packing=chosen.packing, checkpointing=chosen.gradient_checkpointing)
         parameters = policy.trained_parameters()

@@ -165,7 +165,7 @@ class Learner:
                 )
             if not micro.index:
                 # No share of the loss, not even of the entropy's: only company for the collectives.
-                (0.0 * scores.logprobs.sum()).backward()  # type: ignore[no-untyped-call]
+                (0.0 * scores.logprobs.sum()).backward()
                 continue
             assert scores.entropy is not None
             old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
