@@ -15,23 +15,25 @@ from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.distributed.world import join
 from gristmill_trainer.loop import train
 from gristmill_trainer.setup import prepare
-from gristmill_trainer.stop import StoppedError
+from gristmill_trainer.stop import StoppedError, leave_to_rank_0
 
 _LOG = logging.getLogger("gristmill_trainer")
 
 
 def main() -> int:
     """Exit code 0: the run is finished. 143: stopped on request. 1: an error, told in one line."""
-    set_up_logging("trainer")
+    rank = os.environ.get("RANK", "0")
+    set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
     world = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if not world.leads:
+        if world.leads:
+            with prepare(sys.argv[1:], dict(os.environ), world) as training:
+                train(training)
+        else:
+            leave_to_rank_0()
             plan: LearnerPlan = world.share(None)
             build_crew(plan, world).follow()
-            return 0
-        with prepare(sys.argv[1:], dict(os.environ), world) as training:
-            train(training)
     except StoppedError as stopped:
         _LOG.info("%s", stopped)
         return 143

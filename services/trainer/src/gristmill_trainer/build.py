@@ -8,7 +8,7 @@ import torch
 
 from gristmill_trainer.checkpoint import SingleProcess
 from gristmill_trainer.distributed.crew import Crew, Parts
-from gristmill_trainer.distributed.sharded import Sharded, shard
+from gristmill_trainer.distributed.sharded import Sharded, check_shardable, shard
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
@@ -29,8 +29,11 @@ class LearnerPlan:
 
 
 def build_crew(plan: LearnerPlan, world: World) -> Crew:
-    """Load the model, share it out where there are several ranks, and build optimizer and schedule."""
+    """Load the model, share it out where there are several ranks, and build optimizer and schedule. Raises
+    TrainerError, on every rank, for settings that want one process."""
     settings = plan.settings
+    if world.size > 1:
+        check_shardable(settings)
     torch.manual_seed(settings.seed)
     policy = Policy(
         plan.source,

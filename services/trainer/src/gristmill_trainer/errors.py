@@ -36,6 +36,10 @@ class CheckpointError(TrainerError):
     """A checkpoint cannot be read."""
 
 
+class RankLostError(TrainerError):
+    """Another process of the same training is gone."""
+
+
 class AbandonedError(TrainerError):
     """A step was given up before its end, on request.
 

@@ -97,7 +97,7 @@ class Learner:
         """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
 
         An update whose loss or gradient is not finite is left out, and the policy stays as it was before it.
-        `go_on` is asked before each micro-batch; where it says no, AbandonedError is raised.
+        `go_on` is asked before each micro-batch, on rank 0; where it says no, every rank raises AbandonedError.
         """
         settings = self._settings
         samples = self._with_reference(samples)
@@ -105,13 +105,14 @@ class Learner:
             samples = self._with_old_logprobs(samples)
         groups = [sample.group_id for sample in samples]
         updates: list[_Update] = []
-        skipped = None
+        untouched, skipped = True, None
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
-                update = self._update([samples[number] for number in part], go_on, untouched=not updates)
+                update = self._update([samples[number] for number in part], go_on, untouched=untouched)
                 problem = _not_finite(update)
                 if problem is None:
                     self.optimizer.step()
+                    untouched = False
                 else:
                     skipped = problem
                     _LOG.error("step %d: %s; this update is left out", step, problem)
@@ -155,13 +156,17 @@ class Learner:
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
         loss_sum, seen = 0.0, []
         for micro in self._micro_batches(samples, weights):
-            if not go_on():
+            if not self._world.share(go_on() if self._world.leads else None):
                 self.optimizer.zero_grad(set_to_none=True)
                 raise AbandonedError("the step was given up", untouched=untouched)
             with self.policy.compute():
                 scores = self.policy.scorer(
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
                 )
+            if not micro.index:
+                # No share of the loss, not even of the entropy's: only company for the collectives.
+                (0.0 * scores.logprobs.sum()).backward()
+                continue
             assert scores.entropy is not None
             old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
             # Where nobody recorded what the rollout policy said, the old policy stands in for it.
@@ -184,8 +189,6 @@ class Learner:
             )
             # FSDP takes the mean over the ranks; the shares of the loss are to be added.
             (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
-            if not micro.index:
-                continue
             loss_sum += loss.item()
             seen.append(
                 Observed.of(scores.logprobs, old, rollout, micro.advantages, scores.entropy, micro.ref_logprobs)

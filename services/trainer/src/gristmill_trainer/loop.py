@@ -257,7 +257,6 @@ def finish(training: Training, version: PolicyVersion, final_reward: float | Non
     facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
     export_model(training.final_model, training.crew.save_whole, training.policy.source.tokenizer, facts)
     training.api.finish(training.run.run_id, training.incarnation)
-    training.crew.dismiss()
     if training.hub is not None:
         training.hub.push(training.final_model)
     _LOG.info(

@@ -47,12 +47,15 @@ class Observed:
 
     @classmethod
     def join(cls, pieces: Sequence[Observed]) -> Observed:
-        """All of them, one after the other; none give empty arrays."""
+        """All of them, one after the other; none give empty arrays. `ref_logprobs` is there when every piece has it:
+        groups may bring it that lie beside others that do not."""
         joined: dict[str, F32 | None] = {}
         for field in fields(cls):
             found = [values for piece in pieces if (values := getattr(piece, field.name)) is not None]
-            empty = None if field.name == "ref_logprobs" else np.zeros(0, np.float32)
-            joined[field.name] = np.concatenate(found) if found else empty
+            if field.name == "ref_logprobs" and (not pieces or len(found) < len(pieces)):
+                joined[field.name] = None
+            else:
+                joined[field.name] = np.concatenate([np.zeros(0, np.float32), *found])
         return cls(**joined)  # type: ignore[arg-type]
 
 

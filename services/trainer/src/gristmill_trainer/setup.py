@@ -39,7 +39,7 @@ from gristmill_trainer.publish import (
 from gristmill_trainer.publish.token import publish_token
 from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.stop import StopRequest
+from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Watchdog
 
@@ -54,7 +54,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
     )
     deployment = Deployment.read(environ)
-    stop = StopRequest()
+    stop = StopRequest() if world.size == 1 else StopRequest(torchrun_grace(environ), torchrun=True)
     # Settings that only say where things are do not wait for the run.
     here = _layered(deployment.config_dir, {}, flags, "command line")
     with ExitStack() as stack:
@@ -76,7 +76,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         resumption = find_resumption(checkpoints, settings.resume)
 
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        crew = build_crew(world.share(LearnerPlan(source, weights, settings, _longest_completion(run))), world)
+        plan = world.share(LearnerPlan(source, weights, settings, _longest_completion(run)))
+        crew = stack.enter_context(build_crew(plan, world))
         policy = crew.learner.policy
         if resumption is not None:
             checkpoints.restore(resumption.checkpoint, crew, own=resumption.own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from types import FrameType
 
 from gristmill_trainer.errors import TrainerError
@@ -13,6 +14,18 @@ GRACE = 50.0
 takes longer than the last one and for the way out."""
 
 
+def torchrun_grace(environ: Mapping[str, str]) -> float:
+    """Seconds that torchrun leaves its processes after a signal, less those for the way out."""
+    return max(0.0, float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) - 10.0)
+
+
+def leave_to_rank_0() -> None:
+    """A request to stop reaches all ranks. Rank 0 answers it, and needs the others for its last checkpoint; they end
+    with it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class StoppedError(TrainerError):
     """The trainer was asked to stop before the run's end; the run resumes from the last checkpoint."""
 
@@ -20,9 +33,10 @@ class StoppedError(TrainerError):
 class StopRequest:
     """Notes SIGTERM and SIGINT; the loop asks at points where nothing is half-done, or where it can be thrown away."""
 
-    def __init__(self, grace: float = GRACE) -> None:
-        """`grace`: seconds that the trainer has from the signal on."""
+    def __init__(self, grace: float = GRACE, *, torchrun: bool = False) -> None:
+        """`grace`: seconds that the trainer has from the signal on. `torchrun`: which kills after them by itself."""
         self._grace = grace
+        self._torchrun = torchrun
         self.asked_at: float | None = None
         """When it was asked, by time.monotonic()."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -47,5 +61,5 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked_at = time.monotonic()
-        # A second signal ends the process at once.
-        signal.signal(number, signal.SIG_DFL)
+        # A second signal ends the process at once. Under torchrun it may be the first once more, sent on.
+        signal.signal(number, signal.SIG_IGN if self._torchrun else signal.SIG_DFL)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch
 
 from gristmill_trainer.data.sample import Sample
 from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.learner import Learner, StepResult
+from gristmill_trainer.stop import StoppedError
 
 
 class Parts(Protocol):
@@ -52,9 +56,9 @@ class Crew:
         self._world = world
 
     def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
-        """`Learner.step` on the whole batch. Several ranks finish what they began: `go_on` is not asked."""
+        """`Learner.step` on the whole batch. `go_on` is asked here alone, for all ranks."""
         self._tell(_Order("step", samples=samples, step=step))
-        return self.learner.step(samples, step, go_on) if self._world.size == 1 else self.learner.step(samples, step)
+        return self.learner.step(samples, step, go_on)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors as the server holds them."""
@@ -81,17 +85,24 @@ class Crew:
         self._tell(_Order("load_state"))
         self._parts.load_state(state)
 
-    def dismiss(self) -> None:
-        """Send the others home."""
-        self._tell(_Order("end"))
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Send the others home. Not after an error, which may have come in the middle of an order: they then see this
+        process go."""
+        if kind is None or issubclass(kind, StoppedError):
+            self._tell(_Order("end"))
 
     def follow(self) -> None:
-        """Do what rank 0 is asked to, until it dismisses."""
+        """Do what rank 0 is asked to, until it sends home. Raises RankLostError when it is gone."""
         while True:
             order: _Order = self._world.share(None)
             match order.what:
                 case "step":
-                    self.learner.step(order.samples, order.step)
+                    # Rank 0 gave the step up, and says next what comes in its place.
+                    with suppress(AbandonedError):
+                        self.learner.step(order.samples, order.step)
                 case "served_tensors":
                     self._parts.served_tensors()
                 case "save_model":

@@ -19,9 +19,24 @@ from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.settings.optimizer import OptimizerSettings
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def check_shardable(settings: OptimizerSettings) -> None:
+    """Raises TrainerError for what trains in one process only."""
+    if settings.lora_rank:
+        raise TrainerError(
+            f"lora_rank is {settings.lora_rank}, and LoRA trains in one process; start it without torchrun, or set "
+            "lora_rank to 0"
+        )
+    if settings.optimizer == "adamw_8bit":
+        raise TrainerError(
+            "adamw_8bit trains in one process; start it without torchrun, or set optimizer to adamw: its state is "
+            "shared out among the processes"
+        )
 
 
 def shard(policy: Policy, world: World) -> None:
@@ -29,8 +44,6 @@ def shard(policy: Policy, world: World) -> None:
 
     Before the optimizer is built, which is to hold the shares. Gradients are means over the ranks, in float32.
     """
-    if policy.lora is not None:
-        raise TrainerError("LoRA trains in one process; leave torchrun out, or set lora_rank to 0")
     mesh = init_device_mesh(policy.device.type, (world.size,))
     cuda = policy.device.type == "cuda"
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
@@ -54,18 +67,26 @@ class Sharded:
         self._optimizer = optimizer
         self._schedule = schedule
         self._world = world
+        model = policy.model
+        # As the optimizer numbers them: a tied one once, by its first name.
+        self._names = [name for name, _ in model.named_parameters()]
+        head = model.get_output_embeddings()
+        self._head = next(f"{name}.weight" for name, module in model.named_modules() if module is head)
+        self._tied = head.weight is model.get_input_embeddings().weight
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """On rank 0, all tensors on the CPU, the head written out although it may be tied; elsewhere nothing."""
-        tensors: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
-        if tensors and "lm_head.weight" not in tensors:
-            tensors["lm_head.weight"] = tensors[_embeddings_name(self._policy.model)].clone()
+        tensors = self._whole()
+        if tensors:
+            tensors["lm_head.weight"] = tensors[self._head].clone() if self._tied else tensors[self._head]
         return tensors
 
     def save_model(self, folder: Path) -> None:
-        """Rank 0 writes a Hugging Face model folder."""
-        tensors = get_model_state_dict(self._policy.model, options=_WHOLE)
+        """Rank 0 writes a Hugging Face model folder, tied as the original."""
+        tensors = self._whole()
         if self._world.leads:
+            if self._tied:
+                del tensors[self._head]
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
 
     def save_whole(self, folder: Path) -> None:
@@ -77,22 +98,23 @@ class Sharded:
         found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
         if not self._world.leads:
             return {}
-        names = [name for name, _ in self._policy.model.named_parameters()]
         (group,) = found["param_groups"]
-        state = {number: found["state"][name] for number, name in enumerate(names) if name in found["state"]}
-        groups = [{**group, "params": list(range(len(names)))}]
+        state = {number: found["state"][name] for number, name in enumerate(self._names) if name in found["state"]}
+        groups = [{**group, "params": list(range(len(self._names)))}]
         return {"optimizer": {"state": state, "param_groups": groups}, "schedule": self._schedule.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Rank 0 brings what `state` gave, the others nothing."""
-        names = [name for name, _ in self._policy.model.named_parameters()]
+        """Rank 0 brings what `state` gave, here or in one process; the others nothing. Raises ValueError for the state
+        of another model."""
         named: dict[str, Any] = {}
         if self._world.leads:
             one = state["optimizer"]
             (group,) = one["param_groups"]
+            if len(group["params"]) != len(self._names):
+                raise ValueError(f"it has {len(group['params'])} parameters, the model {len(self._names)}")
             named = {
-                "state": {names[number]: values for number, values in one["state"].items()},
-                "param_groups": [{**group, "params": names}],
+                "state": {self._names[number]: values for number, values in one["state"].items()},
+                "param_groups": [{**group, "params": self._names}],
             }
         schedule = self._world.share(state.get("schedule", {}) if self._world.leads else None)
         with own_settings(self._optimizer, keep=not schedule):
@@ -100,7 +122,6 @@ class Sharded:
         if schedule:
             self._schedule.load_state_dict(schedule)
 
-
-def _embeddings_name(model: Any) -> str:
-    table = model.get_input_embeddings()
-    return next(f"{name}.weight" for name, module in model.named_modules() if module is table)
+    def _whole(self) -> dict[str, torch.Tensor]:
+        found: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
+        return found

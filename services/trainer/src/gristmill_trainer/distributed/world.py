@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,11 +17,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gristmill_trainer.errors import RankLostError
+
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-# The others wait in a collective for as long as rank 0 waits for groups. One that dies ends them all at once, by its
-# closed connections and by torchrun.
-_TIMEOUT = timedelta(days=7)
+# The others wait for an order for as long as rank 0 waits for groups. One that dies is noticed all the same: its
+# connections close.
+_PATIENCE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     """Place on its own machine; its GPU's number."""
+    objects: dist.ProcessGroup | None = None
+    """What `share` and `gather` go by, apart from the tensors: its waits may be long. None with one rank."""
 
     @property
     def leads(self) -> bool:
@@ -38,27 +43,24 @@ class World:
         return self.rank == 0
 
     def share(self, value: T | None) -> T:
-        """Rank 0's value, on every rank. It goes by pickle; the ranks trust each other."""
+        """Rank 0's value, on every rank. It goes by pickle; the ranks trust each other. Raises RankLostError."""
         if self.size == 1:
             assert value is not None
             return value
         box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0)
+        with _noticing_losses(self):
+            dist.broadcast_object_list(box, src=0, group=self.objects)
         found: T = box[0]
         return found
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in their order, on every rank."""
+        """Every rank's value, in their order, on every rank. Raises RankLostError."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        with _noticing_losses(self):
+            dist.all_gather_object(found, value, group=self.objects)
         return found
-
-    def barrier(self) -> None:
-        """Wait for all."""
-        if self.size > 1:
-            dist.barrier()
 
     def close(self) -> None:
         """Leave."""
@@ -71,10 +73,23 @@ def join(environ: Mapping[str, str], device: str) -> World:
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
-    world = World(int(environ["RANK"]), size, int(environ["LOCAL_RANK"]))
+    rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
     if device == "cuda":
-        torch.cuda.set_device(world.local_rank)
-    # Objects go by gloo, tensors of the GPU by NCCL.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=_TIMEOUT)
-    _LOG.info("rank %d of %d, process %d", world.rank, world.size, os.getpid())
-    return world
+        torch.cuda.set_device(local_rank)
+    # Tensors keep torch's time-outs: NCCL does not notice that a process on another machine is gone.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    objects = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    _LOG.info("rank %d of %d, process %d", rank, size, os.getpid())
+    return World(rank, size, local_rank, objects)
+
+
+@contextmanager
+def _noticing_losses(world: World) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        raise RankLostError(
+            f"rank {world.rank} of {world.size} lost another process of this training, whose own last lines say why "
+            f"({first_line}). Start all of them again; they go on from the last checkpoint"
+        ) from error

@@ -1,0 +1,164 @@
+"""Two processes that share the policy out (FSDP2 over gloo) train as one process does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.unit.trainer.distributed.training import RESUMED, SETTINGS, STEPS, Job, run
+from transformers import AutoModelForCausalLM
+
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.checkpoint.manifest import verify
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.settings import TrainerSettings
+
+BOTH_WAYS = ("passes with penalties", "checkpointed")
+"""Settings whose checkpoints are carried over from one process to two, and back."""
+
+
+def torchrun(what: str, folder: Path, jobs: Sequence[Job]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs").write_bytes(pickle.dumps(list(jobs)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.unit.trainer.distributed.worker", what, str(folder)]
+    return subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The same jobs with one process and with two, by what they are called."""
+
+    one: dict[str, Job]
+    two: dict[str, Job]
+
+
+@pytest.fixture(scope="module")
+def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    folder = tmp_path_factory.mktemp("trainings")
+    one = {name: Job(name, model_dir, folder / "one" / name) for name in SETTINGS}
+    two = {name: Job(name, model_dir, folder / "two" / name) for name in SETTINGS}
+    for job in one.values():
+        run(job, World())
+    for name in BOTH_WAYS:
+        two[f"{name}, resumed"] = Job(name, model_dir, folder / "two" / f"{name}, resumed", one[name].checkpoint)
+    done = torchrun("train", folder, list(two.values()))
+    assert done.returncode == 0, done.stdout
+    for name in BOTH_WAYS:
+        job = Job(name, model_dir, folder / "one" / f"{name}, resumed", two[name].checkpoint)
+        run(job, World())
+        one[f"{name}, resumed"] = job
+    return Trainings(one, two)
+
+
+def told(job: Job) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((job.folder / "told.json").read_text())
+    return rows
+
+
+def served(job: Job) -> dict[str, torch.Tensor]:
+    return load_file(job.folder / "served.safetensors")
+
+
+def assert_same_tensors(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (found[name].double() - tensor.double()).abs().max() <= 1e-6, name
+
+
+def assert_same_rows(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    for row, other in zip(found, wanted, strict=True):
+        assert row.keys() == other.keys()
+        for name, value in row.items():
+            assert _flat(value) == pytest.approx(_flat(other[name]), rel=1e-5, abs=1e-5), (row["step"], name)
+
+
+def _flat(value: Any) -> dict[str, float]:
+    """Numbers by their path; what is None is not there."""
+    if isinstance(value, dict):
+        return {f"{name}.{key}": item for name, inner in value.items() for key, item in _flat(inner).items()}
+    if isinstance(value, list):
+        return {str(number): item for number, item in enumerate(value)}
+    return {} if value is None else {"": value}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_processes_give_what_one_gives(trainings: Trainings, name: str) -> None:
+    one, two = trainings.one[name], trainings.two[name]
+    rows = told(one)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert len({row["loss"] for row in rows}) == STEPS
+    assert_same_rows(told(two), rows)
+    assert_same_tensors(served(two), served(one))
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_checkpoint_is_resumed_by_another_number_of_processes(trainings: Trainings, name: str) -> None:
+    """From one to two, and from two to one: the next step is what it would have been."""
+    for jobs in (trainings.one, trainings.two):
+        resumed = jobs[f"{name}, resumed"]
+        assert_same_rows(told(resumed), told(trainings.one[name])[RESUMED:])
+        assert_same_tensors(served(resumed), served(trainings.one[name]))
+
+
+def test_the_checkpoints_hold_the_same(trainings: Trainings) -> None:
+    one, two = (jobs["plain"].checkpoint for jobs in (trainings.one, trainings.two))
+    verify(two)
+    assert {file.name for file in two.iterdir()} == {file.name for file in one.iterdir()}
+    assert_same_tensors(load_file(two / "model.safetensors"), load_file(one / "model.safetensors"))
+    states = [torch.load(folder / "optimizer.pt", weights_only=True) for folder in (one, two)]
+    assert states[0]["schedule"] == states[1]["schedule"]
+    groups = [state["optimizer"]["param_groups"] for state in states]
+    assert groups[0] == groups[1]
+    by_number = [state["optimizer"]["state"] for state in states]
+    assert by_number[0].keys() == by_number[1].keys()
+    for number, wanted in by_number[0].items():
+        assert_same_tensors(by_number[1][number], wanted)
+
+
+def test_the_whole_model_loads_elsewhere(trainings: Trainings) -> None:
+    job = trainings.two["plain"]
+    loaded = AutoModelForCausalLM.from_pretrained(job.folder / "whole", dtype=torch.float32)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight, "it is tied as the original is"
+    assert_same_tensors({name: tensor.detach() for name, tensor in loaded.state_dict().items()}, served(job))
+
+
+@pytest.mark.parametrize("how", ["killed", "error"])
+def test_the_others_end_with_rank_0_and_say_why(how: str, model_dir: Path, tmp_path: Path) -> None:
+    done = torchrun(how, tmp_path, [Job("plain", model_dir, tmp_path / "job")])
+    assert done.returncode != 0
+    assert "ERROR on rank 1: rank 1 of 2 lost another process" in done.stdout, done.stdout
+    if how == "error":
+        assert "ERROR on rank 0: the model server is gone" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"lora_rank": 4}, "LoRA trains in one process"), ({"optimizer": "adamw_8bit"}, "adamw_8bit trains in one")],
+)
+def test_what_trains_in_one_process_only_is_refused(setting: dict[str, Any], said: str, tmp_path: Path) -> None:
+    nowhere = ModelSource(str(tmp_path / "none"), "none", "none", None, 512)
+    plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
+    for rank in range(2):
+        with pytest.raises(TrainerError, match=said):
+            build_crew(plan, World(rank, 2, rank))

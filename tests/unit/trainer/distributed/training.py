@@ -1,0 +1,134 @@
+"""A training of a few steps, put together as the trainer does it, for any number of processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from gristmill import PolicyVersion
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.distributed.crew import Crew
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.observed import Bounds, measure
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.settings import TrainerSettings
+
+STEPS = 3
+RESUMED = 2
+"""The step whose checkpoint the other number of processes goes on from."""
+_BASE: dict[str, Any] = {
+    "device": "cpu", "batch_size": 2, "training_steps": 8, "learning_rate": 1e-3, "warmup_steps": 1,
+    "lr_schedule": "linear", "weight_decay": 0.1, "max_grad_norm": 0.5,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    # 7 samples are 4 micro-batches; 5 are 3, and the second rank goes without in the second round.
+    "plain": _BASE,
+    "passes": _BASE | {"objective": "grpo", "num_epochs": 2, "minibatches": 2},
+    "penalties": _BASE | {"kl_beta": 0.2, "entropy_coef": 0.05, "kl_estimator": "k2"},
+    "passes with penalties": _BASE
+    | {"objective": "gspo", "num_epochs": 2, "minibatches": 3, "kl_beta": 0.2, "entropy_coef": 0.05},
+    "checkpointed": _BASE | {"objective": "bnpo", "gradient_checkpointing": True, "token_budget": 32},
+    "padded": _BASE | {"objective": "cispo", "packing": False, "max_grad_norm": 100.0},
+    # One micro-batch, padded: the second rank never has any.
+    "alone": _BASE | {"packing": False, "batch_size": 16, "entropy_coef": 0.05, "kl_beta": 0.1},
+}
+GIVEN_UP = ("plain", "penalties")
+"""Their second step is begun, given up after a micro-batch, and begun once more."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, whose files lie in `folder`."""
+
+    settings: str
+    """A name of SETTINGS."""
+    model: Path
+    folder: Path
+    resume: Path | None = None
+    """A checkpoint of step RESUMED; training goes on with the step after it."""
+
+    @property
+    def plan(self) -> LearnerPlan:
+        source = ModelSource(str(self.model), str(self.model), "random", None, 512)
+        weights = None if self.resume is None else str(self.resume)
+        return LearnerPlan(source, weights, TrainerSettings(**SETTINGS[self.settings]), None)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / f"step-{RESUMED:06d}"
+
+
+def samples(step: int) -> list[Sample]:
+    """Ragged; some of unknown rollout log-probabilities, one without a trained token."""
+    rng = np.random.default_rng(step)
+    found = []
+    for number in range(7 if step % 2 else 5):
+        prompt, completion = int(rng.integers(2, 6)), int(rng.integers(1, 12))
+        trained = np.arange(prompt + completion) >= prompt
+        if number == 3:
+            trained[:] = False
+        logprobs = np.where(trained, -4 + 0.3 * rng.normal(size=len(trained)), 0).astype(np.float32)
+        known = number != 2
+        found.append(
+            Sample(
+                group_id=f"g{number // 2}",
+                tokens=rng.integers(0, 64, len(trained), dtype=np.int32),
+                trained=trained,
+                rollout_logprobs=logprobs if known else np.where(trained, np.nan, 0).astype(np.float32),
+                advantages=np.where(trained, rng.normal(), 0).astype(np.float32),
+                temperature=0.9,
+                rollout_known=known,
+            )
+        )
+    return found
+
+
+def run(job: Job, world: World) -> None:
+    """Train, on every rank. Leaves told.json (a row a step), a checkpoint, served.safetensors and whole/."""
+    crew = build_crew(job.plan, world)
+    if not world.leads:
+        crew.follow()
+        return
+    with crew:
+        store = CheckpointStore(job.folder / "checkpoints", kept=5)
+        if job.resume is not None:
+            store.restore(store.load(job.resume), crew)
+        told = [_step(job, crew, store, step) for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1)]
+        (job.folder / "told.json").write_text(json.dumps(told))
+        save_file(crew.served_tensors(), job.folder / "served.safetensors")
+        crew.save_whole(job.folder / "whole")
+
+
+def _step(job: Job, crew: Crew, store: CheckpointStore, step: int) -> dict[str, Any]:
+    batch = samples(step)
+    if job.settings in GIVEN_UP and step == RESUMED:
+        _give_up(crew, batch, step)
+    learning_rate = crew.learner.learning_rate
+    result = crew.step(batch, step)
+    if step == RESUMED:
+        store.save(crew, Progress(step, PolicyVersion(1, step)))
+    return {
+        "step": step,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "learning_rate": learning_rate,
+        "counts": [result.tokens, result.trained_tokens, result.flops],
+        "measures": asdict(measure(result.seen, Bounds(0.2, 0.28, 2.0))),
+    }
+
+
+def _give_up(crew: Crew, batch: list[Sample], step: int) -> None:
+    answers: Iterator[bool] = iter([True])
+    with pytest.raises(AbandonedError, match="given up") as abandoned:
+        crew.step(batch, step, lambda: next(answers, False))
+    assert abandoned.value.untouched

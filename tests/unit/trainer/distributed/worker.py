@@ -1,0 +1,56 @@
+"""What torchrun starts: `python -m torch.distributed.run ... -m tests.unit.trainer.distributed.worker WHAT FOLDER`.
+
+WHAT is `train`, for the jobs pickled in FOLDER, or a way for rank 0 to die between two orders.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+
+from tests.unit.trainer.distributed.training import Job, run, samples
+
+from gristmill.logs import setup
+from gristmill_trainer.build import build_crew
+from gristmill_trainer.distributed.world import World, join
+from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.stop import leave_to_rank_0
+
+
+def main(what: str, folder: Path) -> int:
+    """The exit code, as the trainer's."""
+    setup(f"rank{os.environ['RANK']}")
+    world = join(os.environ, "cpu")
+    jobs: list[Job] = pickle.loads((folder / "jobs").read_bytes())
+    try:
+        if what == "train":
+            for job in jobs:
+                run(job, world)
+        else:
+            _lose_rank_0(what, jobs[0], world)
+    except TrainerError as error:
+        sys.stderr.write(f"ERROR on rank {world.rank}: {error}\n")
+        return 1
+    finally:
+        world.close()
+    return 0
+
+
+def _lose_rank_0(how: str, job: Job, world: World) -> None:
+    crew = build_crew(job.plan, world)
+    if not world.leads:
+        leave_to_rank_0()
+        crew.follow()
+        return
+    with crew:
+        crew.step(samples(1), 1)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise TrainerError("the model server is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

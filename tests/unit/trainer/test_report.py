@@ -1,0 +1,114 @@
+"""A step's metrics: what goes into the file, to the API and to trackers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tests.support.groups import make_group
+
+from gristmill import PolicyVersion
+from gristmill.metrics import StepMetrics
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.rejected import Reason
+from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.data.statistics import Statistics
+from gristmill_trainer.learner import StepResult
+from gristmill_trainer.observed import Bounds, Observed
+from gristmill_trainer.report import memory_mb, peak_of, step_metrics
+from gristmill_trainer.settings import TrainerSettings
+
+CPU = torch.device("cpu")
+SECONDS = {"wait": 1.0, "pack": 0.1, "train": 0.5, "publish": 0.2}
+
+
+def statistics(groups: int = 2) -> Statistics:
+    made = [make_group(f"g{number:08d}", seed=number, version=f"1.{number}") for number in range(groups)]
+    limits = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 3))
+    return to_samples(made, limits, TrainerSettings(device="cpu")).statistics
+
+
+def result(count: int = 6, **fields: Any) -> StepResult:
+    values = np.linspace(-2, -1, count).astype(np.float32)
+    seen = Observed(values, values, values - np.float32(0.1), values + np.float32(1.5), values)
+    return replace(StepResult(0.25, 1.5, seen, tokens=100, trained_tokens=count, flops=4 * 10**12), **fields)
+
+
+def metrics(known: Statistics, done: StepResult | None, **changed: Any) -> StepMetrics:
+    arguments: dict[str, Any] = {"learning_rate": 1e-3, "skipped": None, "device": CPU} | changed
+    return step_metrics(PolicyVersion(1, 4), known, done, Bounds(0.2, 0.28, 2.0), SECONDS, **arguments)
+
+
+def test_a_steps_metrics() -> None:
+    found = metrics(statistics(), result(), devices=2, peak=16.0)
+    assert (found.step, found.policy_version) == (4, "1.4")
+    assert (found.loss, found.grad_norm, found.learning_rate) == (0.25, 1.5, 1e-3)
+    assert (found.tokens, found.trained_tokens, found.tokens_per_second) == (100, 6, 200.0)
+    # 4 TFLOP in half a second, on two devices of 16 TFLOPS.
+    assert found.mfu == pytest.approx(0.25)
+    assert found.peak_tflops == 16.0
+    # Groups of versions 1.0 and 1.1, trained by 1.3.
+    assert found.staleness == {"2": 1, "3": 1}
+    assert found.staleness_mean == 2.5
+    assert found.rollout_logprob_diff_max == pytest.approx(0.1, abs=1e-6)
+    assert set(found.ratio) == set(found.importance) == {"p01", "p50", "p99", "max"}
+    assert found.memory_mb is not None
+    assert found.memory_mb > 50
+
+
+@pytest.mark.parametrize("done", [result(), result(count=0), result(flops=None), None])
+@pytest.mark.parametrize("groups", [2, 0])
+def test_values_are_numbers_words_and_dicts_of_them(done: StepResult | None, groups: int) -> None:
+    """Whatever there is none of is left out, rather than told as null."""
+    found = metrics(statistics(groups), done, skipped=None if done else "all of its groups were rejected")
+    values = found.values()
+    assert "step" not in values
+    assert None not in values.values()
+    assert {} not in values.values()
+    for name, value in values.items():
+        flat = value.values() if isinstance(value, dict) else [value]
+        assert all(isinstance(item, float | int | str) for item in flat), name
+    assert ("kl_ref" in values, "mfu" in values) == (False, False)
+    assert ("ratio" in values) == (done is not None and len(done.seen.logprobs) > 0)
+
+
+def test_only_what_has_no_value_is_not_a_number() -> None:
+    def not_numbers(found: StepMetrics) -> set[str]:
+        return {name for name, value in found.values().items() if isinstance(value, float) and not math.isfinite(value)}
+
+    assert not_numbers(metrics(statistics(), result())) == set()
+    assert not_numbers(metrics(statistics(), None)) == {"loss", "grad_norm"}
+    assert not_numbers(metrics(statistics(), result(loss=math.nan), skipped="the loss is nan")) == {"loss"}
+    of_groups = {"reward_mean", "reward_std", "staleness_mean", "completion_tokens_mean", "cut_off_share"}
+    assert not_numbers(metrics(statistics(0), None)) == of_groups | {"loss", "grad_norm", "zero_advantage_share"}
+
+
+def test_a_line_of_the_file_is_strict_json() -> None:
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    row = json.loads(msgspec.json.encode(metrics(statistics(0), None, skipped="nothing left")), parse_constant=refuse)
+    assert row["loss"] is None
+    assert row["skipped"] == "nothing left"
+    assert row["step"] == 4
+
+
+def test_dropped_sequences_are_told_by_reason() -> None:
+    known = replace(statistics(), rejected={Reason.STALE: 2, Reason.LOGPROBS: 1})
+    assert metrics(known, result()).values()["rejected"] == {"stale": 2, "logprobs": 1}
+    assert "rejected" not in metrics(statistics(), result()).values()
+
+
+def test_without_a_peak_there_is_no_mfu() -> None:
+    assert metrics(statistics(), result()).mfu is None
+    assert metrics(statistics(), None, peak=16.0).mfu is None
+    assert metrics(statistics(), result(flops=None), peak=16.0).mfu is None
+    assert peak_of(CPU, None) is None
+    assert peak_of(CPU, 3.5) == 3.5
+    assert memory_mb(CPU) > 50
