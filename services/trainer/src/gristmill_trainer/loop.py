@@ -30,6 +30,7 @@ from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.feed import Feed
+from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.observed import Bounds
@@ -79,6 +80,8 @@ class Training:
     watchdog: Watchdog
     metrics: JsonlWriter
     tracker: WandbTracker | None
+    hook: Hook | None
+    model_urls: tuple[str, ...]
     display: Display
     stop: StopRequest
     incarnation: int
@@ -248,6 +251,8 @@ def report(
     training.display.step(metrics)
     if training.tracker is not None:
         training.tracker.step(metrics)
+    if training.hook is not None:
+        training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
 
 
 def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:

@@ -22,6 +22,7 @@ from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.export import Hub, RunFacts, told_command
 from gristmill_trainer.feed import Ahead, Direct
+from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
 from gristmill_trainer.objectives import Objective
@@ -69,6 +70,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
             run = atropos.open_run(api, here, longest)
         settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
+        hook = None if settings.on_step is None else load_hook(settings.on_step)
         hub = Hub.read(settings.push_to_hub, environ)
         source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
         run_dir = deployment.runs_dir / run.run_id
@@ -127,6 +129,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
                 JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
             ),
             tracker=tracker,
+            hook=hook,
+            model_urls=tuple(server.url for server in servers),
             display=stack.enter_context(Display(settings.training_steps, first_step)),
             stop=stop,
             incarnation=incarnation,

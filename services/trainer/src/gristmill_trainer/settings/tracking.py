@@ -6,7 +6,7 @@ from gristmill.settings import Settings
 
 
 class TrackingSettings(Settings):
-    """Weights & Biases."""
+    """Weights & Biases, and a function of one's own."""
 
     use_wandb: bool = False
     """The metrics go to Weights & Biases too; WANDB_MODE=offline keeps them here."""
@@ -14,3 +14,6 @@ class TrackingSettings(Settings):
     """Its project. Default: gristmill."""
     wandb_name: str | None = None
     """The run's name there. Default: the run id."""
+    on_step: str | None = None
+    """A function that is called after every step, as path/to/file.py:function or package.module:function; it gets a
+    gristmill_trainer.hooks.StepEvent."""
