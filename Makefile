@@ -46,7 +46,7 @@ types: .venv/.ready
 	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
 
 unit: .venv/.ready
-	$(VENV)/pytest tests/unit -n 2
+	$(VENV)/pytest tests/unit -m "not long" -n 2
 
 integration: setup
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
