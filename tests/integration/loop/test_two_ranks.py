@@ -87,7 +87,7 @@ def test_two_processes_finish_a_run(vllm: Vllm, tmp_path: Path) -> None:
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
         stack.wait_until(refused, lambda: refused.exit_code == 1, timeout=120)
         assert "lora_rank is 4, and LoRA trains in one process" in output.of("lora")
-        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER, "--training_steps", "2"], places)
+        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER[:2], "--training_steps", "2"], places)
         stack.wait_until(two, lambda: two.exit_code == 0, timeout=180)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
     assert "ERROR" not in output.of("two")
