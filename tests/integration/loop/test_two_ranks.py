@@ -39,13 +39,12 @@ def test_two_processes_train_and_one_goes_on(vllm: Vllm, tmp_path: Path) -> None
             "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
         }
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
-        # --batch_size 48: 128 sequences are three micro-batches, and a rank goes without one.
         two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER, "--token_budget", "1500"], places)
         stack.wait_until(two, lambda: rows_file.exists() and len(read_jsonl(rows_file)) >= 3, timeout=180)
         two.process.terminate()
         two.process.wait(60)
         assert "stopped on request" in output.of("two"), "rank 0 left by its own will"
-        assert "Traceback" not in output.of("two").partition("SignalException")[0]
+        assert "ERROR" not in output.of("two")
         done = len(read_jsonl(rows_file))
         checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
         assert 3 <= done < STEPS
@@ -88,7 +87,7 @@ def test_two_processes_finish_a_run(vllm: Vllm, tmp_path: Path) -> None:
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
         stack.wait_until(refused, lambda: refused.exit_code == 1, timeout=120)
         assert "lora_rank is 4, and LoRA trains in one process" in output.of("lora")
-        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER, "--training_steps", "2"], places)
+        two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER[:2], "--training_steps", "2"], places)
         stack.wait_until(two, lambda: two.exit_code == 0, timeout=180)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
     assert "ERROR" not in output.of("two")

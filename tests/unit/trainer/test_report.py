@@ -96,6 +96,7 @@ def test_a_line_of_the_file_is_strict_json() -> None:
     row = json.loads(msgspec.json.encode(metrics(statistics(0), None, skipped="nothing left")), parse_constant=refuse)
     assert row["loss"] is None
     assert row["skipped"] == "nothing left"
+    assert (row["ratio"], row["importance"]) == ({}, {}), "dicts stay dicts where there is nothing to tell"
     assert row["step"] == 4
 
 

@@ -129,7 +129,7 @@ def train(training: Training) -> None:
         report(training, version, prepared, result, problem, learning_rate, phases)
         slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
         reward = prepared.statistics.reward_mean
-        training.stop.raise_if_requested()
+        stop_if_requested(training, version)
 
     finish(training, version, reward)
 
@@ -138,7 +138,7 @@ def wait_for_groups(training: Training, version: PolicyVersion) -> list[Trajecto
     """Lease the next step's groups, however long the environment takes for them."""
     training.watchdog.begin()
     while True:
-        training.stop.raise_if_requested()
+        stop_if_requested(training, version)
         groups = training.feed.get(version.step + 1, _POLL)
         if groups is not None:
             return groups
@@ -199,6 +199,13 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
         "stopped on request within a step; its groups are ready again, and the next start goes on from the last "
         "checkpoint"
     ) from abandoned
+
+
+def stop_if_requested(training: Training, version: PolicyVersion) -> None:
+    """Between two steps: keep what is not in a checkpoint yet, and raise StoppedError."""
+    if training.stop.requested and training.leases.covered:
+        checkpoint(training, version)
+    training.stop.raise_if_requested()
 
 
 def checkpoint(training: Training, version: PolicyVersion) -> None:
