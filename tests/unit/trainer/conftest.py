@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy(model_dir: Path) -> Policy:
     source = ModelSource(str(model_dir), str(model_dir), "random", None, 512)
     return Policy(source, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, which wait for one another where other tests run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
