@@ -30,8 +30,8 @@ from benchmarks.training.report import Results, page
 from benchmarks.training.shapes import BODY, REAL, SHAPES, VOCABULARY
 from benchmarks.trajectory import machine
 
-_SPEED = Load(sequences=32, micro_batch=8, tokens=4096)
-_MEMORY = Load(sequences=16, micro_batch=16, tokens=4096)
+_SPEED = Load(sequences=16, micro_batch=8, tokens=1536)
+_MEMORY = Load(sequences=16, micro_batch=16, tokens=2048)
 _TOKENS = (4096, 16_384, 32_768)
 _STARTED = time.monotonic()
 

@@ -19,7 +19,7 @@ class Load:
     """Sequences that go through the model at once."""
     tokens: int
     """Of all prompts and completions together, padding left out."""
-    spread: float = 0.45
+    spread: float = 0.6
     """Standard deviation of a length's logarithm."""
     group: int = 8
     """Completions of a prompt."""
