@@ -60,7 +60,8 @@ def _speed(speed: Speed) -> Iterator[str]:
         f"One optimizer step on {load.sequences} sequences of {load.tokens} tokens together, "
         f"{speed.trained_tokens} of them trained, in micro-batches of {load.micro_batch}; {_model(speed)}. The real "
         f"share of TRL's padded places is {speed.real_share:.2f}. Both in one process, in turn, another one first each "
-        "round; the ratio is the median of the rounds' ratios. Everything in float32."
+        f"round; the ratio is that of the medians. The rounds' own: {_spread(speed.ratios)} (min / median / max); "
+        "where they lie far apart, the machine was busy, and the figure says little. Everything in float32."
     )
     yield ""
     yield (

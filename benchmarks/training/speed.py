@@ -38,9 +38,13 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """Ours to TRL's: the median over rounds, whose two steps lie side by side."""
-        pairs = zip(self.seconds["trl"], self.seconds["ours"], strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
+        """Ours to TRL's tokens a second."""
+        return self.tokens_per_second("ours") / self.tokens_per_second("trl")
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each round's two steps, which lie side by side. Far apart: the machine was busy with other work."""
+        return [theirs / ours for theirs, ours in zip(self.seconds["trl"], self.seconds["ours"], strict=True)]
 
 
 def compare(shape: Shape, load: Load, rounds: int, say: Callable[[str], None]) -> Speed:
