@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -75,8 +76,8 @@ def test_a_batch_has_the_tokens_that_were_asked_for_and_about_half_of_its_places
 
 
 def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = sides.importlib.util.find_spec
-    monkeypatch.setattr(sides.importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
     assert sides.missing("trl", TINY) == "trl"
     assert sides.missing("ours", TINY) is None
     setting = Setting(TINY, "gone", LOAD, "cpu")
