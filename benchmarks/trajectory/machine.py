@@ -16,8 +16,8 @@ from redis_binary import redis_server
 _ROOT = Path(__file__).parents[2]
 
 
-def facts(atropos_python: Path) -> dict[str, str]:
-    """Hardware, versions, the command and the time, in the order they are shown."""
+def hardware() -> dict[str, str]:
+    """Hardware, the command and the time, in the order they are shown."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.argv]),
@@ -26,11 +26,26 @@ def facts(atropos_python: Path) -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+    }
+
+
+def facts(atropos_python: Path) -> dict[str, str]:
+    """`hardware`, and the versions of the trajectory API's parts."""
+    return hardware() | {
         "redis": _output(str(redis_server()), "--version").split(" sha=")[0],
         "python": platform.python_version(),
         "ours": _versions(sys.executable),
         "reference": _versions(str(atropos_python)),
     }
+
+
+def training(device: str) -> dict[str, str]:
+    """What a training step is computed by. `device`: "cpu" or "cuda"."""
+    import torch
+
+    versions = [_version(name) for name in ("torch", "transformers", "trl", "peft", "flash_attn", "numpy")]
+    card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return {"device": card, "python": platform.python_version(), "versions": ", ".join(filter(None, versions))}
 
 
 def _versions(python: str) -> str:

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""The trainer's step against TRL's: same weights, same ragged batch, same objective (dapo, recorded old policy).
+
+On a CPU, two cases; `make bench-trainer` runs them, results lie in benchmarks/results/:
+
+    speed    both in one process, step by step in turn, once loss and gradient norm are seen to be equal
+    memory   with a vocabulary of 152 thousand, each side in a process of its own
+
+On a CUDA card, models of real shapes at 4k, 16k and 32k tokens a micro-batch, ragged and in one sequence:
+
+    PYTHONPATH=.:scripts python benchmarks/trainer.py --device cuda --results benchmarks/results
+
+It wants the trainer installed (torch, transformers and the small packages that it names) and no network. Without trl
+its rows say so, and without peft those of the LoRA model. `--device cpu --shapes tiny` tries that script.
+
+TRL's step is GRPOTrainer._compute_loss on micro-batches of its padded generation batch, backward, the clip and its own
+optimizer. Ours is Learner.step, with all that it measures; TRL measures as much in its loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from benchmarks.training import card, memory, speed
+from benchmarks.training.batch import Load
+from benchmarks.training.report import Results, page
+from benchmarks.training.shapes import BODY, REAL, SHAPES, VOCABULARY
+from benchmarks.trajectory import machine
+
+_SPEED = Load(sequences=16, micro_batch=8, tokens=1536)
+_MEMORY = Load(sequences=16, micro_batch=16, tokens=2048)
+_TOKENS = (4096, 16_384, 32_768)
+_STARTED = time.monotonic()
+
+
+def main() -> None:
+    options = _options()
+    facts = machine.hardware() | machine.training(options.device)
+    if options.shapes:
+        shapes = [SHAPES[name] for name in options.shapes.split(",")]
+        cases = list(card.measure(shapes, options.tokens, options.device, options.rounds, _say))
+        results = Results(facts, cases=cases)
+    else:
+        found = memory.compare(VOCABULARY, _MEMORY, _say)
+        results = Results(facts, speed.compare(BODY, _SPEED, options.rounds, _say), found)
+    text = page(results)
+    print(text)
+    if options.results is not None:
+        name = "trainer-cuda" if options.device == "cuda" else "trainer"
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / f"{name}.md").write_text(text)
+        (options.results / f"{name}.json").write_text(results.json() + "\n")
+        _say(f"written: {options.results}/{name}.md and {name}.json")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shapes", help=f"names with commas between them, of {', '.join(SHAPES)}; cuda: the real ones")
+    parser.add_argument(
+        "--tokens", type=lambda text: [int(one) for one in text.split(",")], default=_TOKENS,
+        help="of the shapes' micro-batches, with commas between them",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each side")
+    parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("torch sees no CUDA card here")
+        options.shapes = options.shapes or ",".join(shape.name for shape in REAL)
+    for name in filter(None, (options.shapes or "").split(",")):
+        if name not in SHAPES:
+            parser.error(f"no shape {name!r}; there are {', '.join(SHAPES)}")
+    return options
+
+
+def _say(text: str) -> None:
+    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

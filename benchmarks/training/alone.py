@@ -1,0 +1,132 @@
+"""One side in a process of its own, whose memory is all its own: python -m benchmarks.training.alone JOB FOUND."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from benchmarks.training import batch as batches
+from benchmarks.training.sides import Name, Setting, Stepped, build, missing
+from benchmarks.trajectory.processes import peak_rss, rss
+
+from gristmill_trainer.flops import ModelFlops
+
+_NO_MEMORY = "out of memory"
+_LONGEST = 1800.0
+
+
+@dataclass(frozen=True)
+class Job:
+    side: Name
+    setting: Setting
+    steps: int
+    """Timed ones, after one that warms up and makes the optimizer's state."""
+
+
+@dataclass(frozen=True)
+class Found:
+    first: Stepped
+    seconds: list[float]
+    """Of each timed step."""
+    before: int
+    """Bytes in use with model and optimizer made and no step taken: resident on a CPU, allocated on CUDA."""
+    peak: int
+    """The most, over all steps."""
+    tokens: int
+    trained_tokens: int
+    real_share: float
+    flops: int
+    """Of a step's mathematics; see gristmill_trainer.flops. The same for both sides."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Nothing was measured."""
+
+    why: str
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.why == _NO_MEMORY
+
+
+def in_own_process(job: Job) -> Found | Skipped:
+    """Run the job. What the process prints goes to stderr here; one that dies is told of, not hidden."""
+    lacking = missing(job.side, job.setting.shape)
+    if lacking is not None:
+        return Skipped(f"{lacking} is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        asked, told = Path(folder) / "job.json", Path(folder) / "found.json"
+        asked.write_bytes(msgspec.json.encode(job))
+        ended = subprocess.run(
+            [sys.executable, "-m", "benchmarks.training.alone", str(asked), str(told)],
+            stdout=sys.stderr,
+            timeout=_LONGEST,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+        if ended.returncode == 0:
+            answer = told.read_bytes()
+            if b'"why"' in answer:
+                return msgspec.json.decode(answer, type=Skipped)
+            return msgspec.json.decode(answer, type=Found)
+    # The kernel kills what takes more memory than there is.
+    return Skipped(_NO_MEMORY if ended.returncode == -9 else f"its process ended with {ended.returncode}")
+
+
+def run(job: Job) -> Found | Skipped:
+    """The job, in this process."""
+    setting = job.setting
+    batch = batches.make(setting.load, setting.shape.vocabulary)
+    on_card = setting.device == "cuda"
+    try:
+        side = build(job.side, setting, batch)
+        before = torch.cuda.memory_allocated() if on_card else rss(os.getpid())
+        _forget_peak(on_card)
+        first = side.step()
+        seconds = []
+        for _ in range(job.steps):
+            began = time.monotonic()
+            side.step()
+            if on_card:
+                torch.cuda.synchronize()
+            seconds.append(time.monotonic() - began)
+    except torch.OutOfMemoryError:
+        return Skipped(_NO_MEMORY)
+    flops = ModelFlops.of(side.model)
+    assert flops is not None, "the shapes are dense"
+    return Found(
+        first=first,
+        seconds=seconds,
+        before=before,
+        peak=torch.cuda.max_memory_allocated() if on_card else peak_rss(os.getpid()),
+        tokens=setting.load.tokens,
+        trained_tokens=batches.trained_tokens(batch),
+        real_share=batches.real_share(batch),
+        flops=flops.step(batches.lengths(batch), batches.trained_tokens(batch)),
+    )
+
+
+def _forget_peak(on_card: bool) -> None:
+    """Loading weights takes more memory for a moment than they do; it is not what a step takes."""
+    if on_card:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def main() -> None:
+    asked, told = sys.argv[1:]
+    job = msgspec.json.decode(Path(asked).read_bytes(), type=Job)
+    Path(told).write_bytes(msgspec.json.encode(run(job)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A ragged batch, in the form that each side takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gristmill_trainer.data.sample import F32, I32, Sample
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step is trained on. Lengths are lognormal."""
+
+    sequences: int
+    micro_batch: int
+    """Sequences that go through the model at once."""
+    tokens: int
+    """Of all prompts and completions together, padding left out."""
+    spread: float = 0.6
+    """Standard deviation of a length's logarithm."""
+    group: int = 8
+    """Completions of a prompt."""
+    prompt_share: float = 0.25
+    """Median length of a prompt, that of a completion being 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    group_id: str
+    prompt: I32
+    completion: I32
+    advantage: float
+    old_logprobs: F32
+    """f32[completion]: log pi_old."""
+
+
+def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
+    """The same batch at each call. Old log-probabilities lie around those of a policy that knows nothing, so that
+    some ratios are clipped and some are not."""
+    rng = np.random.default_rng(seed)
+    groups = -(-load.sequences // load.group)
+    prompts = np.repeat(rng.lognormal(np.log(load.prompt_share), load.spread, groups), load.group)[: load.sequences]
+    completions = rng.lognormal(0.0, load.spread, load.sequences)
+    scale = load.tokens / (prompts.sum() + completions.sum())
+    prompt_lengths = np.maximum(1, np.rint(prompts * scale)).astype(int)
+    lengths = np.maximum(1, np.rint(completions * scale)).astype(int)
+    # What rounding added or took away: from the longest, which feels it least.
+    lengths[lengths.argmax()] += load.tokens - int(prompt_lengths.sum() + lengths.sum())
+    made = []
+    for number, (before, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
+        made.append(
+            Sequence(
+                group_id=f"g{number // load.group:04}",
+                prompt=rng.integers(0, vocabulary, before, dtype=np.int32),
+                completion=rng.integers(0, vocabulary, length, dtype=np.int32),
+                advantage=float(rng.normal()),
+                old_logprobs=rng.normal(-np.log(vocabulary), 0.2, length).clip(max=0).astype(np.float32),
+            )
+        )
+    return made
+
+
+def lengths(batch: list[Sequence]) -> list[int]:
+    """Tokens of each sequence."""
+    return [len(one.prompt) + len(one.completion) for one in batch]
+
+
+def trained_tokens(batch: list[Sequence]) -> int:
+    return sum(len(one.completion) for one in batch)
+
+
+def real_share(batch: list[Sequence]) -> float:
+    """Tokens over places, when everything is padded to the longest prompt and the longest completion."""
+    places = max(len(one.prompt) for one in batch) + max(len(one.completion) for one in batch)
+    return sum(lengths(batch)) / (places * len(batch))
+
+
+def samples(batch: list[Sequence]) -> list[Sample]:
+    """As our learner takes it."""
+    made = []
+    for one in batch:
+        before = np.zeros(len(one.prompt), np.float32)
+        old = np.concatenate([before, one.old_logprobs])
+        made.append(
+            Sample(
+                group_id=one.group_id,
+                tokens=np.concatenate([one.prompt, one.completion]),
+                trained=np.arange(len(old)) >= len(before),
+                rollout_logprobs=old,
+                advantages=np.full(len(old), one.advantage, np.float32),
+                temperature=1.0,
+                old_logprobs=old,
+            )
+        )
+    return made
+
+
+def padded(batch: list[Sequence], pad: int) -> dict[str, torch.Tensor]:
+    """As TRL makes it of a generation batch: prompts filled up on the left, completions on the right, each to the
+    longest of the whole batch."""
+    width = max(len(one.prompt) for one in batch)
+    length = max(len(one.completion) for one in batch)
+    made = {
+        "prompt_ids": torch.full((len(batch), width), pad),
+        "prompt_mask": torch.zeros(len(batch), width, dtype=torch.long),
+        "completion_ids": torch.full((len(batch), length), pad),
+        "completion_mask": torch.zeros(len(batch), length, dtype=torch.long),
+        "old_per_token_logps": torch.zeros(len(batch), length),
+    }
+    for row, one in enumerate(batch):
+        made["prompt_ids"][row, width - len(one.prompt) :] = torch.from_numpy(one.prompt)
+        made["prompt_mask"][row, width - len(one.prompt) :] = 1
+        made["completion_ids"][row, : len(one.completion)] = torch.from_numpy(one.completion)
+        made["completion_mask"][row, : len(one.completion)] = 1
+        made["old_per_token_logps"][row, : len(one.completion)] = torch.from_numpy(one.old_logprobs)
+    made["advantages"] = torch.tensor([one.advantage for one in batch])
+    return made

@@ -1,0 +1,76 @@
+"""Real models' shapes on one card: tokens a second, memory, MFU, beside TRL where it fits."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.training.alone import Found, Job, Skipped, in_own_process
+from benchmarks.training.batch import Load
+from benchmarks.training.shapes import Shape, save
+from benchmarks.training.sides import Name, Setting
+
+SIDES: tuple[Name, ...] = ("ours", "compiled", "trl")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One side on one shape and load."""
+
+    side: Name
+    setting: Setting
+    found: Found | Skipped
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompts and completions, padding left out."""
+        assert isinstance(self.found, Found)
+        return self.found.tokens / statistics.median(self.found.seconds)
+
+    def mfu(self, peak_tflops: float | None) -> float | None:
+        if peak_tflops is None or isinstance(self.found, Skipped):
+            return None
+        return self.found.flops / statistics.median(self.found.seconds) / (peak_tflops * 1e12)
+
+
+def loads(tokens: int) -> tuple[Load, Load]:
+    """Eight ragged sequences in a row, and one as long as the row: the case of a long context."""
+    return Load(8, 8, tokens), Load(1, 1, tokens, prompt_share=0.1)
+
+
+def measure(
+    shapes: Sequence[Shape],
+    tokens: Sequence[int],
+    device: Literal["cpu", "cuda"],
+    steps: int,
+    say: Callable[[str], None],
+) -> Iterator[Case]:
+    """All cases. One that does not fit is tried again with gradient checkpointing."""
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            say(f"{shape.name}: weights")
+            save(shape, Path(folder), device)
+            for count in tokens:
+                for load in loads(count):
+                    for side in SIDES:
+                        case = _measure(side, Setting(shape, folder, load, device), steps)
+                        say(f"{shape.name}, {load.sequences} x {load.tokens}, {side}: {_told(case)}")
+                        yield case
+
+
+def _measure(side: Name, setting: Setting, steps: int) -> Case:
+    found = in_own_process(Job(side, setting, steps))
+    if isinstance(found, Skipped) and found.out_of_memory:
+        setting = replace(setting, checkpointing=True)
+        found = in_own_process(Job(side, setting, steps))
+    return Case(side, setting, found)
+
+
+def _told(case: Case) -> str:
+    if isinstance(case.found, Skipped):
+        return f"SKIPPED: {case.found.why}"
+    return f"{case.tokens_per_second:.0f} tokens/s, {case.found.peak / 1e9:.1f} GB"

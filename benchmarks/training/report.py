@@ -1,0 +1,166 @@
+"""The results as a page of Markdown and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.training.alone import Skipped
+from benchmarks.training.card import Case
+from benchmarks.training.memory import Memory
+from benchmarks.training.speed import Speed
+
+from gristmill_trainer.flops import peak_tflops
+
+FASTER = 1.6
+LEANER = 0.5
+
+
+@dataclass(frozen=True)
+class Results:
+    facts: Mapping[str, str]
+    speed: Speed | None = None
+    memory: Memory | None = None
+    cases: Sequence[Case] = ()
+
+    def json(self) -> str:
+        """Everything, step by step."""
+        return json.dumps(_plain(dataclasses.asdict(self)), indent=1)
+
+
+def page(results: Results) -> str:
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: Results) -> Iterator[str]:
+    yield "# Trainer: measured"
+    yield ""
+    yield from _table(("", ""), results.facts.items())
+    if results.speed is not None:
+        yield ""
+        yield from _speed(results.speed)
+    if results.memory is not None:
+        yield ""
+        yield from _memory(results.memory)
+    if results.cases:
+        yield ""
+        yield from _cases(results.cases, results.facts["device"])
+
+
+def _speed(speed: Speed) -> Iterator[str]:
+    load, ours, theirs = speed.load, speed.first["ours"], speed.first["trl"]
+    met = "met" if speed.ratio >= FASTER else "**missed**"
+    yield f"## Speed: {speed.ratio:.2f} × TRL's trained tokens a second; wanted ≥ {FASTER}: {met}"
+    yield ""
+    yield (
+        f"One optimizer step on {load.sequences} sequences of {load.tokens} tokens together, "
+        f"{speed.trained_tokens} of them trained, in micro-batches of {load.micro_batch}; {_model(speed)}. The real "
+        f"share of TRL's padded places is {speed.real_share:.2f}. Both in one process, in turn, another one first each "
+        f"round; the ratio is that of the medians. The rounds' own: {_spread(speed.ratios)} (min / median / max); "
+        "where they lie far apart, the machine was busy, and the figure says little. Everything in float32."
+    )
+    yield ""
+    yield (
+        f"The same computation: loss {ours.loss:.6f} and TRL's {theirs.loss:.6f}, gradient norm {ours.grad_norm:.6f} "
+        f"and {theirs.grad_norm:.6f}."
+    )
+    yield ""
+    yield from _table(
+        ("", "trained tokens/s", "seconds a step: min / median / max"),
+        (
+            (_NAMES[name], f"{speed.tokens_per_second(name):.0f}", _spread(speed.seconds[name]))
+            for name in ("ours", "trl")
+        ),
+    )
+
+
+def _memory(memory: Memory) -> Iterator[str]:
+    load = memory.load
+    met = "met" if memory.peak_ratio <= LEANER else "**missed**"
+    yield f"## Memory: {memory.peak_ratio:.2f} × TRL's peak; wanted ≤ {LEANER}: {met}"
+    yield ""
+    yield (
+        f"{load.sequences} sequences of {load.tokens} tokens together, in micro-batches of {load.micro_batch}; "
+        f"{_model(memory)}. Two steps, each side in a process of its own. The ratio is of the processes' peaks of "
+        "resident memory: libraries, weights, gradients and optimizer state are in it. Added: by the steps, to a "
+        f"process that has weights and optimizer already, without its state; {memory.added_ratio:.2f} × TRL's."
+    )
+    yield ""
+    yield from _table(
+        ("", "peak, MB", "before the first step, MB", "added, MB"),
+        (
+            (_NAMES[name], *(f"{size / 1e6:.0f}" for size in (one.peak, one.before, one.peak - one.before)))
+            for name, one in memory.found.items()
+        ),
+    )
+
+
+def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
+    peak = peak_tflops(device)
+    yield "## Shapes of real models, random weights"
+    yield ""
+    yield (
+        "Tokens are those of prompts and completions, padding left out; three quarters or more of them are trained. "
+        "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the step "
+        f"(gristmill_trainer.flops) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is the same "
+        "for both sides, so what is computed on padding does not count. Loss and gradient norm are the first step's; "
+        "adapters start from random numbers, so their norms differ."
+    )
+    yield ""
+    yield from _table(
+        ("model", "sequences × tokens", "real share", "side", "tokens/s", "peak, GB", "MFU", "loss", "norm"),
+        (_case(case, peak) for case in cases),
+    )
+
+
+def _case(case: Case, peak: float | None) -> Sequence[str]:
+    load, found = case.setting.load, case.found
+    side = _NAMES[case.side] + (", ckpt" if case.setting.checkpointing else "")
+    packed = f"{load.sequences} × {load.tokens // load.sequences}"
+    if isinstance(found, Skipped):
+        return (case.setting.shape.name, packed, "", side, f"**skipped**: {found.why}", "", "", "", "")
+    mfu = case.mfu(peak)
+    return (
+        case.setting.shape.name,
+        packed,
+        f"{found.real_share:.2f}",
+        side,
+        f"{case.tokens_per_second:,.0f}",
+        f"{found.peak / 1e9:.1f}",
+        "" if mfu is None else f"{mfu:.1%}",
+        f"{found.first.loss:.4f}",
+        f"{found.first.grad_norm:.4f}",
+    )
+
+
+_NAMES = {"ours": "Gristmill", "compiled": "Gristmill, compiled", "trl": "TRL"}
+
+
+def _model(of: Speed | Memory) -> str:
+    shape = of.shape
+    return (
+        f"a {shape.family} of {shape.layers} layers of width {shape.hidden} with random weights and a vocabulary of "
+        f"{shape.vocabulary:,}"
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in (min(values), statistics.median(values), max(values)))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "|".join("-" for _ in head) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        # The folder of the weights is gone.
+        return {key: _plain(one) for key, one in value.items() if key != "folder"}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

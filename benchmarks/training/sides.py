@@ -1,0 +1,181 @@
+"""The two that take a step: our learner, and TRL's GRPOTrainer. Same weights, same batch, same objective."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from benchmarks.training.batch import Load, Sequence, padded, samples
+from benchmarks.training.shapes import Shape
+
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.settings import TrainerSettings
+
+Name = Literal["ours", "compiled", "trl"]
+_LEARNING_RATE = 1e-6
+_MAX_GRAD_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both are made from."""
+
+    shape: Shape
+    folder: str
+    """Of the shape's weights."""
+    load: Load
+    device: Literal["cpu", "cuda"]
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step says of itself; equal on both sides, or they computed different things."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+
+
+class Side(Protocol):
+    model: Any
+
+    def step(self) -> Stepped:
+        """One optimizer step on the batch."""
+
+
+def missing(name: Name, shape: Shape) -> str | None:
+    """The package that this side lacks."""
+    wanted = ["trl", "datasets"] if name == "trl" else []
+    if shape.lora_rank:
+        wanted.append("peft")
+    return next((package for package in wanted if importlib.util.find_spec(package) is None), None)
+
+
+def build(name: Name, setting: Setting, batch: list[Sequence]) -> Side:
+    return Trl(setting, batch) if name == "trl" else Ours(setting, batch, compiled=name == "compiled")
+
+
+class Ours:
+    """`Learner.step`, from samples in numpy to the step's measures."""
+
+    def __init__(self, setting: Setting, batch: list[Sequence], *, compiled: bool) -> None:
+        load = setting.load
+        settings = TrainerSettings.model_validate(
+            {
+                "device": setting.device,
+                "batch_size": load.micro_batch,
+                "gradient_accumulation_steps": load.sequences // load.micro_batch,
+                "objective": "dapo",
+                "importance_correction": "none",
+                "learning_rate": _LEARNING_RATE,
+                "max_grad_norm": _MAX_GRAD_NORM,
+                "gradient_checkpointing": setting.checkpointing,
+                "compile": compiled,
+                "lora_rank": setting.shape.lora_rank,
+            }
+        )
+        source = ModelSource(setting.folder, setting.folder, setting.shape.name, None, max(2, load.tokens))
+        self._learner = build_crew(LearnerPlan(source, None, settings, None), World()).learner
+        self._samples = samples(batch)
+        self._steps = 0
+        self.model = self._learner.policy.model
+
+    def step(self) -> Stepped:
+        self._steps += 1
+        result = self._learner.step(self._samples, self._steps)
+        return Stepped(result.loss, result.grad_norm)
+
+
+class Trl:
+    """`GRPOTrainer._compute_loss` on micro-batches of its padded generation batch, and its own optimizer."""
+
+    def __init__(self, setting: Setting, batch: list[Sequence]) -> None:
+        from datasets import Dataset
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
+
+        load, shape = setting.load, setting.shape
+        # Its batching is not used: the micro-batches are cut here.
+        config = GRPOConfig(
+            output_dir=str(Path(setting.folder) / "trl"),
+            loss_type="dapo",
+            epsilon=0.2,
+            epsilon_high=0.28,
+            learning_rate=_LEARNING_RATE,
+            per_device_train_batch_size=2,
+            num_generations=2,
+            use_cpu=setting.device == "cpu",
+            bf16=setting.device == "cuda",
+            gradient_checkpointing=False,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        self._trainer: Any = GRPOTrainer(
+            model=setting.folder,
+            reward_funcs=_no_reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": ["t3"] * 2}),
+            processing_class=_tokenizer(),
+            peft_config=_adapters(shape.lora_rank) if shape.lora_rank else None,
+        )
+        self._trainer.create_optimizer()
+        self.model = self._trainer.model
+        if setting.checkpointing:
+            self.model.enable_input_require_grads()
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train()
+        # The loss is divided by all tokens of the batch, `num_items_in_batch`, and by the ratio of these two.
+        self._trainer.current_gradient_accumulation_steps = self._trainer.args.steps_per_generation
+        whole = {name: tensor.to(self._trainer.accelerator.device) for name, tensor in padded(batch, pad=2).items()}
+        items = whole["completion_mask"].sum()
+        self._micro_batches = [
+            {name: tensor[first : first + load.micro_batch] for name, tensor in whole.items()}
+            | {"num_items_in_batch": items}
+            for first in range(0, load.sequences, load.micro_batch)
+        ]
+
+    def step(self) -> Stepped:
+        total = 0.0
+        for inputs in self._micro_batches:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # means over no tokens, in what it logs
+                loss = self._trainer._compute_loss(self.model, inputs)
+            loss.backward()
+            total += loss.item()
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, _MAX_GRAD_NORM))
+        self._trainer.optimizer.step()
+        self._trainer.optimizer.zero_grad(set_to_none=True)
+        self._trainer._metrics["train"].clear()
+        return Stepped(total, norm)
+
+
+def _tokenizer() -> Any:
+    """TRL wants one. Nothing is tokenized."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{number}": number for number in range(4)}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")),
+        unk_token="t0",
+        eos_token="t1",
+        pad_token="t2",
+    )
+
+
+def _adapters(rank: int) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def _no_reward(completions: list[str], **_: object) -> list[float | None]:
+    return [0.0] * len(completions)

@@ -1,0 +1,102 @@
+"""The trainer's benchmark on small shapes: both sides compute the same, and every case is told of."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.training import batch as batches
+from benchmarks.training import card, sides
+from benchmarks.training.alone import Found, Job, Skipped, run
+from benchmarks.training.batch import Load
+from benchmarks.training.card import Case
+from benchmarks.training.report import Results, page
+from benchmarks.training.shapes import SHAPES, TINY, TINY_LORA, Shape, save
+from benchmarks.training.sides import Setting, Stepped
+from benchmarks.training.speed import DisagreementError, check
+
+LOAD = Load(sequences=4, micro_batch=2, tokens=120, group=2)
+
+
+def _found(side: sides.Name, shape: Shape, folder: Path, load: Load = LOAD, *, checkpointing: bool = False) -> Found:
+    setting = Setting(shape, str(folder), load, "cpu", checkpointing)
+    found = run(Job(side, setting, steps=1))
+    assert isinstance(found, Found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    save(TINY, made, "cpu")
+    return made
+
+
+@pytest.mark.parametrize("load", [LOAD, *card.loads(64)], ids=["two micro-batches", "eight ragged", "one long"])
+def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
+    ours, theirs = (_found(side, TINY, folder, load) for side in ("ours", "trl"))  # type: ignore[arg-type]
+    assert theirs.first.grad_norm > 0.01
+    check(ours.first, theirs.first, 1e-4)
+    assert ours.flops == theirs.flops > 0
+    assert min(ours.peak, ours.before) > 1e8
+
+
+def test_checkpointing_changes_no_step(folder: Path) -> None:
+    plain = _found("trl", TINY, folder)
+    for side in ("ours", "trl"):
+        check(_found(side, TINY, folder, checkpointing=True).first, plain.first, 1e-4)  # type: ignore[arg-type]
+
+
+def test_adapters_are_trained_on_both_sides(tmp_path: Path) -> None:
+    save(TINY_LORA, tmp_path, "cpu")
+    ours, theirs = (_found(side, TINY_LORA, tmp_path) for side in ("ours", "trl"))  # type: ignore[arg-type]
+    assert ours.first.loss == pytest.approx(theirs.first.loss, abs=1e-5)
+    assert ours.first.grad_norm > 0
+    assert theirs.first.grad_norm > 0
+    assert ours.flops == theirs.flops
+
+
+def test_another_computation_is_refused() -> None:
+    check(Stepped(0.5, 2.0), Stepped(0.50001, 2.0001), 1e-4)
+    for other in (Stepped(0.5, 2.01), Stepped(0.51, 2.0), Stepped(0.5, float("nan"))):
+        with pytest.raises(DisagreementError):
+            check(Stepped(0.5, 2.0), other, 1e-4)
+
+
+def test_a_batch_has_the_tokens_that_were_asked_for_and_about_half_of_its_places_are_real() -> None:
+    batch = batches.make(Load(32, 8, 4096), 100)
+    assert sum(batches.lengths(batch)) == 4096
+    assert 0.4 < batches.real_share(batch) < 0.6
+    inputs = batches.padded(batch, pad=2)
+    assert int(inputs["completion_mask"].sum()) == batches.trained_tokens(batch)
+    assert int(inputs["prompt_mask"].sum()) + batches.trained_tokens(batch) == 4096
+    assert sum(sample.trained_tokens for sample in batches.samples(batch)) == batches.trained_tokens(batch)
+
+
+def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
+    assert sides.missing("trl", TINY) == "trl"
+    assert sides.missing("ours", TINY) is None
+    setting = Setting(TINY, "gone", LOAD, "cpu")
+    found = card.in_own_process(Job("trl", setting, 1))
+    assert found == Skipped("trl is not installed")
+    measured = Found(Stepped(0.1, 0.2), [2.0], 10, 20, 120, 90, 0.5, 989_000_000_000_000)
+    results = Results(
+        {"device": "NVIDIA H100 80GB HBM3"}, cases=[Case("ours", setting, measured), Case("trl", setting, found)]
+    )
+    assert "| 60 | 0.0 | 50.0% |" in page(results)
+    assert "**skipped**: trl is not installed" in page(results)
+    assert json.loads(results.json())["cases"][1]["found"]["why"] == "trl is not installed"
+
+
+def test_the_real_shapes_have_the_parameters_of_their_models() -> None:
+    wanted = {"qwen3-0.6b": 0.596e9, "qwen2.5-1.5b": 1.544e9, "qwen2.5-7b-lora": 7.616e9}
+    for name, count in wanted.items():
+        shape = SHAPES[name]
+        attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+        layer = attention + 3 * shape.hidden * shape.intermediate
+        tables = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+        assert shape.layers * layer + tables == pytest.approx(count, rel=2e-3)
