@@ -209,7 +209,7 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
         import time
         from gristmill_env.symbolic.pool import SymbolicPool
 
-        pool = SymbolicPool(size=1, deadline_s=1.5)
+        pool = SymbolicPool(size=1, deadline_s=4.0)
         pool.submit([{GOOD!r}]).result()
         if {busy}:
             pool.submit([{BOMB!r}])

@@ -81,8 +81,12 @@ def served(job: Job) -> dict[str, torch.Tensor]:
 
 
 def assert_same_tensors(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """But for the biases of keys: they add the same to all of a query's scores, which softmax does not see. Their
+    gradients are rounding alone, and Adam takes rounding to full size."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
+        if name.endswith("k_proj.bias"):
+            continue
         assert (found[name].double() - tensor.double()).abs().max() <= 1e-6, name
 
 
