@@ -117,7 +117,7 @@ class Trl:
             report_to=[],
             disable_tqdm=True,
         )
-        self._trainer: Any = GRPOTrainer(
+        trainer: Any = GRPOTrainer(
             model=setting.folder,
             reward_funcs=_no_reward,
             args=config,
@@ -125,8 +125,9 @@ class Trl:
             processing_class=_tokenizer(),
             peft_config=_adapters(shape.lora_rank) if shape.lora_rank else None,
         )
-        self._trainer.create_optimizer()
-        self.model = self._trainer.model
+        trainer.create_optimizer()
+        self._trainer: Any = trainer
+        self.model: Any = trainer.model
         if setting.checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.training import batch as batches
 from benchmarks.training import card, sides
-from benchmarks.training.alone import Found, Job, Skipped, run
+from benchmarks.training.alone import Found, Job, Skipped, in_own_process, run
 from benchmarks.training.batch import Load
 from benchmarks.training.card import Case
 from benchmarks.training.report import Results, page
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("load", [LOAD, *card.loads(64)], ids=["two micro-batches", "eight ragged", "one long"])
 def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
-    ours, theirs = (_found(side, TINY, folder, load) for side in ("ours", "trl"))  # type: ignore[arg-type]
+    ours, theirs = (_found(side, TINY, folder, load) for side in ("ours", "trl"))
     assert theirs.first.grad_norm > 0.01
     check(ours.first, theirs.first, 1e-4)
     assert ours.flops == theirs.flops > 0
@@ -46,12 +46,12 @@ def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
 def test_checkpointing_changes_no_step(folder: Path) -> None:
     plain = _found("trl", TINY, folder)
     for side in ("ours", "trl"):
-        check(_found(side, TINY, folder, checkpointing=True).first, plain.first, 1e-4)  # type: ignore[arg-type]
+        check(_found(side, TINY, folder, checkpointing=True).first, plain.first, 1e-4)
 
 
 def test_adapters_are_trained_on_both_sides(tmp_path: Path) -> None:
     save(TINY_LORA, tmp_path, "cpu")
-    ours, theirs = (_found(side, TINY_LORA, tmp_path) for side in ("ours", "trl"))  # type: ignore[arg-type]
+    ours, theirs = (_found(side, TINY_LORA, tmp_path) for side in ("ours", "trl"))
     assert ours.first.loss == pytest.approx(theirs.first.loss, abs=1e-5)
     assert ours.first.grad_norm > 0
     assert theirs.first.grad_norm > 0
@@ -81,7 +81,7 @@ def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch:
     assert sides.missing("trl", TINY) == "trl"
     assert sides.missing("ours", TINY) is None
     setting = Setting(TINY, "gone", LOAD, "cpu")
-    found = card.in_own_process(Job("trl", setting, 1))
+    found = in_own_process(Job("trl", setting, 1))
     assert found == Skipped("trl is not installed")
     measured = Found(Stepped(0.1, 0.2), [2.0], 10, 20, 120, 90, 0.5, 989_000_000_000_000)
     results = Results(
