@@ -253,8 +253,9 @@ def report(
         devices=training.devices,
         peak=training.peak_tflops,
     )
-    training.metrics.append(metrics)
-    training.api.report_metrics(training.run.run_id, "trainer", version.step, metrics.values())
+    values = metrics.values()
+    training.metrics.append({"step": version.step, **values})
+    training.api.report_metrics(training.run.run_id, "trainer", version.step, values)
     training.display.step(metrics)
     if training.tracker is not None:
         training.tracker.step(metrics)
