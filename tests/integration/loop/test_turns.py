@@ -20,7 +20,10 @@ def test_a_game_in_turns_is_learned(vllm: Vllm, tmp_path: Path) -> None:
     assert process.returncode == 0, output
     rows = read_jsonl(tmp_path / "runs/guess/metrics.jsonl")
     rewards = [row["reward_mean"] for row in rows]
-    assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2, rewards
+    # `tiny` knows most sums, so the reward begins near 0.77; at least half of what is missing to 1 is learned.
+    first, last = fmean(rewards[:5]), fmean(rewards[-5:])
+    assert first <= 0.85, rewards
+    assert 1 - last <= 0.5 * (1 - first), rewards
     # Wrong tokens, a wrong mask or a turn rendered twice would show here.
     assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
     second = [group for group in read_rollouts(tmp_path / "runs/guess") if _two_replies(group)]
