@@ -11,6 +11,10 @@ class ConfigError(GristmillError):
     """A setting is wrong: unknown key, wrong type, missing file, unset variable."""
 
 
+class PluginError(GristmillError):
+    """Code that a configuration names is not there, or does not import."""
+
+
 class GroupError(GristmillError):
     """A trajectory group that cannot be trained on: wrong lengths, NaN, negative ids, not the format."""
 

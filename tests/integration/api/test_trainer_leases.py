@@ -10,9 +10,9 @@ from tests.integration.api.bench import RUN
 from tests.support.api_server import ApiServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
-from gristmill import ApiError, PolicyVersion, SyncClient
+from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.prefetch import Prefetch, StepGroups
+from gristmill_trainer.prefetch import Prefetch
 
 GROUPS = 4
 
@@ -41,9 +41,9 @@ def run(redis_url: str, shared_api: ApiServer) -> Iterator[Run]:
         leases.close()
 
 
-def _ids(batch: StepGroups | None) -> list[str]:
+def _ids(batch: list[TrajectoryGroup] | None) -> list[str]:
     assert batch is not None
-    return [group.group_id for group in batch.groups]
+    return [group.group_id for group in batch]
 
 
 def test_only_what_was_trained_is_covered_and_acked(run: Run) -> None:
@@ -72,8 +72,8 @@ def test_an_abandoned_batch_is_ready_at_once_and_leased_again_under_its_name(run
 def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -> None:
     first, second, third = (run.fill(GROUPS) for _ in range(3))
     prefetch = Prefetch(run.leases, GROUPS, 1, 10)
-    assert _ids(prefetch.get(30)) == first
-    assert _ids(prefetch.get(30)) == second
+    assert _ids(prefetch.get(1, 30)) == first
+    assert _ids(prefetch.get(2, 30)) == second
     prefetch.close()
     audit = run.api.audit(RUN)
     assert sorted(audit.leased) == first + second
@@ -84,5 +84,5 @@ def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) ->
     run.api.take(RUN, plan(10, staleness=2), [])
     prefetch = Prefetch(run.leases, GROUPS, 1, 10)
     with pytest.raises(ApiError, match="was replaced by incarnation 2"):
-        prefetch.get(5)
+        prefetch.get(1, 5)
     prefetch.close()

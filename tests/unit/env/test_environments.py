@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from gristmill.errors import PluginError
 from gristmill_env.data import Item
 from gristmill_env.environments import Environment, Reply, Turn, create_environment
 from gristmill_env.environments.base import DatasetEnvironment
-from gristmill_env.errors import DatasetError, EpisodeError, PluginError
+from gristmill_env.errors import DatasetError, EpisodeError
 
 ITEM = Item(row=0, index=0, prompt="What is 20 + 5?", answer="20 + 5\n#### 25")
 

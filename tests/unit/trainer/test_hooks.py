@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_trainer.errors import TrainerError
+from gristmill.errors import PluginError
 from gristmill_trainer.hooks import load_hook
 
 
@@ -23,13 +23,14 @@ def test_a_function_of_a_package() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("seen", "write path/to/file.py:function"),
-        ("/nowhere/mine.py:seen", "there is no file /nowhere/mine.py"),
-        ("no_such_package:seen", "No module named 'no_such_package'"),
-        ("json:no_such_function", "json has no function 'no_such_function'"),
+        ("seen", "'seen' names no code; write path/to/file.py:name"),
+        ("/nowhere/mine.py:seen", "/nowhere/mine.py is not there"),
+        ("no_such_package:seen", "there is no no_such_package"),
+        ("json:no_such_function", "json has no 'no_such_function'"),
+        ("json:__name__", "which is no function"),
     ],
 )
 def test_what_is_not_there_is_named(name: str, told: str) -> None:
-    with pytest.raises(TrainerError, match=told):
+    with pytest.raises(PluginError, match=told):
         load_hook(name)
     assert "mine" not in sys.modules

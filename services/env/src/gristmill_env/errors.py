@@ -25,10 +25,6 @@ class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
 
 
-class PluginError(EnvError):
-    """Code that a configuration names is not there, or does not import."""
-
-
 class EpisodeError(EnvError):
     """An environment is not registered, cannot be configured as asked, or failed in an attempt."""
 

@@ -1,4 +1,4 @@
-"""Where the loop gets a step's groups from: leased when asked for, or one step ahead."""
+"""Where the loop gets a step's groups from: leased when asked for here, one step ahead by prefetch.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Protocol
 
 from gristmill import TrajectoryGroup
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.prefetch import Prefetch
 
 
 class Feed(Protocol):
@@ -33,23 +32,3 @@ class Direct:
 
     def close(self) -> None:
         """Nothing was leased ahead."""
-
-
-class Ahead:
-    """Leases the next step's groups while one trains."""
-
-    def __init__(self, leases: Leases, amount: int, first: int, last: int) -> None:
-        """Steps `first` to `last`."""
-        self._prefetch = Prefetch(leases, amount, first, last)
-
-    def get(self, step: int, wait: float) -> list[TrajectoryGroup] | None:
-        """Waits for the lease that is under way."""
-        found = self._prefetch.get(wait)
-        if found is None:
-            return None
-        assert found.step == step, f"prefetched step {found.step}, wanted {step}"
-        return found.groups
-
-    def close(self) -> None:
-        """End the thread and give back what nobody took."""
-        self._prefetch.close()

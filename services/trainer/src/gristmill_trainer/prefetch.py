@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
 
 from gristmill import GristmillError, TrajectoryGroup
 from gristmill_trainer.leases import Leases
 
 # Seconds of one long-poll for groups; closing waits for it at most.
 _POLL = 5.0
-
-
-@dataclass(frozen=True)
-class StepGroups:
-    """The batch of one optimizer step, as leased."""
-
-    step: int
-    groups: list[TrajectoryGroup]
 
 
 class Prefetch:
@@ -33,23 +24,25 @@ class Prefetch:
         self._leases = leases
         self._groups = groups
         self._steps = range(first, last + 1)
-        self._ready: queue.Queue[StepGroups] = queue.Queue(maxsize=1)
+        self._ready: queue.Queue[tuple[int, list[TrajectoryGroup]]] = queue.Queue(maxsize=1)
         self._wanted = threading.Semaphore(1)
         self._closed = threading.Event()
         self._failure: GristmillError | None = None
         self._thread = threading.Thread(target=self._lease, name="prefetch", daemon=True)
         self._thread.start()
 
-    def get(self, wait: float) -> StepGroups | None:
-        """The next step's groups; None when they are not there after `wait` seconds. Raises what leasing failed of."""
+    def get(self, step: int, wait: float) -> list[TrajectoryGroup] | None:
+        """The groups of `step`, the next; None when they are not there after `wait` seconds. Raises what leasing
+        failed of."""
         try:
-            batch = self._ready.get(timeout=wait)
+            leased, groups = self._ready.get(timeout=wait)
         except queue.Empty:
             if self._failure is not None:
                 raise self._failure from None
             return None
+        assert leased == step, f"step {step} is asked for, and {leased} is the next"
         self._wanted.release()
-        return batch
+        return groups
 
     def close(self) -> None:
         """End the thread and give back what nobody took."""
@@ -57,7 +50,7 @@ class Prefetch:
         self._wanted.release()
         self._thread.join()
         while not self._ready.empty():
-            self._leases.give_back(self._ready.get_nowait().step)
+            self._leases.give_back(self._ready.get_nowait()[0])
 
     def _lease(self) -> None:
         try:
@@ -68,6 +61,6 @@ class Prefetch:
                     if self._closed.is_set():
                         return
                     groups = self._leases.take(step, self._groups, _POLL)
-                self._ready.put(StepGroups(step, groups))
+                self._ready.put((step, groups))
         except GristmillError as error:
             self._failure = error

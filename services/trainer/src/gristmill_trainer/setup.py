@@ -21,13 +21,14 @@ from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.export import Hub, RunFacts, told_command
-from gristmill_trainer.feed import Ahead, Direct
+from gristmill_trainer.feed import Direct
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
 from gristmill_trainer.objectives import Objective
 from gristmill_trainer.observed import Bounds
 from gristmill_trainer.policy import ModelSource, find_model
+from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import (
     BackgroundPublisher,
     FilesystemPublisher,
@@ -98,7 +99,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         if ahead:
             publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version))
         stack.callback(publisher.close)
-        feed = Ahead(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
+        feed = Prefetch(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
         stack.callback(feed.close)
         objective = Objective.of(settings)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None

@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.types import ClientConfig, Response, ResponseMessage, Usage
 
 from gristmill import ConfigError
+from gristmill.errors import PluginError
 from gristmill.settings import parse
 from gristmill_env.data import PromptDataset
-from gristmill_env.errors import DatasetError, PluginError, RewardError
+from gristmill_env.errors import DatasetError, RewardError
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
 from gristmill_env.prompts import PromptBuilder

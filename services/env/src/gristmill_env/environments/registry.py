@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.errors import EpisodeError
-from gristmill_env.plugins import is_plugin, load_plugin
 
 E = TypeVar("E", bound=type[Environment])
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill import ConfigError
+from gristmill.errors import PluginError
+from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import parse
-from gristmill_env.errors import PluginError, RewardError
-from gristmill_env.plugins import is_plugin, load_plugin
+from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed
 from gristmill_env.rewards.registry import Definition, find, registered
 from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from gristmill.plugins import import_error
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.plugins import import_error
 from gristmill_env.rewards.signature import Signature, place, read_signature
 from gristmill_env.settings import VERIFIERS
 

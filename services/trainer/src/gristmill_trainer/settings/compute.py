@@ -21,7 +21,7 @@ class ComputeSettings(Settings):
     """Sequences lie one after the other in a row, without padding, and attend to themselves only. false: padded rows,
     for models whose attention cannot do that."""
     gradient_checkpointing: bool = False
-    """Layers are computed again in the backward pass, rather than kept: less memory, a third more time."""
+    """Layers are computed again in the backward pass, rather than kept: less memory, more time."""
     compile: bool = False
     """The model's layers go through torch.compile."""
     peak_tflops: float | None = Field(default=None, gt=0)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from gristmill.errors import PluginError
 from gristmill.settings.nearest import did_you_mean
-from gristmill_env.errors import DatasetError, PluginError
+from gristmill_env.errors import DatasetError
 from gristmill_env.plugs.verifiers.failures import tell_failures
 
 _INSTALL = 'pip install "gristmill-env[verifiers]"'

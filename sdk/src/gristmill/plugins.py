@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gristmill.errors import PluginError
 from gristmill.settings.nearest import did_you_mean
-from gristmill_env.errors import PluginError
 
 
 def is_plugin(name: str) -> bool:
