@@ -7,6 +7,7 @@
 # make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
 # make bench-env  the environment: serve against a bare client, its start and memory, the accuracy reward: ten minutes
 # make bench-trainer  the trainer's step against TRL's: speed, and memory with a vocabulary of 152 thousand: five minutes
+# make bench-learning  whole trainings; ARGS=objectives, staleness (half an hour each) or smollm2 (an hour)
 # make bench-durability  what a SIGKILL of Redis costs under appendfsync always and everysec: half an hour, too
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -14,7 +15,7 @@ PYTHON ?= python3.11
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-durability clean
+.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
 
 setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
 
@@ -79,6 +80,9 @@ bench-env: setup
 # On a CUDA card: make bench-trainer ARGS="--device cuda".
 bench-trainer: .venv/.ready
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/trainer.py --results benchmarks/results $(ARGS)
+
+bench-learning: setup
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/learning.py --results benchmarks/results $(ARGS)
 
 bench-durability: .venv/.ready
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)

@@ -1,0 +1,108 @@
+"""Curves as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.curves.runs import Curve
+
+WINDOW = 5
+"""Steps that a reward is averaged over before it is compared with the target: a batch's own is noisy."""
+
+
+def steps_to(curve: Curve, target: float) -> int | None:
+    """First step (from 1) at which the mean reward of the last `WINDOW` steps is `target` or more; None: never."""
+    for step in range(WINDOW, len(curve.rewards) + 1):
+        if statistics.fmean(curve.rewards[step - WINDOW : step]) >= target:
+            return step
+    return None
+
+
+def first(curve: Curve) -> float:
+    """Mean reward of the first `WINDOW` steps."""
+    return statistics.fmean(curve.rewards[:WINDOW])
+
+
+def last(curve: Curve) -> float:
+    """Mean reward of the last `WINDOW` steps."""
+    return statistics.fmean(curve.rewards[-WINDOW:])
+
+
+def table(curves: Sequence[Curve], what: str, target: float | None) -> Iterator[str]:
+    """A line of Markdown a label; figures of several seeds lie side by side. `what`: what the labels are."""
+    counted = [] if target is None else [f"steps to {target:g}", "their median"]
+    heads = [what, *counted, f"first {WINDOW} steps", f"last {WINDOW} steps", "age", "s a run", "s a step"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|-" * len(heads) + "|"
+    for label, ones in _by_label(curves).items():
+        cells = [label]
+        if target is not None:
+            steps = [steps_to(one, target) for one in ones]
+            # A run that never came there counts as longer than any that did.
+            middle = sorted(steps, key=lambda step: (step is None, step))[(len(steps) - 1) // 2]
+            cells += [" / ".join(_step(step) for step in steps), _step(middle)]
+        cells += [" / ".join(f"{reward(one):.3f}" for one in ones) for reward in (first, last)]
+        cells += [f"{statistics.fmean(age for one in ones for age in one.staleness):.2f}"]
+        cells += [f"{statistics.median(one.seconds for one in ones):.0f}"]
+        cells += [f"{statistics.median(one.stepping / (len(one.rewards) - 1) for one in ones):.2f}"]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    if target is not None:
+        yield f"A run is at {target:g} with the first step at which the mean of it and the {WINDOW - 1} before it is."
+    yield "Age: how many steps old the weights of a trained group were, on average. Seconds: medians."
+
+
+def _step(step: int | None) -> str:
+    return "never" if step is None else str(step)
+
+
+def plot(curves: Sequence[Curve], title: str, target: float | None, path: Path) -> None:
+    """Write an SVG: a line a label, the mean of its seeds over `WINDOW` steps, in the band from least to most."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gristmill"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for label, ones in _by_label(curves).items():
+        smooth = [_smooth(one.rewards) for one in ones]
+        columns = list(zip(*smooth, strict=True))
+        steps = range(WINDOW, WINDOW + len(columns))
+        (line,) = axes.plot(steps, [statistics.fmean(column) for column in columns], label=label, linewidth=1.6)
+        low, high = [min(column) for column in columns], [max(column) for column in columns]
+        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    if target is not None:
+        axes.axhline(target, color="grey", linestyle=":", linewidth=1)
+    axes.set(xlabel="step", ylabel=f"reward, mean of {WINDOW} steps", title=title)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def plain(facts: Mapping[str, str], curves: Sequence[Curve]) -> str:
+    """Everything, step by step, as JSON."""
+    rounded: list[dict[str, Any]] = []
+    for curve in curves:
+        row = dataclasses.asdict(curve)
+        row["rewards"] = [round(reward, 4) for reward in curve.rewards]
+        row["staleness"] = [round(age, 3) for age in curve.staleness]
+        rounded.append(row)
+    return json.dumps({"facts": facts, "curves": rounded}) + "\n"
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    return [statistics.fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
+
+
+def _by_label(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    found: dict[str, list[Curve]] = {}
+    for curve in curves:
+        found.setdefault(curve.label, []).append(curve)
+    return found

@@ -1,0 +1,139 @@
+"""Whole trainings, one after another, on one real stack: Redis, API, vLLM, environment, trainer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.support.stack import MODELS_DIR, ROOT, start_api, start_redis, start_vllm
+
+from gristmill.metrics import read_jsonl
+from local_processes import LocalStack, LocalStackError, Service, free_port
+
+_LAST_SECONDS = 60.0
+"""What one of the two may go on for when the other has ended."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: a shipped configuration and what stands above it."""
+
+    label: str
+    """What it is called in the table and the plot."""
+    config: str
+    """Name in configs/, or a path."""
+    seed: int
+    """Of the rows' order and of the trainer."""
+    trainer: Mapping[str, Any]
+    """Settings of the trainer, above those of the configuration."""
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return f"{Path(self.config).stem}-{self.label.replace(' ', '-')}-{self.seed}"
+
+    def write(self, folder: Path) -> None:
+        """The configuration, into `folder`."""
+        source = Path(self.config) if self.config.endswith(".yaml") else ROOT / "configs" / f"{self.config}.yaml"
+        settings = yaml.safe_load(source.read_text())
+        dataset = settings["dataset"]
+        dataset["dataset_path"] = str(source.parent / dataset["dataset_path"])
+        settings["dataset"] = {**dataset, "shuffle_dataset": True, "seed": self.seed}
+        settings["trainer"] = {**settings.get("trainer", {}), **self.trainer, "seed": self.seed}
+        (folder / f"{self.name}.yaml").write_text(yaml.safe_dump(settings))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What came of a training."""
+
+    label: str
+    seed: int
+    rewards: list[float]
+    """Mean reward of each step's batch."""
+    staleness: list[float]
+    """Mean age of each step's groups, in steps."""
+    tokens: list[int]
+    """Tokens of each step."""
+    seconds: float
+    """From the start of environment and trainer to the end of both."""
+    stepping: float
+    """Of these, what all steps but the first took."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The stack that trainings run on."""
+
+    processes: LocalStack
+    folder: Path
+    environ: Mapping[str, str]
+
+    def train(self, case: Case) -> Curve:
+        """Run `case` to its end. Raises LocalStackError when a process fails; output.log has its lines."""
+        case.write(self.folder)
+        began = time.monotonic()
+        trainer = self._start("trainer", "gristmill_trainer")
+        env = self._start("env", "gristmill_env", "serve", "--config", case.name)
+        _wait(env, trainer)
+        rows = read_jsonl(self.folder / "runs" / case.name / "metrics.jsonl")
+        return Curve(
+            case.label,
+            case.seed,
+            [row["reward_mean"] for row in rows],
+            [row["staleness_mean"] for row in rows],
+            [row["tokens"] for row in rows],
+            time.monotonic() - began,
+            sum(sum(row["seconds"].values()) for row in rows[1:]),
+        )
+
+    def _start(self, name: str, module: str, *arguments: str) -> Service:
+        return self.processes.start(name, [sys.executable, "-m", module, *arguments], self.environ)
+
+
+@contextmanager
+def bench(folder: Path, model: str) -> Iterator[Bench]:
+    """All parts but environment and trainer, started and stopped; everybody's output goes to folder/output.log."""
+    folder.mkdir()
+    with (folder / "output.log").open("w") as log:
+
+        def say(name: str, text: str) -> None:
+            print(f"{name} | {text}", file=log, flush=True)
+
+        weights = folder / "weights"
+        weights.mkdir()
+        with LocalStack(say) as processes:
+            redis_port, api_port, model_port = free_port(), free_port(), free_port()
+            start_redis(processes, folder / "redis", redis_port)
+            start_api(processes, redis_port, api_port)
+            start_vllm(processes, weights, model_port, model)
+            environ = {
+                "GRISTMILL_API_URL": f"http://127.0.0.1:{api_port}",
+                "GRISTMILL_MODEL_URL": f"http://127.0.0.1:{model_port}",
+                "GRISTMILL_CONFIG_DIR": str(folder),
+                "GRISTMILL_MODELS_DIR": str(MODELS_DIR),
+                "GRISTMILL_WEIGHTS_DIR": str(weights),
+                "GRISTMILL_RUNS_DIR": str(folder / "runs"),
+                "GRISTMILL_RUN_ID": "",
+            }
+            yield Bench(processes, folder, environ)
+
+
+def _wait(*services: Service) -> None:
+    """Until all have ended well."""
+    deadline: float | None = None
+    while any(service.exit_code is None for service in services):
+        for service in services:
+            if service.exit_code:
+                raise LocalStackError(f"{service.name} ended with exit code {service.exit_code}")
+            if service.exit_code == 0 and deadline is None:
+                deadline = time.monotonic() + _LAST_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            raise LocalStackError(f"one of {', '.join(service.name for service in services)} did not end")
+        time.sleep(0.1)

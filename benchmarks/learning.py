@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Does it learn, and how fast: whole trainings on real parts (Redis, API, vLLM, environment, trainer).
+
+    objectives   the quickstart with each objective, three seeds: steps to a reward of 0.85
+    staleness    the quickstart, synchronous and with the environment up to 1, 2 and 4 steps ahead
+    smollm2      SmolLM2-135M, a real model, on sums of reasoning-gym that it is sometimes right on
+
+`make bench-learning ARGS=objectives`; results lie in benchmarks/results/learning-*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.curves import report, sums
+from benchmarks.curves.runs import Case, Curve, bench
+from benchmarks.trajectory import machine
+
+_TARGET = 0.85
+_OBJECTIVES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo")
+_STALENESS = (0, 1, 2, 4)
+_STARTED = time.monotonic()
+
+
+class Study(NamedTuple):
+    """What is trained, and how its page begins."""
+
+    model: str
+    what: str
+    title: str
+    text: str
+    target: float | None
+    """Reward that steps are counted to."""
+    cases: list[Case]
+
+
+def main() -> None:
+    options = _options()
+    facts = machine.hardware() | machine.training("cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        study = _study(options, folder)
+        curves: list[Curve] = []
+        with bench(folder / "bench", study.model) as parts:
+            for case in study.cases:
+                curves.append(parts.train(case))
+                _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
+    page = "\n".join(_page(study, facts, curves)) + "\n"
+    print(page)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        base = options.results / f"learning-{options.study}"
+        base.with_suffix(".md").write_text(f"{page}\n![{study.title}]({base.name}.svg)\n")
+        base.with_suffix(".json").write_text(report.plain(facts, curves))
+        report.plot(curves, study.title, study.target, base.with_suffix(".svg"))
+        _say(f"written: {base}.md, .json and .svg")
+
+
+def _study(options: argparse.Namespace, folder: Path) -> Study:
+    if options.study == "objectives":
+        cases = [_quickstart(name, seed, {"objective": name}) for name in _OBJECTIVES for seed in range(options.seeds)]
+        text = (
+            "The quickstart's own settings, one update a batch: the ratio to the old policy is 1, and no clip acts. "
+            "What differs is how an objective weighs tokens and sequences."
+        )
+        return Study("tiny", "objective", "Quickstart, each objective", text, _TARGET, cases)
+    if options.study == "staleness":
+        cases = [
+            _quickstart(f"staleness {ahead}", seed, {"max_staleness": ahead})
+            for ahead in _STALENESS
+            for seed in range(options.seeds)
+        ]
+        text = (
+            "The environment may run that many steps ahead of the trainer; 0 is synchronous. All share two cores, so "
+            "that generating and training at the same time gain little here."
+        )
+        return Study("tiny", "bound", "Quickstart, staleness", text, _TARGET, cases)
+    config = sums.write(folder)
+    cases = [Case("smollm2", str(config), seed, {}) for seed in range(options.seeds)]
+    return Study("smollm2", "model", f"SmolLM2-135M, {sums.WHAT}", sums.TEXT, None, cases)
+
+
+def _quickstart(label: str, seed: int, trainer: dict[str, object]) -> Case:
+    return Case(label, "quickstart", seed, trainer)
+
+
+def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> list[str]:
+    head = [f"# Learning: {study.title}", "", "| | |", "|-|-|", *(f"| {name} | {facts[name]} |" for name in facts)]
+    return [*head, "", study.text, "", *report.table(curves, study.what, study.target)]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=("objectives", "staleness", "smollm2"))
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
+    parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    print(f"[{time.monotonic() - _STARTED:6.0f} s] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What the learning benchmark makes of curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks.curves import report, sums
+from benchmarks.curves.runs import Case, Curve
+
+
+def _curve(rewards: list[float], seed: int = 0, label: str = "dapo") -> Curve:
+    steps = len(rewards)
+    return Curve(label, seed, rewards, [0.5] * steps, [100] * steps, seconds=20.0, stepping=0.5 * (steps - 1))
+
+
+def test_the_target_is_reached_by_the_mean_of_five_steps_and_not_by_one() -> None:
+    assert report.steps_to(_curve([0, 0, 0, 0, 0, 1, 0, 0.5, 1, 1, 1, 1]), 0.7) == 10
+    assert report.steps_to(_curve([1.0] * 5), 0.7) == 5
+    assert report.steps_to(_curve([0.6] * 30), 0.7) is None
+
+
+def test_a_run_that_never_came_there_is_the_longest() -> None:
+    there, later, never = ([0.0] * zeros + [1.0] * (20 - zeros) for zeros in (5, 10, 20))
+    (_, _, line, *_) = report.table([_curve(there), _curve(never), _curve(later)], "objective", 0.9)
+    assert line.startswith(
+        "| dapo | 10 / never / 15 | 15 | 0.000 / 0.000 / 0.000 | 1.000 / 0.000 / 1.000 | 0.50 | 20 |"
+    )
+    (_, _, line, *_) = report.table([_curve(there), _curve(never), _curve(never)], "objective", 0.9)
+    assert "| 10 / never / never | never |" in line
+
+
+def test_the_plot_has_a_line_for_every_label_and_is_the_same_again(tmp_path: Path) -> None:
+    curves = [_curve([seed / 10, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0], seed, label) for label in ("a", "b") for seed in (0, 1)]
+    for name in ("one.svg", "two.svg"):
+        report.plot(curves, "Title", 0.85, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "<svg" in (tmp_path / "one.svg").read_text()
+
+
+def test_a_case_is_the_shipped_configuration_with_what_stands_above_it(tmp_path: Path) -> None:
+    case = Case("staleness 2", "quickstart", 7, {"max_staleness": 2})
+    case.write(tmp_path)
+    written = yaml.safe_load((tmp_path / "quickstart-staleness-2-7.yaml").read_text())
+    assert written["trainer"]["max_staleness"] == 2
+    assert written["trainer"]["seed"] == written["dataset"]["seed"] == 7
+    assert written["trainer"]["training_steps"] == 60
+    assert Path(written["dataset"]["dataset_path"]).exists()
+
+
+def test_sums_are_written_with_their_answers(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    Case("smollm2", str(sums.write(tmp_path)), 0, {}).write(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    assert len(rows) == sums.ROWS
+    for row in rows[:50]:
+        left, sign, right = row["question"].removesuffix(" =").split(": ")[1].split()
+        assert int(row["answer"]) == int(left) + (int(right) if sign == "+" else -int(right))
