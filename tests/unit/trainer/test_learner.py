@@ -236,9 +236,7 @@ def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(buil
     assert result.loss == pytest.approx(0, abs=1e-6)
     assert result.grad_norm <= 1e-4
     # And one that differs is learned from.
-    further = [
-        replace(one, teacher=Teacher(one.teacher.ids, one.teacher.logprobs - 1)) for one in taught if one.teacher
-    ]
+    apart = [replace(one, teacher=Teacher(one.teacher.ids, one.teacher.logprobs - 1)) for one in taught if one.teacher]
     assert build(distill_divergence=direction).step(apart, 1).loss > 1e-3
 
 
