@@ -46,13 +46,15 @@ def start_api(stack: LocalStack, redis_port: int, port: int) -> Service:
     return api
 
 
-def start_vllm(stack: LocalStack, weights_dir: Path, port: int, model: str = "tiny") -> Service:
+def start_vllm(
+    stack: LocalStack, weights_dir: Path, port: int, model: str = "tiny", models_dir: Path = MODELS_DIR
+) -> Service:
     """The model service. Fails, and does not skip, where its environment is missing: `make setup` makes it."""
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
     environ = {
         "MODEL": model,
         "MODEL_PORT": str(port),
-        "GRISTMILL_MODELS_DIR": str(MODELS_DIR),
+        "GRISTMILL_MODELS_DIR": str(models_dir),
         "GRISTMILL_WEIGHTS_DIR": str(weights_dir),
     }
     server = stack.start("model", [str(VLLM_PYTHON), "-m", "gristmill_model"], environ)

@@ -11,6 +11,10 @@ class ConfigError(GristmillError):
     """A setting is wrong: unknown key, wrong type, missing file, unset variable."""
 
 
+class UnknownKeyError(ConfigError):
+    """Among what is wrong is a key that nobody knows."""
+
+
 class PluginError(GristmillError):
     """Code that a configuration names is not there, or does not import."""
 

@@ -43,6 +43,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 0.0
     skipped: str | None = None
     """Why the step changed nothing: its loss or gradient was not finite, or nothing was left of its groups."""
+    updates_left_out: int = 0
+    """Of several updates a step, those whose loss or gradient was not finite."""
+    reward_parts: dict[str, float] = msgspec.field(default_factory=dict)
+    """Mean of each reward, over the sequences that it did not skip."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     """Sequences that were not trained on, by reason."""
     staleness: dict[str, int] = msgspec.field(default_factory=dict)
@@ -51,6 +55,15 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Share of groups whose advantages are all 0: they teach nothing."""
     cut_off_share: float = 0.0
     """Share of completions that ended at max_tokens."""
+    seq_len_cuts: int = 0
+    """Sequences that lost their tail to seq_len."""
+    overlong_filtered: int = 0
+    """Sequences that were not trained on because they were cut off; `overlong_punished`: whose reward was lowered."""
+    overlong_punished: int = 0
+    advantages_zeroed: int = 0
+    """Sequences whose advantage an override of their group set to 0."""
+    unknown_overrides: dict[str, int] = msgspec.field(default_factory=dict)
+    """Overrides of groups that nothing is known of, by key."""
     entropy_mean: float | None = None
     """Of the policy, in nats a trained token."""
     logprob_mean: float | None = None
@@ -64,12 +77,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kl_ref: float | None = None
     """The same against the reference model, of which the policy is the first argument."""
     ratio: dict[str, float] = msgspec.field(default_factory=dict)
-    """Quantiles (p01, p50, p99, max) of the policy ratio."""
+    """Quantiles (p01, p50, p99, max) over trained tokens of the policy ratio, as the objective has it: of the token, or
+    of its sequence."""
     clip_low_share: float | None = None
-    """Share of trained tokens whose ratio the lower clip stopped; `clip_high_share`: the upper one."""
+    """Share of trained tokens whose ratio the objective's lower clip stopped; `clip_high_share`: the upper one."""
     clip_high_share: float | None = None
     importance: dict[str, float] = msgspec.field(default_factory=dict)
-    """Quantiles of the importance weight against the rollout policy, before its cap."""
+    """Quantiles of the importance weight against the rollout policy, before its cap; of the token or its sequence."""
     importance_capped_share: float | None = None
     """Share of trained tokens above the cap."""
     tokens_per_second: float = 0.0

@@ -81,7 +81,7 @@ def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
     assert "skipped" not in rows[0]
     assert "the loss is" in rows[1]["skipped"] or "the gradient norm is" in rows[1]["skipped"]
     assert rows[2]["rejected"] == {"outside_vocabulary": 2 * GROUPS}
-    assert rows[2]["skipped"] == "all of its groups were rejected"
+    assert rows[2]["skipped"] == "nothing is left of its groups to train on"
     assert "skipped" not in rows[3]
     assert np.isfinite(rows[3]["loss"])
     files = sorted((run_dir / "aside").glob("*.groups"))

@@ -15,14 +15,14 @@ import httpx
 import pytest
 from tests.support.held_out import exact_match
 from tests.support.launcher import SCRIPT, launch
-from tests.support.stack import Vllm
+from tests.support.stack import Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
 from gristmill_trainer.publish.token import publish_token
-from local_processes import listens
+from local_processes import LocalStack, free_port, listens
 
 
 def _descendants(pid: int) -> set[int]:
@@ -69,6 +69,12 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
     assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == rows[-1]["policy_version"]
     assert exact_match(vllm.url) >= 0.80
+
+    # The finished model is one that vLLM starts from.
+    with LocalStack() as stack:
+        port, finished = free_port(), str(tmp_path / "runs/quickstart/model")
+        start_vllm(stack, tmp_path / "weights", port, finished, models_dir=tmp_path / "models")
+        assert exact_match(f"http://127.0.0.1:{port}") >= 0.80
 
 
 def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.data.sample import Sample, Teacher
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.learner import Learner
+from gristmill_trainer.observed import measure
 from gristmill_trainer.optimizer import build_optimizer, build_schedule, learning_rate_factor
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
@@ -182,6 +183,105 @@ def test_a_loss_that_is_not_finite_leaves_everything_bit_for_bit(build: Build, b
     assert farthest(weights(learner), before) > 0
 
 
+def test_one_update_of_several_is_left_out_and_the_others_count(build: Build) -> None:
+    learner, samples = build(minibatches=4), make_samples()
+    bad = replace(samples[5], advantages=samples[5].advantages * np.float32(np.nan))
+    before = weights(learner)
+    result = learner.step([*samples[:5], bad, *samples[6:]], 1)
+    assert (result.skipped, result.left_out) == (None, 1)
+    assert math.isfinite(result.loss)
+    assert math.isfinite(result.grad_norm)
+    assert farthest(weights(learner), before) > 0
+    none = learner.step([replace(one, advantages=bad.advantages[-1:].repeat(len(one))) for one in samples], 2)
+    assert none.left_out == 4
+    assert none.skipped is not None
+
+
+def test_without_a_trained_token_nothing_moves_but_the_schedule(build: Build) -> None:
+    learner, samples = build(lr_schedule="linear", training_steps=4), make_samples()
+    learner.step(samples, 1)
+    before, state = weights(learner), moments(learner)
+    for left in ([replace(one, trained=np.zeros_like(one.trained)) for one in samples], []):
+        result = learner.step(left, 2)
+        assert result.skipped is not None
+        assert "nothing is left" in result.skipped
+        assert math.isnan(result.loss)
+    assert_same_bits(weights(learner), before)
+    assert all(torch.equal(one, other) for one, other in zip(moments(learner), state, strict=True))
+    assert learner.learning_rate == pytest.approx(1e-3 * learning_rate_factor(3, "linear", 0, 4))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(build: Build, direction: str) -> None:
+    """Of a teacher of two tokens, some places bring one, and others none: what is absent must not pull."""
+    learner = build(distill_divergence=direction, plain=True, max_grad_norm=1e6)
+    silent = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
+    ids = [np.stack([one.tokens, (one.tokens + 1) % 64], axis=1).astype(np.int32) for one in silent]
+    spoken = []
+    for column in (0, 1):
+        # The policy's own words: its log-probability of each token where it would stand.
+        asked = [
+            replace(one, tokens=np.where(one.trained, own[:, column], one.tokens).astype(np.int32))
+            for one, own in zip(silent, ids, strict=True)
+        ]
+        spoken.append([_first_trained(learner, one, other) for one, other in zip(silent, asked, strict=True)])
+    taught = []
+    for number, (one, own) in enumerate(zip(silent, ids, strict=True)):
+        first = int(np.flatnonzero(one.trained)[0])
+        known, said = np.full_like(own, -1), np.zeros(own.shape, np.float32)
+        for column in range(1 + number % 2):
+            known[first, column], said[first, column] = own[first, column], spoken[column][number]
+        taught.append(replace(one, teacher=Teacher(known, said)))
+    result = learner.step(taught, 1)
+    assert result.loss == pytest.approx(0, abs=1e-6)
+    assert result.grad_norm <= 1e-4
+    # And one that differs is learned from.
+    apart = [replace(one, teacher=Teacher(one.teacher.ids, one.teacher.logprobs - 1)) for one in taught if one.teacher]
+    assert build(distill_divergence=direction).step(apart, 1).loss > 1e-3
+
+
+def _first_trained(learner: Learner, one: Sample, other: Sample) -> float:
+    """The policy's log-probability of `other`'s first trained token, after `one`'s prompt."""
+    first = int(np.flatnonzero(one.trained)[0])
+    return float(learner.logprobs([other])[0][first])
+
+
+def test_what_is_told_of_clips_is_what_the_objective_clips(build: Build) -> None:
+    """Ratios that moved far, by old log-probabilities that are far away: the share of tokens without a gradient."""
+    samples = make_samples()
+    now = build().logprobs(samples)
+    moved = [
+        replace(one, old_logprobs=np.where(one.trained, row - 2.0, 0).astype(np.float32))
+        for one, row in zip(samples, now, strict=True)
+    ]
+    positive = np.concatenate([one.advantages[one.trained] > 0 for one in samples])
+    for objective, share in (("dapo", positive.mean()), ("cispo", 1.0), ("gspo", positive.mean())):
+        found = measure(build(objective=objective).step(moved, 1).seen)
+        assert found.clip_high_share == pytest.approx(share), objective
+        assert found.clip_low_share == 0.0
+        assert found.ratio is not None
+        assert found.ratio["p50"] == pytest.approx(math.exp(2.0), rel=1e-3)
+    assert measure(build(objective="cispo", clip_epsilon_high=8.0).step(moved, 1).seen).clip_high_share == 0.0
+
+
+def test_a_sequences_weight_is_told_where_a_sequences_weight_is_used(build: Build) -> None:
+    samples = make_samples()
+    now = build().logprobs(samples)
+    known = [
+        replace(one, rollout_logprobs=np.where(one.trained, row - 0.1, 0).astype(np.float32))
+        for one, row in zip(samples, now, strict=True)
+    ]
+    token = measure(build(importance_cap=1.5).step(known, 1).seen)
+    sequence = measure(build(importance_cap=1.5, importance_level="sequence").step(known, 1).seen)
+    lengths = np.repeat([one.trained_tokens for one in samples], [one.trained_tokens for one in samples])
+    assert token.importance is not None
+    assert sequence.importance is not None
+    assert token.importance["max"] == pytest.approx(math.exp(0.1), rel=1e-3)
+    assert token.importance_capped_share == 0.0
+    assert sequence.importance["max"] == pytest.approx(math.exp(0.1 * lengths.max()), rel=1e-3)
+    assert sequence.importance_capped_share == pytest.approx((np.exp(0.1 * lengths) > 1.5).mean())
+
+
 def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
     learner, untouched, samples = build(batch_size=2), build(batch_size=2), make_samples()
     answers: Iterator[bool] = iter([True, True, False])
@@ -249,7 +349,8 @@ def test_the_reference_model_speaks_where_groups_do_not(build: Build) -> None:
 def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(build: Build) -> None:
     learner, samples = build(batch_size=2), make_samples()
     seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).seen
-    assert seen.ref_logprobs is None
+    assert np.isnan(seen.ref_logprobs).any()
+    assert measure(seen).kl_ref is None
 
 
 def test_the_schedule_goes_on_once_a_step(build: Build) -> None:

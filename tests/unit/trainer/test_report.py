@@ -20,7 +20,7 @@ from gristmill_trainer.data.rejected import Reason
 from gristmill_trainer.data.samples import to_samples
 from gristmill_trainer.data.statistics import Statistics
 from gristmill_trainer.learner import StepResult
-from gristmill_trainer.observed import Bounds, Observed
+from gristmill_trainer.observed import Observed
 from gristmill_trainer.report import memory_mb, peak_of, step_metrics
 from gristmill_trainer.settings import TrainerSettings
 
@@ -36,13 +36,21 @@ def statistics(groups: int = 2) -> Statistics:
 
 def result(count: int = 6, **fields: Any) -> StepResult:
     values = np.linspace(-2, -1, count).astype(np.float32)
-    seen = Observed(values, values, values - np.float32(0.1), values + np.float32(1.5), values)
+    no, yes = np.zeros(count, np.float32), np.ones(count, np.float32)
+    seen = Observed(
+        values, values, values - np.float32(0.1), values + np.float32(1.5), values, no * np.float32(np.nan), yes,
+        no, no, yes, no,
+    )  # fmt: skip
     return replace(StepResult(0.25, 1.5, seen, tokens=100, trained_tokens=count, flops=4 * 10**12), **fields)
 
 
-def metrics(known: Statistics, done: StepResult | None, **changed: Any) -> StepMetrics:
-    arguments: dict[str, Any] = {"learning_rate": 1e-3, "skipped": None, "device": CPU} | changed
-    return step_metrics(PolicyVersion(1, 4), known, done, Bounds(0.2, 0.28, 2.0), SECONDS, **arguments)
+def nothing() -> StepResult:
+    return StepResult(math.nan, math.nan, Observed.of([]), 0, 0, None, "nothing is left of its groups to train on")
+
+
+def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:
+    arguments: dict[str, Any] = {"learning_rate": 1e-3, "device": CPU} | changed
+    return step_metrics(PolicyVersion(1, 4), known, done, SECONDS, **arguments)
 
 
 def test_a_steps_metrics() -> None:
@@ -62,11 +70,11 @@ def test_a_steps_metrics() -> None:
     assert found.memory_mb > 50
 
 
-@pytest.mark.parametrize("done", [result(), result(count=0), result(flops=None), None])
+@pytest.mark.parametrize("done", [result(), result(count=0), result(flops=None), nothing()])
 @pytest.mark.parametrize("groups", [2, 0])
-def test_values_are_numbers_words_and_dicts_of_them(done: StepResult | None, groups: int) -> None:
+def test_values_are_numbers_words_and_dicts_of_them(done: StepResult, groups: int) -> None:
     """Whatever there is none of is left out, rather than told as null."""
-    found = metrics(statistics(groups), done, skipped=None if done else "all of its groups were rejected")
+    found = metrics(statistics(groups), done)
     values = found.values()
     assert "step" not in values
     assert None not in values.values()
@@ -75,7 +83,7 @@ def test_values_are_numbers_words_and_dicts_of_them(done: StepResult | None, gro
         flat = value.values() if isinstance(value, dict) else [value]
         assert all(isinstance(item, float | int | str) for item in flat), name
     assert ("kl_ref" in values, "mfu" in values) == (False, False)
-    assert ("ratio" in values) == (done is not None and len(done.seen.logprobs) > 0)
+    assert ("ratio" in values) == (len(done.seen.logprobs) > 0)
 
 
 def test_only_what_has_no_value_is_not_a_number() -> None:
@@ -83,19 +91,19 @@ def test_only_what_has_no_value_is_not_a_number() -> None:
         return {name for name, value in found.values().items() if isinstance(value, float) and not math.isfinite(value)}
 
     assert not_numbers(metrics(statistics(), result())) == set()
-    assert not_numbers(metrics(statistics(), None)) == {"loss", "grad_norm"}
-    assert not_numbers(metrics(statistics(), result(loss=math.nan), skipped="the loss is nan")) == {"loss"}
+    assert not_numbers(metrics(statistics(), nothing())) == {"loss", "grad_norm"}
+    assert not_numbers(metrics(statistics(), result(loss=math.nan, skipped="the loss is nan"))) == {"loss"}
     of_groups = {"reward_mean", "reward_std", "staleness_mean", "completion_tokens_mean", "cut_off_share"}
-    assert not_numbers(metrics(statistics(0), None)) == of_groups | {"loss", "grad_norm", "zero_advantage_share"}
+    assert not_numbers(metrics(statistics(0), nothing())) == of_groups | {"loss", "grad_norm", "zero_advantage_share"}
 
 
 def test_a_line_of_the_file_is_strict_json() -> None:
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no JSON")
 
-    row = json.loads(msgspec.json.encode(metrics(statistics(0), None, skipped="nothing left")), parse_constant=refuse)
+    row = json.loads(msgspec.json.encode(metrics(statistics(0), nothing())), parse_constant=refuse)
     assert row["loss"] is None
-    assert row["skipped"] == "nothing left"
+    assert row["skipped"] == "nothing is left of its groups to train on"
     assert (row["ratio"], row["importance"]) == ({}, {}), "dicts stay dicts where there is nothing to tell"
     assert row["step"] == 4
 
@@ -108,7 +116,7 @@ def test_dropped_sequences_are_told_by_reason() -> None:
 
 def test_without_a_peak_there_is_no_mfu() -> None:
     assert metrics(statistics(), result()).mfu is None
-    assert metrics(statistics(), None, peak=16.0).mfu is None
+    assert metrics(statistics(), nothing(), peak=16.0).mfu is None
     assert metrics(statistics(), result(flops=None), peak=16.0).mfu is None
     assert peak_of(CPU, None) is None
     assert peak_of(CPU, 3.5) == 3.5

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gristmill.errors import ConfigError
+from gristmill.errors import ConfigError, UnknownKeyError
 from gristmill.settings.nearest import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
@@ -37,7 +37,8 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         lines = [_explain(model, dict(item), where) for item in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+        unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
+        raise (UnknownKeyError if unknown else ConfigError)("\n".join(dict.fromkeys(lines))) from error
 
 
 def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:

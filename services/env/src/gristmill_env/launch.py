@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
+from gristmill.errors import UnknownKeyError
 from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
 from gristmill_env.atropos import read_file, without_section
+from gristmill_env.atropos.recognise import could_be_of_atropos
 from gristmill_env.settings import EnvConfig
 from gristmill_env.slurm import discover
 
@@ -54,7 +56,12 @@ class Launch:
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(in_file, _from_environment(deployment, in_file)), given)
-        config = parse(EnvConfig, values, str(path) if path is not None else _COMMAND_LINE)
+        try:
+            config = parse(EnvConfig, values, str(path) if path is not None else _COMMAND_LINE)
+        except UnknownKeyError as error:
+            if could_be_of_atropos(in_file):
+                raise ConfigError(f"{error} A file of Atropos' loads with --config_format atropos.") from error
+            raise
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +41,9 @@ class StepResult:
     """What a step did."""
 
     loss: float
-    """Mean over the step's updates."""
+    """Mean over the updates that were taken; without any, over those left out. NaN where there was none."""
     grad_norm: float
-    """Global L2 norm before clipping; mean over the updates."""
+    """Global L2 norm before clipping; the same mean."""
     seen: Observed
     """All trained tokens, update after update."""
     tokens: int
@@ -52,7 +52,9 @@ class StepResult:
     flops: int | None
     """Model FLOPs of all updates, all ranks; None where the model's are not known."""
     skipped: str | None = None
-    """Why an update was left out: its loss or its gradient was not finite."""
+    """Why the step changed nothing: nothing was left to train on, or no update was finite."""
+    left_out: int = 0
+    """Updates whose loss or gradient was not finite."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Learner:
     def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
         """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
 
-        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it.
+        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it. So it
+        does without any trained token: AdamW's momentum would move it on. The schedule goes on in any case.
         `go_on` is asked before each micro-batch, on rank 0; where it says no, every rank raises AbandonedError.
         """
         settings = self._settings
@@ -104,31 +107,35 @@ class Learner:
         if settings.updates_per_step > 1:
             samples = self._with_old_logprobs(samples)
         groups = [sample.group_id for sample in samples]
-        updates: list[_Update] = []
-        untouched, skipped = True, None
+        taken: list[_Update] = []
+        left_out: list[_Update] = []
+        problem = None
+        if not any(sample.trained_tokens for sample in samples):
+            return self._nothing()
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
-                update = self._update([samples[number] for number in part], go_on, untouched=untouched)
-                problem = _not_finite(update)
-                if problem is None:
+                update = self._update([samples[number] for number in part], go_on, untouched=not taken)
+                found = _not_finite(update)
+                if found is None:
                     self.optimizer.step()
-                    untouched = False
                 else:
-                    skipped = problem
+                    problem = found
                     _LOG.error("step %d: %s; this update is left out", step, problem)
+                (taken if found is None else left_out).append(update)
                 self.optimizer.zero_grad(set_to_none=True)
-                updates.append(update)
         if self.schedule is not None:
             self.schedule.step()
         lengths, trained = [len(sample) for sample in samples], sum(sample.trained_tokens for sample in samples)
+        told = taken or left_out
         return StepResult(
-            loss=float(np.mean([update.loss for update in updates])),
-            grad_norm=float(np.mean([update.grad_norm for update in updates])),
-            seen=Observed.join([update.seen for update in updates]),
+            loss=float(np.mean([update.loss for update in told])),
+            grad_norm=float(np.mean([update.grad_norm for update in told])),
+            seen=Observed.join([update.seen for update in told]),
             tokens=settings.num_epochs * sum(lengths),
             trained_tokens=settings.num_epochs * trained,
             flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
-            skipped=skipped,
+            skipped=None if taken else problem,
+            left_out=len(left_out),
         )
 
     def logprobs(self, samples: Sequence[Sample], policy: Policy | None = None) -> list[F32]:
@@ -147,6 +154,11 @@ class Learner:
         everywhere = {number: values for share in self._world.gather(found) for number, values in share.items()}
         return [everywhere[number] for number in range(len(samples))]
 
+    def _nothing(self) -> StepResult:
+        if self.schedule is not None:
+            self.schedule.step()
+        return StepResult(math.nan, math.nan, Observed.of([]), 0, 0, None, "nothing is left of its groups to train on")
+
     def _update(self, samples: Sequence[Sample], go_on: Callable[[], bool], *, untouched: bool) -> _Update:
         """Add up the gradient of one update, clipped."""
         counts = np.array([sample.trained_tokens for sample in samples], np.int64)
@@ -154,7 +166,7 @@ class Learner:
             self._settings.objective, counts, self._settings.batch_size, self._max_completion_length
         )
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
-        loss_sum, seen = 0.0, []
+        losses, rows = [], []
         for micro in self._micro_batches(samples, weights):
             if not self._world.share(go_on() if self._world.leads else None):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -171,42 +183,42 @@ class Learner:
             old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
             # Where nobody recorded what the rollout policy said, the old policy stands in for it.
             rollout = torch.where(micro.rollout_logprobs.isnan(), old, micro.rollout_logprobs)
-            loss = self.objective.loss(
-                TrainedTokens(
-                    logprobs=scores.logprobs,
-                    old_logprobs=old,
-                    rollout_logprobs=rollout,
-                    advantages=micro.advantages,
-                    weights=micro.weights,
-                    sequence=micro.sequence,
-                    sequences=micro.sequences,
-                    entropy=scores.entropy,
-                    entropy_weight=entropy_weight,
-                    ref_logprobs=micro.ref_logprobs,
-                    teacher_logprobs=micro.teacher_logprobs,
-                    student_logprobs=scores.student_logprobs,
-                )
+            tokens = TrainedTokens(
+                logprobs=scores.logprobs,
+                old_logprobs=old,
+                rollout_logprobs=rollout,
+                advantages=micro.advantages,
+                weights=micro.weights,
+                sequence=micro.sequence,
+                sequences=micro.sequences,
+                entropy=scores.entropy,
+                entropy_weight=entropy_weight,
+                ref_logprobs=micro.ref_logprobs,
+                teacher_logprobs=micro.teacher_logprobs,
+                student_logprobs=scores.student_logprobs,
             )
+            loss = self.objective.loss(tokens)
             # FSDP takes the mean over the ranks; the shares of the loss are to be added.
             (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.item()
-            seen.append(
-                Observed.of(scores.logprobs, old, rollout, micro.advantages, scores.entropy, micro.ref_logprobs)
-            )
+            # Numbers stay on the device until the update's end: a GPU is given the next micro-batch meanwhile.
+            losses.append(loss.detach())
+            rows.append(Observed.rows(tokens, self.objective.measured(tokens)))
         grad_norm = self._clip_gradient()
-        shares = self._world.gather((loss_sum, seen))
+        loss_sum = sum(loss.item() for loss in losses)
+        shares = self._world.gather((loss_sum, Observed.of(rows)))
         return _Update(
             loss=sum(share[0] for share in shares),
             grad_norm=grad_norm,
-            seen=Observed.join([piece for share in shares for piece in share[1]]),
+            seen=Observed.join([share[1] for share in shares]),
         )
 
     def _clip_gradient(self) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self.policy.trained_parameters(), self._settings.max_grad_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
-    def _micro_batches(self, samples: Sequence[Sample], weights: np.ndarray) -> list[MicroBatch]:
-        """This rank's share. All ranks have equally many: FSDP's collectives want company."""
+    def _micro_batches(self, samples: Sequence[Sample], weights: np.ndarray) -> Iterator[MicroBatch]:
+        """This rank's share, each made when it is asked for: while a GPU is still at work on the one before. All ranks
+        have equally many: FSDP's collectives want company."""
         settings = self._settings
         shares = plan(
             [len(sample) for sample in samples],
@@ -214,12 +226,11 @@ class Learner:
             batch_size=settings.batch_size,
             ranks=self._world.size,
         )
-        return [
-            dummy(self.policy.device, packing=settings.packing)
-            if index is None
-            else collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
-            for index in shares[self._world.rank]
-        ]
+        for index in shares[self._world.rank]:
+            if index is None:
+                yield dummy(self.policy.device, packing=settings.packing)
+            else:
+                yield collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
 
     def _with_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         found = self.logprobs(samples)

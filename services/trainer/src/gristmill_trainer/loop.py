@@ -11,7 +11,6 @@ the queue, what the last checkpoint covers is settled when the next trainer take
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ from gristmill_trainer.feed import Feed
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.observed import Bounds
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
 from gristmill_trainer.report import step_metrics
@@ -74,7 +72,6 @@ class Training:
     leases: Leases
     feed: Feed
     limits: Limits
-    bounds: Bounds
     aside: Aside
     skipped: SkippedSteps
     watchdog: Watchdog
@@ -118,7 +115,7 @@ def train(training: Training) -> None:
                 result = optimizer_step(training, prepared, step, slowest)
             except AbandonedError as abandoned:
                 leave_step(training, version, abandoned)
-        problem = settle(training, version, step, groups, result)
+        settle(training, version, step, groups, result)
         version = PolicyVersion(training.incarnation, step)
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
         if due or training.stop.requested:
@@ -126,7 +123,7 @@ def train(training: Training) -> None:
                 checkpoint(training, version)
         with phases("publish"):
             publish(training, version)
-        report(training, version, prepared, result, problem, learning_rate, phases)
+        report(training, version, prepared, result, learning_rate, phases)
         slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
         reward = prepared.statistics.reward_mean
         stop_if_requested(training, version)
@@ -147,13 +144,11 @@ def wait_for_groups(training: Training, version: PolicyVersion) -> list[Trajecto
         training.watchdog.look(str(version))
 
 
-def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult | None:
-    """None when nothing was left of the groups. Raises AbandonedError when asked to stop with too little time left.
+def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:
+    """Raises AbandonedError when asked to stop with too little time left.
 
     `slowest`: seconds of each phase of the slowest step so far.
     """
-    if not prepared.samples:
-        return None
     started = time.monotonic()
 
     def go_on() -> bool:
@@ -164,30 +159,29 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
 
 
 def settle(
-    training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult | None
-) -> str | None:
-    """Note what became of the step's groups. Those that changed nothing are put aside, and the reason returned.
+    training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
+) -> None:
+    """Note what became of the step's groups. Those that changed nothing are put aside.
 
     Raises TrainerError when too many steps in a row changed nothing.
     """
     training.leases.trained(step)
-    if result is not None and result.skipped is None:
+    problem = result.skipped
+    if problem is None:
         training.skipped.trained()
-        return None
-    problem = "all of its groups were rejected" if result is None or result.skipped is None else result.skipped
+        return
     file = training.aside.write(
         groups,
         Reason(
             step=step,
             version=str(version),
             problem=problem,
-            loss=str(math.nan if result is None else result.loss),
-            grad_norm=str(math.nan if result is None else result.grad_norm),
+            loss=str(result.loss),
+            grad_norm=str(result.grad_norm),
             group_ids=[group.group_id for group in groups],
         ),
     )
     training.skipped.skipped(file, problem)
-    return problem
 
 
 def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
@@ -235,8 +229,7 @@ def report(
     training: Training,
     version: PolicyVersion,
     prepared: Prepared,
-    result: StepResult | None,
-    problem: str | None,
+    result: StepResult,
     learning_rate: float,
     phases: Phases,
 ) -> None:
@@ -245,10 +238,8 @@ def report(
         version,
         prepared.statistics,
         result,
-        training.bounds,
         phases.seconds,
         learning_rate=learning_rate,
-        skipped=problem,
         device=training.policy.device,
         devices=training.devices,
         peak=training.peak_tflops,

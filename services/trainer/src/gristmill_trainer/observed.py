@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gristmill_trainer.objectives import Measured, TrainedTokens
+
 F32 = npt.NDArray[np.float32]
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
 
@@ -23,51 +25,48 @@ class Observed:
     rollout_logprobs: F32
     advantages: F32
     entropy: F32
-    ref_logprobs: F32 | None = None
+    ref_logprobs: F32
+    """NaN where there is no reference."""
+    ratio: F32
+    """As the objective has it: of the token, or of its sequence. So are the following."""
+    stopped_low: F32
+    """1 where the lower clip stopped the ratio, else 0."""
+    stopped_high: F32
+    importance: F32
+    """Before its cap."""
+    capped: F32
+    """1 where the weight is above the cap, else 0."""
 
     @classmethod
-    def of(
-        cls,
-        logprobs: torch.Tensor,
-        old_logprobs: torch.Tensor,
-        rollout_logprobs: torch.Tensor,
-        advantages: torch.Tensor,
-        entropy: torch.Tensor,
-        ref_logprobs: torch.Tensor | None,
-    ) -> Observed:
-        """From the tensors of a micro-batch, float32[M]."""
-        return cls(
-            _array(logprobs),
-            _array(old_logprobs),
-            _array(rollout_logprobs),
-            _array(advantages),
-            _array(entropy),
-            None if ref_logprobs is None else _array(ref_logprobs),
-        )
+    def rows(cls, tokens: TrainedTokens, measured: Measured) -> torch.Tensor:
+        """float32[fields, M] on the tokens' device, for `of`: nobody waits for the device yet."""
+        reference = torch.full_like(tokens.old_logprobs, torch.nan)
+        columns = {
+            "logprobs": tokens.logprobs,
+            "old_logprobs": tokens.old_logprobs,
+            "rollout_logprobs": tokens.rollout_logprobs,
+            "advantages": tokens.advantages,
+            "entropy": reference if tokens.entropy is None else tokens.entropy,
+            "ref_logprobs": reference if tokens.ref_logprobs is None else tokens.ref_logprobs,
+            **measured._asdict(),
+        }
+        return torch.stack([columns[field.name].detach().float() for field in fields(cls)])
+
+    @classmethod
+    def of(cls, rows: Sequence[torch.Tensor]) -> Observed:
+        """From the `rows` of micro-batches; none give empty arrays."""
+        whole = torch.cat(list(rows), dim=1).cpu().numpy() if rows else np.zeros((len(fields(cls)), 0), np.float32)
+        return cls(*whole)
 
     @classmethod
     def join(cls, pieces: Sequence[Observed]) -> Observed:
-        """All of them, one after the other; none give empty arrays. `ref_logprobs` is there when every piece has it:
-        groups may bring it that lie beside others that do not."""
-        joined: dict[str, F32 | None] = {}
-        for field in fields(cls):
-            found = [values for piece in pieces if (values := getattr(piece, field.name)) is not None]
-            if field.name == "ref_logprobs" and (not pieces or len(found) < len(pieces)):
-                joined[field.name] = None
-            else:
-                joined[field.name] = np.concatenate([np.zeros(0, np.float32), *found])
-        return cls(**joined)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What the objective clips, for the shares of clipped tokens."""
-
-    low: float
-    """The ratio is stopped below 1 - low where the advantage is negative."""
-    high: float
-    """And above 1 + high where it is positive."""
-    importance_cap: float
+        """All of them, one after the other."""
+        return cls(
+            *(
+                np.concatenate([np.zeros(0, np.float32), *(getattr(piece, field.name) for piece in pieces)])
+                for field in fields(cls)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -89,39 +88,39 @@ class TokenMeasures:
     importance_capped_share: float | None = None
 
 
-def measure(seen: Observed, bounds: Bounds) -> TokenMeasures:
+def measure(seen: Observed) -> TokenMeasures:
     """The measures of a step's tokens; without any there is nothing to tell."""
     if not len(seen.logprobs):
         return TokenMeasures()
     new, old, rollout = (a.astype(np.float64) for a in (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs))
-    ratio, importance = np.exp(new - old), np.exp(old - rollout)
     positive = seen.advantages > 0
-    ref = None if seen.ref_logprobs is None else seen.ref_logprobs.astype(np.float64)
+    ref = seen.ref_logprobs.astype(np.float64)
     return TokenMeasures(
         rollout_logprob_diff_mean=float(np.abs(old - rollout).mean()),
         rollout_logprob_diff_max=float(np.abs(old - rollout).max()),
-        entropy_mean=float(seen.entropy.mean(dtype=np.float64)),
-        logprob_mean=float(new.mean()),
-        pos_logp=float(new[positive].mean()) if positive.any() else None,
-        neg_logp=float(new[~positive].mean()) if not positive.all() else None,
+        entropy_mean=_mean(seen.entropy),
+        logprob_mean=_mean(new),
+        pos_logp=_mean(new[positive]) if positive.any() else None,
+        neg_logp=_mean(new[~positive]) if not positive.all() else None,
         kl_rollout=_k3(old - rollout),
-        kl_ref=None if ref is None else _k3(ref - new),
-        ratio=_quantiles(ratio),
-        clip_low_share=float(((ratio < 1 - bounds.low) & (seen.advantages < 0)).mean()),
-        clip_high_share=float(((ratio > 1 + bounds.high) & positive).mean()),
-        importance=_quantiles(importance),
-        importance_capped_share=float((importance > bounds.importance_cap).mean()),
+        # Groups may bring a reference that lie beside others that do not.
+        kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
+        ratio=_quantiles(seen.ratio),
+        clip_low_share=_mean(seen.stopped_low),
+        clip_high_share=_mean(seen.stopped_high),
+        importance=_quantiles(seen.importance),
+        importance_capped_share=_mean(seen.capped),
     )
+
+
+def _mean(values: npt.NDArray[np.floating]) -> float:
+    return float(values.mean(dtype=np.float64))
 
 
 def _k3(difference: npt.NDArray[np.float64]) -> float:
     return float((np.expm1(difference) - difference).mean())
 
 
-def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    found = np.quantile(values, list(_QUANTILES.values()))
+def _quantiles(values: F32) -> dict[str, float]:
+    found = np.quantile(values.astype(np.float64), list(_QUANTILES.values()))
     return dict(zip(_QUANTILES, map(float, found), strict=True))
-
-
-def _array(tensor: torch.Tensor) -> F32:
-    return tensor.detach().float().cpu().numpy()

@@ -15,7 +15,7 @@ from gristmill.metrics import StepMetrics
 from gristmill_trainer.data.statistics import Statistics
 from gristmill_trainer.flops import peak_tflops
 from gristmill_trainer.learner import StepResult
-from gristmill_trainer.observed import Bounds, TokenMeasures, measure
+from gristmill_trainer.observed import measure
 
 
 def peak_of(device: torch.device, set_by_user: float | None) -> float | None:
@@ -36,39 +36,43 @@ def memory_mb(device: torch.device) -> float:
 def step_metrics(
     version: PolicyVersion,
     known: Statistics,
-    result: StepResult | None,
-    bounds: Bounds,
+    result: StepResult,
     seconds: dict[str, float],
     *,
     learning_rate: float,
-    skipped: str | None,
     device: torch.device,
     devices: int = 1,
     peak: float | None = None,
 ) -> StepMetrics:
-    """`result`: None when nothing was left to train on. `learning_rate`: the step's. `seconds`: by phase. `peak`:
-    TFLOPS a device."""
-    seen = TokenMeasures() if result is None else measure(result.seen, bounds)
+    """`learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS a device."""
+    seen = measure(result.seen)
     spent = seconds.get("train", 0.0)
     return StepMetrics(
         step=version.step,
         policy_version=str(version),
         reward_mean=known.reward_mean,
         reward_std=known.reward_std,
-        loss=math.nan if result is None else result.loss,
-        grad_norm=math.nan if result is None else result.grad_norm,
+        loss=result.loss,
+        grad_norm=result.grad_norm,
         staleness_mean=sum(known.staleness) / len(known.staleness) if known.staleness else math.nan,
         staleness={str(steps): groups for steps, groups in sorted(Counter(known.staleness).items())},
         completion_tokens_mean=known.completion_tokens_mean,
-        tokens=0 if result is None else result.tokens,
-        trained_tokens=0 if result is None else result.trained_tokens,
+        tokens=result.tokens,
+        trained_tokens=result.trained_tokens,
         seconds=seconds,
         learning_rate=learning_rate,
-        skipped=skipped,
+        skipped=result.skipped,
+        updates_left_out=result.left_out,
         rejected={str(reason): count for reason, count in known.rejected.items()},
+        reward_parts=known.reward_parts,
+        seq_len_cuts=known.seq_len_cuts,
+        overlong_filtered=known.overlong_filtered,
+        overlong_punished=known.overlong_punished,
+        advantages_zeroed=known.zeroed,
+        unknown_overrides=known.unknown_overrides,
         zero_advantage_share=known.zero_advantage_share,
         cut_off_share=known.cut_off_share,
-        tokens_per_second=result.tokens / spent if result is not None and spent else 0.0,
+        tokens_per_second=result.tokens / spent if spent else 0.0,
         mfu=_mfu(result, spent, devices, peak),
         peak_tflops=peak,
         memory_mb=memory_mb(device),
@@ -76,7 +80,7 @@ def step_metrics(
     )
 
 
-def _mfu(result: StepResult | None, seconds: float, devices: int, peak: float | None) -> float | None:
-    if result is None or result.flops is None or peak is None or not seconds:
+def _mfu(result: StepResult, seconds: float, devices: int, peak: float | None) -> float | None:
+    if result.flops is None or peak is None or not seconds:
         return None
     return result.flops / (seconds * devices * peak * 1e12)

@@ -25,8 +25,6 @@ from gristmill_trainer.feed import Direct
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
-from gristmill_trainer.objectives import Objective
-from gristmill_trainer.observed import Bounds
 from gristmill_trainer.policy import ModelSource, find_model
 from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import (
@@ -101,7 +99,6 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         stack.callback(publisher.close)
         feed = Prefetch(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
         stack.callback(feed.close)
-        objective = Objective.of(settings)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
             stack.callback(tracker.close)
@@ -122,7 +119,6 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
                 max_staleness=staleness_bound(run),
                 token_budget=settings.token_budget,
             ),
-            bounds=Bounds(objective.clip.low, objective.clip.high, settings.importance_cap),
             aside=Aside(run_dir / "aside"),
             skipped=SkippedSteps(settings.max_skipped_steps),
             watchdog=Watchdog(api, run.run_id, amount, servers),

@@ -23,6 +23,14 @@ DATASET = {"dataset_name": "a/b", "prompt_field": "q"}
         ({"dataset": {**DATASET, "accuracy_reward_weight": 1}}, "it has 'dataset.accuracy_reward_weight'"),
         ({"dataset": {**DATASET, "max_generations_per_prompt": 1}}, "it has 'dataset.max_generations_per_prompt'"),
         ({"use_local_agents": True, "dataset": DATASET}, "it has 'use_local_agents'"),
+        ({"batch_size": -1, "dataset": DATASET}, "'batch_size' is -1"),
+        ({"inference_weight": -1, "dataset": DATASET}, "'inference_weight' is -1"),
+        (
+            {"dataset": DATASET, "server_configs": {"base_url": "http://x"}},
+            "'server_configs' is one section and no list",
+        ),
+        ({"dataset": DATASET, "server_configs": [{"health_check": False}]}, "it has 'server_configs.health_check'"),
+        ({"server_configs": [{"rolling_buffer_length": 9}]}, "it has 'server_configs.rolling_buffer_length'"),
         (DATASET, "'dataset_name' stands at its top level"),
         ({"config_format": "atropos", "dataset": DATASET}, "config_format says so"),
     ],
@@ -64,8 +72,13 @@ def test_keys_of_both_kinds_are_an_error_that_names_both(tmp_path: Path, text: s
 def test_the_format_can_be_told(tmp_path: Path) -> None:
     plain = tmp_path / "plain.yaml"
     plain.write_text("dataset: {dataset_name: a/b, prompt_field: q}\nmy_note: x\n")
-    with pytest.raises(ConfigError, match=r"plain\.yaml: unknown key 'my_note'"):
+    with pytest.raises(ConfigError, match=r"plain\.yaml: unknown key 'my_note'.*--config_format atropos"):
         Launch.read(["--config", str(plain)], {}, "test")
+    ours = tmp_path / "ours.yaml"
+    ours.write_text("dataset: {dataset_name: a/b, prompt_field: q}\ntrainer: {}\nmy_note: x\n")
+    with pytest.raises(ConfigError, match=r"ours\.yaml: unknown key 'my_note'") as error:
+        Launch.read(["--config", str(ours)], {}, "test")
+    assert "atropos" not in str(error.value)
     launch = Launch.read(["--config", str(plain), "--config_format", "atropos"], {}, "test")
     assert launch.config.dataset.temperature == 0.7
     plain.write_text("config_format: atropos\nrun_id: mine\ntrainer: {training_steps: 7}\nreward_funcs: [format]\n")

@@ -14,6 +14,21 @@ from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 DIM, VOCABULARY, TEACHER = 8, 23, 3
 
 
+def test_a_weight_in_bfloat16_gets_the_sum_of_its_chunks_and_not_of_their_roundings() -> None:
+    """As FSDP hands it over on a GPU."""
+    states, weight, targets, scale, _ = inputs(600, 3, torch.float32)
+    low = weight.detach().to(torch.bfloat16).requires_grad_()
+    given = states.detach().to(torch.bfloat16)
+
+    def gradient(chunk_rows: int) -> torch.Tensor:
+        scores = head_scores(given, low, targets, scale, chunk_bytes=chunk_rows * VOCABULARY * 4)
+        (found,) = torch.autograd.grad(scores.logprobs.sum(), [low])
+        return found.double()
+
+    whole, chunks = gradient(600), gradient(1)
+    assert float((chunks - whole).norm() / whole.norm()) <= 0.003
+
+
 def plain(
     states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, teacher: torch.Tensor
 ) -> Scores:

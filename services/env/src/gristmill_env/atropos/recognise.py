@@ -6,7 +6,8 @@ The two are alike on purpose, so what decides is what only one of them can have.
 2. A key that only we have (`trainer:`, `run_id`, `dataset.seed`, ...) makes the file ours. If it has a mark of Atropos
    besides, that is an error which names both: nobody's mistyped key is waved through.
 3. A mark of Atropos makes it Atropos': a key that means something there and is none of ours (`env:`, `reward_funcs`,
-   `max_generations_per_prompt`, ...), or keys of the data set at the top level with no `dataset:` section.
+   `max_generations_per_prompt`, ...), a value that only it has (`batch_size: -1`, `server_configs` as one section with
+   no list), or keys of the data set at the top level with no `dataset:` section.
 4. Anything else is ours. A plain file of Atropos is read the same way under its own names; only its defaults differ.
 """
 
@@ -16,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gristmill import ConfigError
-from gristmill_env.atropos.keys import OTHER_KEYS
+from gristmill_env.atropos.keys import OTHER_KEYS, SERVER_KEYS
 from gristmill_env.atropos.rewards import WEIGHT_SUFFIX
-from gristmill_env.settings import DatasetConfig, EnvConfig
+from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
 
 FORMAT = "config_format"
 _FORMATS = ("atropos", "gristmill")
@@ -52,10 +53,19 @@ def _marks(values: Mapping[str, Any]) -> Iterator[str]:
         for name in section:
             if name.endswith(WEIGHT_SUFFIX) or (name in OTHER_KEYS and not _is_ours(name)):
                 yield f"it has '{prefix}{name}'"
+            elif name in OTHER_KEYS and _unset_there(name, section[name]):
+                yield f"'{prefix}{name}' is {section[name]}"
     if "dataset" not in values:
         for name in _FLAT:
             if name in values:
                 yield f"'{name}' stands at its top level"
+    servers = values.get("server_configs")
+    if isinstance(servers, Mapping):
+        yield "'server_configs' is one section and no list"
+    for server in servers if isinstance(servers, list) else []:
+        for name in server if isinstance(server, Mapping) else ():
+            if name in SERVER_KEYS and name not in ServerConfig.model_fields:
+                yield f"it has 'server_configs.{name}'"
 
 
 def _ours(values: Mapping[str, Any]) -> Iterator[str]:
@@ -70,6 +80,16 @@ def _sections(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
     yield "", values
     if isinstance(dataset := values.get("dataset"), Mapping):
         yield "dataset.", dataset
+
+
+def _unset_there(name: str, value: Any) -> bool:
+    """Whether the value is a number by which Atropos means "not set"."""
+    return isinstance(value, int) and not isinstance(value, bool) and value < 0 and value in OTHER_KEYS[name].unset
+
+
+def could_be_of_atropos(values: Mapping[str, Any]) -> bool:
+    """Whether nothing shows which of the two a file is."""
+    return bool(values) and values.get(FORMAT) is None and next(_ours(values), None) is None
 
 
 def _is_ours(name: str) -> bool:

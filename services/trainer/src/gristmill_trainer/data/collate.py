@@ -113,15 +113,16 @@ def _padded(tokens: I64, positions: I64, slot_of: I64, shape: tuple[int, int], t
 
 
 def _teacher(chosen: Sequence[Sample], places: I64) -> tuple[I64 | None, F32 | None]:
-    """i64[M, K] and f32[M, K], K the widest; None without a teacher."""
+    """i64[M, K] and f32[M, K], K the widest; None without a teacher. An absent entry has the id -1 and -inf."""
     width = max((sample.teacher.ids.shape[1] for sample in chosen if sample.teacher is not None), default=0)
     if not width:
         return None, None
     ids = [np.full((len(sample), width), -1, np.int32) for sample in chosen]
-    logprobs = [np.zeros((len(sample), width), np.float32) for sample in chosen]
+    logprobs = [np.full((len(sample), width), -np.inf, np.float32) for sample in chosen]
     for sample, own_ids, own_logprobs in zip(chosen, ids, logprobs, strict=True):
         if sample.teacher is not None:
             own_ids[:, : sample.teacher.ids.shape[1]] = sample.teacher.ids
             own_logprobs[:, : sample.teacher.ids.shape[1]] = sample.teacher.logprobs
-    flat: I32 = np.concatenate(ids)
-    return flat[places].astype(np.int64), np.concatenate(logprobs)[places]
+    flat: I32 = np.concatenate(ids)[places]
+    # What a group brings beside an id of -1 says nothing.
+    return flat.astype(np.int64), np.where(flat < 0, np.float32(-np.inf), np.concatenate(logprobs)[places])

@@ -53,7 +53,7 @@ class MicroBatch:
     teacher_ids: torch.Tensor | None = None
     """int64[M, K]; -1 stands for none."""
     teacher_logprobs: torch.Tensor | None = None
-    """float32[M, K]."""
+    """float32[M, K]; -inf where the id is -1."""
     index: tuple[int, ...] = ()
     """Which of the step's samples the sequences are, in order."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def shard(policy: Policy, world: World) -> None:
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
     for layer in policy.scorer.layers():
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy.scorer, mesh=mesh, mp_policy=precision)
+    # What goes into the whole are a micro-batch's own numbers: a temperature of 0.7 is not one in bfloat16.
+    fully_shard(policy.scorer, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
 class Sharded:

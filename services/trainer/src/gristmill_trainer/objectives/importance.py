@@ -25,13 +25,16 @@ class ImportanceCorrection:
     level: Literal["token", "sequence"]
     cap: float
 
+    def log_weights(self, tokens: TrainedTokens) -> torch.Tensor:
+        """float32[M]: log w, before the cap."""
+        log_weights = tokens.old_logprobs - tokens.rollout_logprobs
+        return sequence_sums(log_weights, tokens) if self.level == "sequence" else log_weights
+
     def weights(self, tokens: TrainedTokens) -> torch.Tensor:
         """float32[M], without gradient."""
         if self.how == "none":
             return torch.ones_like(tokens.old_logprobs)
-        log_weights = tokens.old_logprobs - tokens.rollout_logprobs
-        if self.level == "sequence":
-            log_weights = sequence_sums(log_weights, tokens)
+        log_weights = self.log_weights(tokens)
         weights = log_weights.clamp(max=math.log(self.cap)).exp()
         if self.how == "mask":
             weights = weights.masked_fill(log_weights > math.log(self.cap), 0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,6 +17,20 @@ from gristmill_trainer.objectives.surrogate import Clip
 from gristmill_trainer.objectives.table import RECIPES, Level, Surrogate
 from gristmill_trainer.objectives.tokens import TrainedTokens
 from gristmill_trainer.settings.objective import ObjectiveSettings
+
+
+class Measured(NamedTuple):
+    """Ratios and weights as an objective uses them, and what its bounds did: [M] each."""
+
+    ratio: torch.Tensor
+    """float32: pi / pi_old, of the token or of its sequence."""
+    stopped_low: torch.Tensor
+    """bool: the lower clip stopped the ratio."""
+    stopped_high: torch.Tensor
+    importance: torch.Tensor
+    """float32: pi_old / mu, of the token or of its sequence, before its cap."""
+    capped: torch.Tensor
+    """bool: the weight is above the cap."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ class Objective:
         importance = self.importance.weights(tokens)
         # A token that is masked out has a ratio that may be anything, and 0 x inf is no 0.
         log_ratio = self.log_ratio(tokens).where(importance > 0, 0.0)
-        losses = importance * self.surrogate(log_ratio, tokens, self.clip)
+        losses = importance * self.surrogate.loss(log_ratio, tokens, self.clip)
         if self.wants_reference:
             losses = losses + self.kl_beta * self._kl(tokens)
         if self.distill_coef > 0 and tokens.teacher_logprobs is not None:
@@ -88,6 +103,19 @@ class Objective:
         if self.wants_entropy_gradient:
             loss = loss - self.entropy_coef * self._entropy(tokens)
         return loss
+
+    def measured(self, tokens: TrainedTokens) -> Measured:
+        """What the loss makes of each token, without gradient."""
+        log_ratio = self.log_ratio(tokens).detach()
+        log_weights = self.importance.log_weights(tokens)
+        stops = self.surrogate.stops(log_ratio, tokens, self.clip)
+        return Measured(
+            ratio=log_ratio.exp(),
+            stopped_low=stops.low,
+            stopped_high=stops.high,
+            importance=log_weights.exp(),
+            capped=log_weights > math.log(self.importance.cap),
+        )
 
     def _kl(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.ref_logprobs is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +19,15 @@ class Clip:
     """rho below 1 - low counts as that; below 1. cispo has no lower bound."""
     high: float
     """rho above 1 + high counts as that; cispo: rho above high."""
+
+
+class Stops(NamedTuple):
+    """Which tokens' ratios a clip stopped."""
+
+    low: torch.Tensor
+    """bool[M]."""
+    high: torch.Tensor
+    """bool[M]."""
 
 
 def clipped(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch.Tensor:
@@ -35,6 +45,14 @@ def clipped(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch
     return -tokens.advantages * bounded.exp()
 
 
+def clipped_stops(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> Stops:
+    """Where `clipped` gives no gradient."""
+    return Stops(
+        low=(log_ratio < math.log1p(-clip.low)) & (tokens.advantages < 0),
+        high=(log_ratio > math.log1p(clip.high)) & (tokens.advantages > 0),
+    )
+
+
 def weighted_likelihood(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch.Tensor:
     """float32[M]: -sg[min(rho, high)] A log pi; sg holds still.
 
@@ -42,3 +60,9 @@ def weighted_likelihood(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Cl
     """
     ratio = log_ratio.detach().clamp(max=math.log(clip.high)).exp()
     return -ratio * tokens.advantages * tokens.logprobs
+
+
+def weighted_likelihood_stops(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> Stops:
+    """Where `weighted_likelihood` holds the ratio at its bound."""
+    high = (log_ratio > math.log(clip.high)) & (tokens.advantages != 0)
+    return Stops(torch.zeros_like(high), high)

@@ -8,12 +8,29 @@ from enum import Enum
 
 import torch
 
-from gristmill_trainer.objectives.surrogate import Clip, clipped, weighted_likelihood
+from gristmill_trainer.objectives.surrogate import (
+    Clip,
+    Stops,
+    clipped,
+    clipped_stops,
+    weighted_likelihood,
+    weighted_likelihood_stops,
+)
 from gristmill_trainer.objectives.tokens import TrainedTokens
 from gristmill_trainer.settings.objective import ObjectiveName
 
-Surrogate = Callable[[torch.Tensor, TrainedTokens, Clip], torch.Tensor]
-"""From log rho, float32[M], the tokens and the clip to the loss of each token, float32[M]."""
+
+@dataclass(frozen=True)
+class Surrogate:
+    """From log rho, float32[M], the tokens and the clip."""
+
+    loss: Callable[[torch.Tensor, TrainedTokens, Clip], torch.Tensor]
+    """float32[M]: of each token."""
+    stops: Callable[[torch.Tensor, TrainedTokens, Clip], Stops]
+
+
+CLIPPED = Surrogate(clipped, clipped_stops)
+WEIGHTED_LIKELIHOOD = Surrogate(weighted_likelihood, weighted_likelihood_stops)
 
 
 class Level(Enum):
@@ -53,15 +70,15 @@ class Recipe:
 
 RECIPES: dict[ObjectiveName, Recipe] = {
     # Shao et al. 2024 (DeepSeekMath), eq. 3.
-    "grpo": Recipe(Level.TOKEN, clipped, Aggregation.SEQUENCES, Clip(0.2, 0.2), high_follows_low=True),
+    "grpo": Recipe(Level.TOKEN, CLIPPED, Aggregation.SEQUENCES, Clip(0.2, 0.2), high_follows_low=True),
     # Yu et al. 2025, eq. 8: token mean over the batch, and clip-higher.
-    "dapo": Recipe(Level.TOKEN, clipped, Aggregation.TOKENS, Clip(0.2, 0.28)),
+    "dapo": Recipe(Level.TOKEN, CLIPPED, Aggregation.TOKENS, Clip(0.2, 0.28)),
     # The token mean of the local batch, as in TRL.
-    "bnpo": Recipe(Level.TOKEN, clipped, Aggregation.LOCAL_BATCHES, Clip(0.2, 0.2), high_follows_low=True),
+    "bnpo": Recipe(Level.TOKEN, CLIPPED, Aggregation.LOCAL_BATCHES, Clip(0.2, 0.2), high_follows_low=True),
     # Liu et al. 2025 (Understanding R1-Zero-like training), section 3: no bias towards long wrong answers.
-    "dr_grpo": Recipe(Level.TOKEN, clipped, Aggregation.FIXED_LENGTH, Clip(0.2, 0.2), high_follows_low=True),
+    "dr_grpo": Recipe(Level.TOKEN, CLIPPED, Aggregation.FIXED_LENGTH, Clip(0.2, 0.2), high_follows_low=True),
     # MiniMax 2025 (MiniMax-M1), eq. 4.
-    "cispo": Recipe(Level.TOKEN, weighted_likelihood, Aggregation.TOKENS, Clip(0.2, 5.0)),
+    "cispo": Recipe(Level.TOKEN, WEIGHTED_LIKELIHOOD, Aggregation.TOKENS, Clip(0.2, 5.0)),
     # Zheng et al. 2025 (GSPO), eq. 5 and 7, and the clips of its section 5.1.
-    "gspo": Recipe(Level.SEQUENCE, clipped, Aggregation.SEQUENCES, Clip(3e-4, 4e-4)),
+    "gspo": Recipe(Level.SEQUENCE, CLIPPED, Aggregation.SEQUENCES, Clip(3e-4, 4e-4)),
 }

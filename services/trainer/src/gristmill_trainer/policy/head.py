@@ -132,7 +132,9 @@ class _HeadScores(torch.autograd.Function):
             by_student = by_student.masked_fill(teacher_ids < 0, 0.0)
         towards = by_logprob if by_student is None else by_logprob + by_student.sum(dim=1)
         states_grad = torch.empty_like(states) if wants_states else None
-        weight_grad = torch.zeros_like(weight) if wants_weight else None
+        # Chunks are added up in no less than float32, whatever the weight's dtype.
+        exact = torch.promote_types(weight.dtype, plan.softmax)
+        weight_grad = torch.zeros_like(weight, dtype=exact) if wants_weight else None
         with torch.autocast(states.device.type, enabled=False):
             head = weight.to(plan.product)
             rows = plan.rows(len(weight))
@@ -153,7 +155,7 @@ class _HeadScores(torch.autograd.Function):
                     states_grad[part] = gradient @ head
                 if weight_grad is not None:
                     _add_product(weight_grad, gradient.T, states[part].to(plan.product), plan)
-        return states_grad, weight_grad, None, None, None, None
+        return states_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None, None
 
 
 def _logits(states: torch.Tensor, head: torch.Tensor, scale: torch.Tensor, plan: _Plan) -> torch.Tensor:
@@ -166,7 +168,7 @@ def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, pl
     if into.dtype == left.dtype:
         into.addmm_(left, right)
         return
-    # Sums over chunks stay in the weight's dtype; only one block's product is ever in bfloat16.
+    # Sums over chunks stay in into's dtype; only one block's product is ever in bfloat16.
     rows = plan.rows(into.shape[1])
     for start in range(0, len(into), rows):
         into[start : start + rows] += left[start : start + rows] @ right

@@ -71,22 +71,22 @@ def attach(model: Any, lora: Lora) -> None:
 
 def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
     """The model's tensors with the adapters in them, by the names that they have without LoRA. The live ones stay as
-    they are; what no adapter touches is not copied."""
+    they are; what no adapter touches is not copied. What one does is on the CPU: beside the model there is never more
+    than one merged tensor on its device."""
     from peft.tuners.lora import LoraLayer
 
-    layers: list[tuple[str, Any]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)
-    ]
-    deltas = {
-        f"{name}.weight": module.get_delta_weight(adapter).detach()
-        for name, module in layers
-        for adapter in module.active_adapters
+    adapted: dict[str, Any] = {
+        f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)
     }
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if ".lora_" not in name:
             plain = name.replace(".base_layer.", ".")
-            tensors[plain] = tensor.detach() + deltas[plain] if plain in deltas else tensor.detach()
+            merged = tensor.detach()
+            if plain in adapted:
+                (adapter,) = adapted[plain].active_adapters
+                merged = (merged + adapted[plain].get_delta_weight(adapter).detach()).cpu()
+            tensors[plain] = merged
     return tensors
 
 
