@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.scoring import compares_with_answer
 from gristmill_env.data.dataset import Item
 from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
@@ -55,7 +54,7 @@ class GoldScore:
 
 async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> list[GoldScore]:
     """A result for each reward that compares with an answer, over all `items` that have one."""
-    judges = [weighted.reward for weighted in rewards if compares_with_answer(weighted.reward)]
+    judges = [weighted.reward for weighted in rewards if weighted.reward.compares]
     if not judges or not items:
         return []
     found = []
