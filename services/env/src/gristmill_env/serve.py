@@ -53,7 +53,8 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         with contextlib.ExitStack() as closing:
             tracker: Tracker = NoTracker()
             if config.use_wandb:
-                tracker = WandbTracker(run_id, config, recorded, launch.deployment.runs_dir, environ)
+                folder, decision = launch.deployment.runs_dir, task.scorer.decision
+                tracker = WandbTracker(run_id, config, recorded, folder, environ, decision=decision)
             closing.callback(tracker.close)
             saver = _saver(launch, served.name)
             if saver is not None:

@@ -128,6 +128,59 @@ async def test_a_reward_that_does_not_know_its_own_answer_fails(folder: Path, co
     assert "wrong: one_off does not know 2 of 2 rows' own answers" in text
 
 
+@pytest.mark.parametrize(
+    ("reward", "tried"),
+    [
+        ("cascading_r1", "cascading_r1/accuracy"),
+        (
+            {"type": "combined", "params": {"rewards": ["length", {"type": "accuracy", "weight": 0.5}]}},
+            "combined/accuracy",
+        ),
+    ],
+)
+async def test_of_a_composed_reward_the_parts_are_tried_that_compare(
+    folder: Path, console: Console, reward: object, tried: str
+) -> None:
+    config = {**RUN, "dataset": {**RUN["dataset"], "reward_functions": [reward]}}  # type: ignore[dict-item]
+    (folder / "run.yaml").write_text(json.dumps(config))
+    lines = await checked(folder, console, "--max_token_length", "200")
+    assert any(line.startswith(f"│ {tried} ") and "20 (100.0%)" in line for line in lines)
+    assert lines[-1] == "all is well"
+    write(folder, [*ROWS, *[{"question": "Who?", "answer": "Ada Lovelace"}] * 20])
+    with pytest.raises(CheckError):
+        await checked(folder, console, "--max_token_length", "200")
+    assert f"wrong: {tried} cannot read the answers of 20 of 40 rows" in shown(console)
+
+
+JUDGES = """
+def of_ground_truth(completion, ground_truth):
+    return 1.0 if ground_truth.endswith(completion) else 0.0
+
+
+def counts_tokens_too(completion, answer, tokens):
+    return 1.0 if len(tokens) < 9 else 0.0
+
+
+def trl(completions, answer, **kwargs):
+    return [0.0 for _ in completions]
+"""
+
+
+async def test_rewards_that_are_not_tried_are_named(folder: Path, console: Console) -> None:
+    (folder / "judges.py").write_text(JUDGES)
+    rewards = ["r1", "judges.py:of_ground_truth", "judges.py:counts_tokens_too", "trl:judges.py:trl"]
+    config = {**RUN, "dataset": {**RUN["dataset"], "reward_functions": rewards}}  # type: ignore[dict-item]
+    (folder / "run.yaml").write_text(json.dumps(config))
+    lines = await checked(folder, console, "--max_token_length", "200")
+    tried = [line.split("│")[1].strip() for line in lines if "(100.0%)" in line]
+    assert tried == ["r1/accuracy", "of_ground_truth"]
+    told = "not tried on the rows' own answers: r1/format, counts_tokens_too, trl"
+    assert any(line.startswith(told) for line in lines)
+    console.file.truncate(0)
+    lines = await checked(folder, console, "--max_token_length", "200", "--reward_functions", "trl:judges.py:trl")
+    assert "no reward was tried on the rows' own answers" in lines
+
+
 async def test_what_cannot_be_loaded_ends_it(folder: Path, console: Console) -> None:
     with pytest.raises(DatasetError, match="has no field 'questoin'"):
         await checked(folder, console, "--prompt_field", "questoin")

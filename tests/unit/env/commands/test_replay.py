@@ -18,6 +18,12 @@ from .conftest import completion, group, names_in, save, shown
 
 RIGHT, WRONG, SHAPED = "#### 2", "#### 3", "<answer>3</answer>"
 
+OVERLONG = {
+    "type": "trl:trl.rewards:get_soft_overlong_punishment",
+    "weight": 1.0,
+    "params": {"max_completion_len": 100, "soft_punish_cache": 20},
+}
+
 
 def launch(*flags: str) -> Launch:
     return Launch.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
@@ -98,6 +104,8 @@ async def test_another_column_may_hold_the_answer(tmp_path: Path, console: Conso
          "reward 'accuracy' compares with the row's answer, and the saved group of row 0 has none"),
         (["--reward_functions", "length"], group(completion("2", 0.0)),
          "reward 'length' counts tokens, and the saved group of row 0 was saved without token ids"),
+        ([], group(completion("2", 0.0), settings={"dataset": {"reward_functions": [OVERLONG]}}),
+         "reward 'get_soft_overlong_punishment' counts tokens, and the saved group of row 0 was saved without"),
         ([], group(completion("2", 0.0)), "the groups do not say which rewards scored them"),
     ],
 )  # fmt: skip

@@ -30,7 +30,10 @@ def test_every_reward_has_its_own_figures_and_what_it_did_not_score_is_no_zero()
     failing = "accuracy: ValueError: no"
     records = [
         prompt(0, [sample(1, length=0.2), sample(None, length=0.4)]),  # accuracy skips the second
-        prompt(1, [sample(0, length=0.6), sample(None, length=0.8, error=failing, total=None)]),
+        prompt(
+            1,
+            [sample(0, length=0.6), sample(None, length=0.8, error=failing, failed={"accuracy": failing}, total=None)],
+        ),
     ]
     found = summarise(plan(), records)
     accuracy, length = found.rewards["accuracy"], found.rewards["length"]

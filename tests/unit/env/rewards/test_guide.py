@@ -43,8 +43,14 @@ def test_a_page_without_its_markers_is_an_error() -> None:
 
 def test_the_rewards_of_the_page_do_what_it_says() -> None:
     code: dict[str, Any] = {}
-    for block in blocks("python"):
-        exec(block, code)
+    try:
+        for block in blocks("python"):
+            exec(block, code)
+        ends_right = create_reward("last_word")
+    finally:
+        registry._REGISTRY.pop("last_word", None)
+    assert ends_right.score(["it is Paris."], answer="Paris") == [1.0]
+    assert {ends_right.stated(text, {}) for text in ("it is Paris.", "paris")} == {"paris"}
     assert create_reward(code["ends_well"]).score(["Yes.", "Yes"]) == [1.0, 0.0]
     contains = create_reward(code["Contains"])
     assert contains.score(["A Cat", "dog"], row={"keywords": ["cat", "a"]}) == [1.0, 0.0]

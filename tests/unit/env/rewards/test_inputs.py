@@ -153,5 +153,5 @@ async def test_the_annotation_of_an_input_need_not_exist() -> None:
 
 def test_tokens_that_nobody_knows_are_an_error_and_no_empty_list() -> None:
     text_only = Sample("a", tokens=None)
-    with pytest.raises(RewardError, match="counts tokens, and the model server gives text only"):
+    with pytest.raises(RewardError, match="counts tokens, and those of the completion are not known"):
         create_reward("length").score([text_only])

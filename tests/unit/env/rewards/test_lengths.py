@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.scoring import scored_length
 
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards import create_reward
+
 _SOME = st.integers(0, 500)
 _LIMIT = st.integers(1, 400)
 _BOUND = st.floats(-10, 10)
@@ -78,3 +81,11 @@ def test_cosine_length_never_rises_nor_leaves_its_bounds(tokens: int, limit: int
     said, more = (scored_length("cosine_length", count, **options) for count in (tokens, tokens + 1))
     assert min(bounds) - 1e-9 <= more <= said + 1e-9
     assert said <= max(bounds) + 1e-9
+
+
+@pytest.mark.parametrize("params", [{"type": "length"}, {"type": "cosine_length", "params": {"max_tokens": 9}}])
+def test_a_length_that_is_not_known_is_an_error_and_no_length_of_0(params: dict[str, object]) -> None:
+    made = create_reward(params)
+    with pytest.raises(RewardError, match=r"it counts tokens.*score\(completions, tokens=\[\[\.\.\.\], \.\.\.\]\)"):
+        made.score(["a long text"])
+    assert made.score(["a long text", ""], tokens=[[7] * 500, []]) in ([1.0, 0.0], [0.0, 1.0])

@@ -44,6 +44,28 @@ def test_soft_overlong_punishment_is_made_with_params() -> None:
     assert made.score(samples) == [0.0, -0.5, -1.0]
 
 
+def test_token_ids_that_are_not_known_are_an_error_and_not_empty() -> None:
+    """An empty list would be a completion without tokens, and never too long."""
+    params = {"max_completion_len": 100, "soft_punish_cache": 20}
+    made = create_reward({"type": "trl:trl.rewards:get_soft_overlong_punishment", "name": "long", "params": params})
+    for unknown in ([Sample("x", tokens=None)], [Sample("x", tokens=[1]), Sample("y", tokens=None)], ["x"]):
+        with pytest.raises(RewardError, match="long: it counts tokens"):
+            made.score(unknown)
+
+
+def test_token_ids_that_are_not_known_are_left_out_where_nothing_asks_for_them() -> None:
+    def optional(completions: list[str], completion_ids: list[list[int]] | None = None) -> list[float]:
+        return [0.5 if completion_ids is None else 1.0] * len(completions)
+
+    def open_ended(completions: list[str], **kwargs: Any) -> list[float]:
+        return [float("completion_ids" in kwargs)] * len(completions)
+
+    for function, unknown in ((optional, 0.5), (open_ended, 0.0)):
+        made = trl_reward("made", function, {})
+        assert made.score([Sample("x"), Sample("y")]) == [unknown, unknown]
+        assert made.score([Sample("x", tokens=(1,)), Sample("y", tokens=())]) == [1.0, 1.0]
+
+
 def test_a_parameter_of_the_function_itself() -> None:
     reference = "trl:trl.rewards:reasoning_accuracy_reward"
     made = create_reward(reference, {"conversational": True, "reasoning_delimiters": ["####"]})
@@ -129,7 +151,7 @@ def test_an_async_function() -> None:
 def test_progress_of_training_where_nothing_is_trained() -> None:
     made = trl_reward("seen", Seen().all_of_it, {})
     with pytest.raises(RewardError, match=r"trainer_state\.global_step is asked for, but nothing is trained here"):
-        made.score(["4", "5"])
+        made.score(["4", "5"], tokens=[[1], [2]])
 
 
 def test_by_path(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.wandb_file import WandbRun, read_wandb
 
 from gristmill.wandb_run import has_credentials
 from gristmill_env.drops import DropReason
-from gristmill_env.rewards import Score
+from gristmill_env.rewards import Score, create_reward, deciding_reward
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.tracking import ScoredPrompt, WandbTracker
@@ -26,7 +26,8 @@ class Told:
         self._folder = folder
         config = EnvConfig.model_validate(settings)
         environ = {"NETRC": str(folder / "netrc")}
-        self.tracker = WandbTracker("sums", config, {"group_size": 2, "dataset": {"seed": 7}}, folder, environ)
+        decision, recorded = deciding_reward([create_reward("accuracy")]), {"group_size": 2, "dataset": {"seed": 7}}
+        self.tracker = WandbTracker("sums", config, recorded, folder, environ, decision=decision)
 
     def dropped(self, step: int = 0) -> None:
         self.tracker.scored(prompt(0.0, 0.0, step=step))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill_env.drops import DropReason
-from gristmill_env.rewards import Score
+from gristmill_env.rewards import Score, create_reward, deciding_reward
 from gristmill_env.tally import Tally
 from gristmill_env.tracking import ScoredPrompt
 from gristmill_env.tracking.window import Window
+
+BY_ACCURACY = deciding_reward([create_reward("accuracy")])
+
+
+def judge(completion: str, ground_truth: str) -> float:
+    return 1.0
 
 
 def prompt(
@@ -28,7 +35,7 @@ def prompt(
 
 
 def test_the_numbers_of_two_prompts() -> None:
-    window, tally = Window(), Tally()
+    window, tally = Window(BY_ACCURACY), Tally()
     window.add(prompt([1.5, 0.0], {"accuracy": [1.0, 0.0], "format": [0.5, None]}, [10, 20], ["stop", "length"], 2.0))
     window.add(prompt([0.5, None], {"accuracy": [0.0, None], "format": [0.5, None]}, [30, 40], seconds=4.0))
     for reason in (None, DropReason.SAME_SCORES, DropReason.TOO_LONG):
@@ -70,7 +77,7 @@ def test_the_numbers_of_two_prompts() -> None:
 
 
 def test_a_window_begins_anew_but_counts_of_groups_go_on() -> None:
-    window, tally = Window(), Tally()
+    window, tally = Window(BY_ACCURACY), Tally()
     for reward in (1.0, 0.0):
         window.add(prompt([reward], {"length": [reward]}))
         tally.add(None)
@@ -82,7 +89,7 @@ def test_a_window_begins_anew_but_counts_of_groups_go_on() -> None:
 
 
 def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
-    window = Window()
+    window = Window(BY_ACCURACY)
     window.add(prompt([None, None], {"accuracy": [None, None]}))
     values = window.take(None)
     assert values["reward/accuracy/skipped"] == 1.0
@@ -90,7 +97,7 @@ def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
 
 
 def test_a_failure_is_an_error_and_not_a_skip() -> None:
-    window = Window()
+    window = Window(BY_ACCURACY)
     said = Score(1.0, {"judge": 1.0, "length": 1.0})
     silent = Score(1.0, {"judge": None, "length": 1.0})
     failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": "boom"})
@@ -102,21 +109,21 @@ def test_a_failure_is_an_error_and_not_a_skip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "right"),
+    ("rewards", "parts", "right"),
     [
-        ({"accuracy": [1.0, 0.0]}, 0.5),
-        ({"mcq": [1.0, 1.0]}, 1.0),
-        ({"exact_match": [0.0, 0.0]}, 0.0),
-        ({"mcq": [1.0, 1.0], "accuracy": [0.0, 0.0]}, 0.0),
-        ({"accuracy": [None, None], "mcq": [1.0, 0.0]}, 0.5),
-        ({"r1": [0.5, 1.5], "r1/accuracy": [0.0, 1.0], "r1/format": [1.0, 1.0]}, 0.5),
-        ({"length": [1.0, 1.0]}, None),
+        (["accuracy"], {"accuracy": [1.0, 0.0]}, 0.5),
+        (["accuracy"], {"accuracy": [None, 1 - 1e-12]}, 1.0),
+        ([{"type": "mcq", "name": "choice"}], {"choice": [1.0, 1.0]}, 1.0),
+        (["accuracy", "mcq"], {"accuracy": [0.0, 0.0], "mcq": [1.0, 1.0]}, 0.0),
+        (["r1"], {"r1": [0.5, 1.5], "r1/accuracy": [0.0, 1.0], "r1/format": [1.0, 1.0]}, 0.5),
+        (["length", judge], {"length": [1.0, 1.0], "judge": [1.0, 0.5]}, 0.5),
+        (["length"], {"length": [1.0, 1.0]}, None),
     ],
 )
-def test_what_is_right_is_said_by_the_reward_that_judges_it(
-    parts: dict[str, list[float | None]], right: float | None
+def test_what_is_right_is_said_by_the_reward_that_decides(
+    rewards: list[Any], parts: dict[str, list[float | None]], right: float | None
 ) -> None:
-    window = Window()
+    window = Window(deciding_reward([create_reward(one) for one in rewards]))
     window.add(prompt([1.0, 1.0], parts))
     assert window.take(None).get("train/percent_correct") == right
 
@@ -126,7 +133,7 @@ _TOTALS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_siz
 
 @given(groups=_TOTALS)
 def test_means_are_over_completions_however_they_are_grouped(groups: list[list[float]]) -> None:
-    window, flat = Window(), [total for group in groups for total in group]
+    window, flat = Window(BY_ACCURACY), [total for group in groups for total in group]
     for group in groups:
         window.add(prompt(group, {"length": group}))
     values = window.take(None)

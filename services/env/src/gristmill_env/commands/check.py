@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from gristmill_env.commands.gold import GoldScore, score_gold
+from gristmill_env.commands.gold import GoldCheck, score_gold
 from gristmill_env.commands.show import plain
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
@@ -25,6 +25,7 @@ _PROMPTS = 1000
 _GOLD = 200
 _SILENT_SHARE = 0.1
 """Of the rows tried: as many answers may be unreadable to a reward before that counts as a mistake."""
+_TRIED = "only a reward that asks for answer or ground_truth, and needs no tokens and no episode, can be"
 
 
 @dataclass
@@ -61,8 +62,7 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
         count = found.bad_rows.total()
         first = next(iter(found.bad_rows))
         found.problems.append(f"{count} of {_rows_read(dataset)} rows cannot be used; the first: {first}")
-    scores = await score_gold(task.scorer.rewards, found.items[:_GOLD])
-    _show_gold(console, scores, found)
+    _show_gold(console, await score_gold(task.scorer.rewards, found.items[:_GOLD]), found)
     if found.problems:
         for problem in found.problems:
             console.print(plain(f"wrong: {problem}"), style="red", soft_wrap=True)
@@ -145,9 +145,14 @@ def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: i
         _say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")
 
 
-def _show_gold(console: Console, scores: list[GoldScore], found: _Findings) -> None:
+def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
+    scores = gold.scores
     if not scores:
-        _say(console, "no reward compares with an answer")
+        _say(console, "no reward was tried on the rows' own answers")
+    if gold.untried:
+        names = ", ".join(gold.untried)
+        _say(console, f"not tried on the rows' own answers: {names} ({_TRIED})")
+    if not scores:
         return
     table = Table("reward", "rows", "own answer scores 1", "less", "no score")
     for score in scores:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.scoring import compares_with_answer
 from gristmill_env.data.dataset import Item
 from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
+from gristmill_env.rewards.deciding import FULL
 from gristmill_env.rewards.extraction import gold_answer
 
-_FULL = 1.0 - 1e-9
+_NOT_THERE = frozenset({"tokens", "episode_reward"})
+"""What nobody can make up for an answer that no model has given."""
 
 _FORMS: tuple[Callable[[str], str], ...] = (
     lambda answer: answer,
@@ -40,6 +41,7 @@ class GoldScore:
     """What one reward makes of the rows' own answers."""
 
     reward: str
+    """Its full name: "r1/accuracy" of a part."""
     full: int = 0
     """Rows that score 1 or more."""
     silent: list[Miss] = field(default_factory=list)
@@ -53,21 +55,37 @@ class GoldScore:
         return self.full + len(self.silent) + len(self.wrong)
 
 
-async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> list[GoldScore]:
-    """A result for each reward that compares with an answer, over all `items` that have one."""
-    judges = [weighted.reward for weighted in rewards if compares_with_answer(weighted.reward)]
+@dataclass(frozen=True)
+class GoldCheck:
+    """What the rewards of a run make of the rows' own answers."""
+
+    scores: Sequence[GoldScore]
+    """Of those that were tried."""
+    untried: Sequence[str]
+    """Those that were not: they ask for no answer, or for more than a text. Of a TRL function and of an environment's
+    rubric, only their code says whether they compare."""
+
+
+async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> GoldCheck:
+    """Try each reward that compares with an answer, over all `items` that have one.
+
+    Of a composed reward its parts are tried: its sum depends on the shape of the text and on weights too.
+    """
+    leaves = {name: leaf for weighted in rewards for name, leaf in weighted.reward.leaves().items()}
+    judges = {name: leaf for name, leaf in leaves.items() if leaf.compares and leaf.asks_for.isdisjoint(_NOT_THERE)}
+    untried = [name for name in leaves if name not in judges]
     if not judges or not items:
-        return []
+        return GoldCheck([], untried)
     found = []
     with Steps("answers", len(judges) * len(items)) as steps:
-        for reward in judges:
-            score = GoldScore(reward.name)
+        for name, reward in judges.items():
+            score = GoldScore(name)
             async with Scorer([WeightedReward(reward, 1.0)], has_answer=True, columns=list(items[0].columns)) as scorer:
                 for item in items:
                     await _try_forms(scorer, item, score)
                     steps.add()
             found.append(score)
-    return found
+    return GoldCheck(found, untried)
 
 
 async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
@@ -90,7 +108,7 @@ async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
             return
         if said.total is not None:
             best = said.total if best is None else max(best, said.total)
-            if best >= _FULL:
+            if best >= FULL:
                 score.full += 1
                 return
     if best is None:

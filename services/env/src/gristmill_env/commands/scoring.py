@@ -6,7 +6,7 @@ import contextlib
 
 from gristmill_env.data.fields import NoFieldError, lookup
 from gristmill_env.errors import SavedError
-from gristmill_env.rewards import Reward, Sample, Score, Scorer
+from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.saved import SavedGroup
 
 
@@ -24,7 +24,7 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
     place = "a saved group" if group.row is None else f"the saved group of row {group.row}"
     for weighted in scorer.rewards:
         reward = weighted.reward
-        if compares_with_answer(reward) and answer is None:
+        if reward.compares and answer is None:
             raise SavedError(
                 f"reward '{reward.name}' compares with the row's answer, and {place} has none; "
                 "give the run's --config, so that it can be looked up in the data set"
@@ -51,8 +51,3 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
             for completion in group.completions
         ],
     )
-
-
-def compares_with_answer(reward: Reward) -> bool:
-    """Whether the reward asks for the row's answer."""
-    return not reward.asks_for.isdisjoint(("answer", "ground_truth"))

@@ -60,7 +60,14 @@ async def _evaluate(launch: Launch, options: EvaluateOptions, console: Console) 
         errors = Console(stderr=True)
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = EvaluationProgress(plan.prompts, len(file.done), console=errors, say=errors.out)
-            return await evaluate(file, task.dataset, roller.roll, workers=config.max_eval_workers, progress=progress)
+            return await evaluate(
+                file,
+                task.dataset,
+                roller.roll,
+                decision=task.scorer.decision,
+                workers=config.max_eval_workers,
+                progress=progress,
+            )
 
 
 def _folder(launch: Launch, options: EvaluateOptions) -> Path:

@@ -16,6 +16,7 @@ from gristmill_env.evaluation.records import PromptRecord, answered, skipped
 from gristmill_env.evaluation.results import Evaluated, write_results
 from gristmill_env.evaluation.samples import SampleFile
 from gristmill_env.evaluation.summary import summarise
+from gristmill_env.rewards import Decision
 from gristmill_env.roller import PromptTooLongError
 from gristmill_env.rollout import Rollout
 
@@ -27,16 +28,23 @@ class Roll(Protocol):
 
 
 async def evaluate(
-    file: SampleFile, dataset: PromptDataset, roll: Roll, *, workers: int, progress: EvaluationProgress
+    file: SampleFile,
+    dataset: PromptDataset,
+    roll: Roll,
+    *,
+    decision: Decision,
+    workers: int,
+    progress: EvaluationProgress,
 ) -> Evaluated:
     """Do what is missing of `file.plan`, and write the results. What is done is kept, however this ends.
 
-    Raises InferenceError when the model server does not answer.
+    `decision`: of the rewards that `roll` scores by. Raises InferenceError when the model server does not answer,
+    RewardError when the deciding reward cannot say what a completion states.
     """
     started, before = time.time(), len(file.done)
     missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
     with progress:
-        await _all([_work(file, dataset, roll, missing, progress) for _ in range(workers)])
+        await _all([_work(file, dataset, roll, decision, missing, progress) for _ in range(workers)])
     # On a thread: serve goes on with rollouts meanwhile.
     return await asyncio.to_thread(_conclude, file, started, before)
 
@@ -49,15 +57,20 @@ def _conclude(file: SampleFile, started: float, resumed: int) -> Evaluated:
 
 
 async def _work(
-    file: SampleFile, dataset: PromptDataset, roll: Roll, missing: Iterator[int], progress: EvaluationProgress
+    file: SampleFile,
+    dataset: PromptDataset,
+    roll: Roll,
+    decision: Decision,
+    missing: Iterator[int],
+    progress: EvaluationProgress,
 ) -> None:
     for number in missing:  # shared: each number goes to one worker
-        record = await _ask(file, dataset, roll, number)
+        record = await _ask(file, dataset, roll, decision, number)
         await file.add(record)
         progress.add(sum(sample.tokens or 0 for sample in record.samples))
 
 
-async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, number: int) -> PromptRecord:
+async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, decision: Decision, number: int) -> PromptRecord:
     try:
         item, plan = dataset.item(number), file.plan
         rollout = await roll(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
@@ -67,7 +80,7 @@ async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, number: int
         return skipped(number, DropReason.BAD_ROW, str(error))
     except EpisodeError as error:
         return skipped(number, DropReason.ENVIRONMENT_ERROR, str(error))
-    return answered(number, rollout, plan)
+    return answered(number, rollout, decision)
 
 
 async def _all(works: list[Coroutine[Any, Any, None]]) -> None:

@@ -43,7 +43,8 @@ class RunMeasure:
         plan = make_plan(self._launch, self._task, model=self._model, weights=version, limit=_LIMIT)
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = EvaluationProgress(plan.prompts, len(file.done), console=None, say=logger.info)
-            return await evaluate(file, dataset, roll, workers=config.max_eval_workers, progress=progress)
+            decision, workers = self._task.scorer.decision, config.max_eval_workers
+            return await evaluate(file, dataset, roll, decision=decision, workers=workers, progress=progress)
 
 
 def _writable(folder: Path) -> Path:

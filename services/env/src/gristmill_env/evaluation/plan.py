@@ -13,7 +13,6 @@ import msgspec
 from gristmill import SamplingParams
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
-from gristmill_env.rewards import Scorer
 from gristmill_env.settings import DatasetConfig
 
 
@@ -38,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int
     """max_token_length: most tokens of prompt and completion together."""
     decides: str
-    """The reward that says whether a completion is right: with a value of 1 or more."""
+    """The reward that says whether a completion is right: with a value of 1 or more. (Which one: rewards.deciding.)"""
     compares: bool
     """Whether that reward compares the completion with the row's answer, so that there is an answer to look for."""
     settings: dict[str, Any]
@@ -93,7 +92,7 @@ def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, li
     """`model`: its served name. `weights`: the label. `limit`: most prompts where the configuration does not say."""
     config, scorer, rows = launch.config, task.scorer, len(task.dataset)
     settings = config.dataset
-    decisive = deciding_reward(scorer)
+    decision = scorer.decision
     temperature = settings.eval_temperature
     if temperature is None:
         temperature = settings.temperature if settings.eval_samples > 1 else 0.0
@@ -109,22 +108,14 @@ def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, li
             temperature=temperature, top_p=settings.top_p if temperature else 1.0, max_tokens=settings.max_tokens
         ),
         max_length=config.max_token_length,
-        decides=decisive,
-        compares=any(w.reward.name == decisive and "answer" in w.reward.asks_for for w in scorer.rewards),
+        decides=decision.name,
+        compares=decision.compares,
         settings={
             key: value
             for key, value in evaluation_dataset(settings).recorded().items()
             if key not in {"temperature", "top_p", "max_tokens", "seed", "shuffle_dataset"}
         },
     )
-
-
-def deciding_reward(scorer: Scorer) -> str:
-    """The first reward that compares with the row's answer; the first of all where none does."""
-    for weighted in scorer.rewards:
-        if "answer" in weighted.reward.asks_for:
-            return weighted.reward.name
-    return scorer.names[0]
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

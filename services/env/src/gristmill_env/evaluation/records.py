@@ -5,12 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gristmill_env.drops import DropReason
-from gristmill_env.evaluation.plan import Plan
-from gristmill_env.rewards.answers.number import read_number
-from gristmill_env.rewards.extraction import final_answer
+from gristmill_env.rewards import Decision
 from gristmill_env.rollout import Rollout
-
-_RIGHT = 1 - 1e-9
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,21 +18,19 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     """ "stop", or "length" when it was cut."""
     answer: str | None
-    """The final answer it states, numbers in one form; None: none is found."""
+    """The final answer it states to the deciding reward, in one form however it is written. None: it states none, or
+    the reward said nothing of it."""
     right: bool | None
     """By the deciding reward; None where that said nothing, or failed."""
     total: float | None
     parts: dict[str, float | None]
     """Each reward's value, unweighted; None where it skipped or failed."""
     error: str | None = None
-    """The reward that failed, and how."""
+    """The first reward of weight that failed, and how: it has no total then."""
+    failed: dict[str, str] = {}
+    """Every reward that failed, and how: parts, what they are parts of, and metrics too."""
     versions: list[str]
     """Weight labels that sampled it, in order; empty where the server tells none."""
-
-    @property
-    def failed(self) -> str | None:
-        """Name of the reward that failed."""
-        return None if self.error is None else self.error.partition(":")[0]
 
 
 class PromptRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,21 +54,23 @@ class PromptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The same in a sentence."""
 
 
-def answered(number: int, rollout: Rollout, plan: Plan) -> PromptRecord:
-    """The record of a prompt that has completions."""
+def answered(number: int, rollout: Rollout, decision: Decision) -> PromptRecord:
+    """The record of a prompt that has completions. `decision`: of the rewards that scored them."""
     samples = []
     for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
-        value = score.parts[plan.decides]
+        right = decision.is_right(score.parts[decision.name])
+        judged = decision.compares and right is not None
         samples.append(
             SampleRecord(
                 text=attempt.text,
                 tokens=attempt.sampled,
                 finish_reason=attempt.finish_reason,
-                answer=_stated(attempt.text) if plan.compares else None,
-                right=None if value is None else value >= _RIGHT,
+                answer=decision.reward.stated(attempt.text, rollout.item.columns) if judged else None,
+                right=right,
                 total=score.total,
                 parts=dict(score.parts),
                 error=score.error,
+                failed=dict(score.failed),
                 versions=list(dict.fromkeys(span.version for span in attempt.labels)),
             )
         )
@@ -95,10 +91,3 @@ def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:
         number=number, index=number, prompt="", answer=None, prompt_tokens=0, max_tokens=0, samples=[],
         skipped=reason.value, why=why,
     )  # fmt: skip
-
-
-def _stated(text: str) -> str | None:
-    """The final answer: 72, $72.00 and 72. are the same one."""
-    answer = final_answer(text)
-    number = None if answer is None else read_number(answer)
-    return answer if number is None else str(number.value) + "%" * number.percent

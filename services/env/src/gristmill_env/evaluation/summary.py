@@ -50,7 +50,7 @@ class Summary:
     """Prompts that were not asked, by reason. They are in no other figure."""
     completions: int
     unextracted: float | None
-    """Share of completions in which no final answer is found, of those that must have one."""
+    """Share of completions in which no final answer is found (and which are not right), of those that are judged."""
     truncated: float | None
     """Share of completions cut at max_tokens."""
     lengths: dict[float, float]
@@ -78,12 +78,12 @@ def summarise(plan: Plan, records: Sequence[PromptRecord]) -> Summary:
         passes={k: estimate for k in pass_ks(plan.samples) if (estimate := _pass(judged, k)) is not None},
         mean=share(_right(group) / len(group) for group in judged),
         majority=_majority(whole) if plan.compares and plan.samples > 1 else None,
-        rewards={name: _reward(answered, name) for name in (samples[0].parts if samples else ())},
+        rewards={name: _reward(answered, name) for name in dict.fromkeys(n for s in samples for n in s.parts)},
         total=_figures(answered, lambda sample: sample.total, lambda sample: sample.error is not None),
         asked=len(answered),
         skipped=dict(Counter(record.skipped for record in records if record.skipped is not None)),
         completions=len(samples),
-        unextracted=_share(sample.answer is None and not sample.right for sample in samples) if plan.compares else None,
+        unextracted=_unextracted(judged) if plan.compares else None,
         truncated=_share(sample.finish_reason == "length" for sample in samples),
         lengths=dict(zip(QUANTILES, np.quantile(lengths, QUANTILES).tolist(), strict=True)) if lengths else {},
         length_mean=math.fsum(lengths) / len(lengths) if lengths else None,
@@ -107,12 +107,16 @@ def _pass(judged: Sequence[Sequence[SampleRecord]], k: int) -> Estimate | None:
     return share(pass_at_k(len(group), _right(group), k) for group in judged if len(group) >= k)
 
 
+def _unextracted(judged: Sequence[Sequence[SampleRecord]]) -> float | None:
+    return _share(sample.answer is None and not sample.right for group in judged for sample in group)
+
+
 def _majority(whole: Sequence[Sequence[SampleRecord]]) -> Estimate | None:
     return share(majority([(sample.answer, bool(sample.right)) for sample in group]) for group in whole)
 
 
 def _reward(answered: Sequence[PromptRecord], name: str) -> RewardFigures:
-    return _figures(answered, lambda sample: sample.parts[name], lambda sample: sample.failed == name)
+    return _figures(answered, lambda sample: sample.parts.get(name), lambda sample: name in sample.failed)
 
 
 def _figures(

@@ -20,12 +20,14 @@ import gristmill_env.rewards.repetition_penalty
 import gristmill_env.rewards.soft_overlong
 import gristmill_env.rewards.tag_count  # noqa: F401
 from gristmill_env.rewards.create import create_reward
+from gristmill_env.rewards.deciding import Decision, deciding_reward
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.sample import Detailed, Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
 
 __all__ = [
+    "Decision",
     "Detailed",
     "Reward",
     "Sample",
@@ -33,6 +35,7 @@ __all__ = [
     "Scorer",
     "WeightedReward",
     "create_reward",
+    "deciding_reward",
     "reward",
     "reward_names",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from gristmill_env.rewards.answers import compare, read_answer
+from gristmill_env.rewards.answers import compare, one_form, read_answer
 from gristmill_env.rewards.boxes import count_boxes
 from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
 from gristmill_env.rewards.registry import reward
@@ -14,7 +15,14 @@ from gristmill_env.symbolic.pool import symbolic_pool
 from gristmill_env.symbolic.protocol import Outcome
 
 
-@reward("accuracy")
+def _stated(
+    completion: str, row: Mapping[str, Any], *, last_number: bool = False, split_on_think_tag: bool = True, **_: Any
+) -> str | None:
+    answer = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
+    return None if answer is None else one_form(answer)
+
+
+@reward("accuracy", states=_stated)
 async def accuracy(
     completion: str,
     answer: str,

@@ -45,6 +45,10 @@ class Choices:
             tuple(_words(str(label)) for label in labels),
         )
 
+    def name(self, place: int) -> str:
+        """What the choice is called: its label, else its letter."""
+        return self.labels[place].upper() if place < len(self.labels) else self.letters[place]
+
     def find_gold(self, answer: str, first_index: int) -> int | None:
         """The place that a row's answer names: by label, letter, index or text, in that order."""
         words = _words(answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def _own_name(target: Callable[..., Any]) -> str:
 
 
 def _made(definition: Definition, params: Mapping[str, Any], name: str | None, folder: Path | None) -> Reward:
-    function, options = definition.build(params)
+    function, states = definition.build(params)
     name = name or definition.name
     if isinstance(function, Composed):
         parts: dict[str, Reward] = {}
@@ -98,4 +97,4 @@ def _made(definition: Definition, params: Mapping[str, Any], name: str | None, f
             parts[part.name] = part
         metrics = frozenset(part for part, spec in zip(parts, function.parts, strict=True) if spec.weight == 0)
         return ComposedReward(name, parts, metrics, function)
-    return FunctionReward(name, partial(function, **options) if options else function, definition.signature.inputs)
+    return FunctionReward(name, function, definition.signature.inputs, states)

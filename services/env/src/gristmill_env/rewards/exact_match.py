@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 from gristmill_env.rewards.answers.dress import TEXT, undressed
 from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
 from gristmill_env.rewards.registry import reward
 
 
-@reward("exact_match")
+def _stated(
+    completion: str,
+    row: Mapping[str, Any],
+    *,
+    ignore_case: bool = True,
+    ignore_punctuation: bool = False,
+    whole_if_unmarked: bool = True,
+) -> str | None:
+    stated = _said(completion, whole_if_unmarked)
+    return None if stated is None else _normal(stated, ignore_case, ignore_punctuation) or None
+
+
+@reward("exact_match", states=_stated)
 def exact_match(
     completion: str,
     answer: str,
@@ -27,12 +41,13 @@ def exact_match(
     gold = _normal(gold_answer(answer), ignore_case, ignore_punctuation)
     if not gold:
         return None
+    stated = _said(completion, whole_if_unmarked)
+    return float(stated is not None and _normal(stated, ignore_case, ignore_punctuation) == gold)
+
+
+def _said(completion: str, whole_if_unmarked: bool) -> str | None:
     stated = final_answer(completion)
-    if stated is None:
-        if not whole_if_unmarked:
-            return 0.0
-        stated = after_thinking(completion)
-    return float(_normal(stated, ignore_case, ignore_punctuation) == gold)
+    return after_thinking(completion) if stated is None and whole_if_unmarked else stated
 
 
 def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:

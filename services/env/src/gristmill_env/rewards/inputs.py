@@ -36,7 +36,8 @@ PLURALS = {
     "rows": "row",
 }
 
-_ANSWER = ("answer", "ground_truth")
+ANSWER = ("answer", "ground_truth")
+"""Both names of the row's answer."""
 
 Getter = Callable[[Sample], Any]
 
@@ -90,8 +91,8 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
         name = argument.name
         field, getters = (PLURALS[name], plural) if name in PLURALS else (name, singular)
         if field in OF_COMPLETION or field in OF_ROW:
-            if field not in _ANSWER or known.has_answer:
-                getters[name] = _tokens if field == "tokens" else attrgetter("answer" if field in _ANSWER else field)
+            if field not in ANSWER or known.has_answer:
+                getters[name] = _getter(field)
             elif not argument.optional:
                 remedy = "set dataset.answer_field or dataset.ground_truth_field"
                 raise RewardError(f"reward '{reward}' compares with the row's answer; {remedy}")
@@ -110,9 +111,17 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
     return Inputs(singular, plural)
 
 
-def _tokens(sample: Sample) -> Sequence[int]:
+def _getter(field: str) -> Getter:
+    return known_tokens if field == "tokens" else attrgetter("answer" if field in ANSWER else field)
+
+
+def known_tokens(sample: Sample) -> Sequence[int]:
+    """The sample's token ids. Raises RewardError where they are not known: none would be a length of 0."""
     if sample.tokens is None:
-        raise RewardError("it counts tokens, and the model server gives text only; take a server that gives token ids")
+        raise RewardError(
+            "it counts tokens, and those of the completion are not known; take a model server that gives token ids, "
+            "not text only. (In score(), give a list a completion: score(completions, tokens=[[...], ...]))"
+        )
     return sample.tokens
 
 

@@ -14,6 +14,8 @@ from gristmill_env.rewards.choices import Choices
 from gristmill_env.rewards.extraction import ANSWER_BLOCK, ANSWER_IS, after_thinking, gold_answer
 from gristmill_env.rewards.registry import reward
 
+LETTERS = "ABCDEFGHIJ"
+
 _LOOKED_AT = 300  # characters behind a mark: a choice is stated at once
 _HASHES = re.compile(r"####([^\n]*)")
 _INTRODUCED = re.compile(r"(?:option|choice|letter)\s+", re.IGNORECASE)
@@ -22,13 +24,19 @@ _REASON = re.compile(r"\s+(?:as|because|due|for|is|since|which)\b", re.IGNORECAS
 _WORD_AFTER = re.compile(r"\s+[A-Za-z]")
 
 
-@reward("mcq")
+def _stated(completion: str, row: Mapping[str, Any], *, letters: str = LETTERS, **_: Any) -> str | None:
+    """ "B"; "B, C" where marks disagree."""
+    choices = Choices.of(row.get("choices"), letters)
+    return ", ".join(choices.name(place) for place in sorted(set(_settled_on(completion, choices)))) or None
+
+
+@reward("mcq", states=_stated)
 def mcq(
     completion: str,
     answer: str,
     row: Mapping[str, Any],
     *,
-    letters: Annotated[str, Field(min_length=2)] = "ABCDEFGHIJ",
+    letters: Annotated[str, Field(min_length=2)] = LETTERS,
     first_index: int = 0,
 ) -> float | None:
     """1 when all that the completion marks as its answer is the right choice; 0 when not, or when marks disagree.
@@ -45,12 +53,18 @@ def mcq(
     right = choices.find_gold(gold_answer(answer), first_index)
     if right is None:
         return None
-    stated: set[int] = set()
-    for text in dict.fromkeys(_marked(after_thinking(completion))):
-        stated.update(_places(text, choices))
-        if stated - {right}:
+    found = False
+    for place in _settled_on(completion, choices):
+        if place != right:
             return 0.0
-    return float(right in stated)
+        found = True
+    return float(found)
+
+
+def _settled_on(completion: str, choices: Choices) -> Iterator[int]:
+    """The choices that the completion marks as its answer, some more than once."""
+    for text in dict.fromkeys(_marked(after_thinking(completion))):
+        yield from _places(text, choices)
 
 
 def _marked(text: str) -> Iterator[str]:

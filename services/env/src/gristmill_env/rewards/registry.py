@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ from gristmill_env.settings import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
 """Group of the entry points by which a package offers rewards."""
+
+States = Callable[..., str | None]
+"""What a completion states, in one form: called with the completion, its row, and the options of the reward by name."""
 _LEGACY = "_reward"
 """Suffix of names in configurations of Atropos: accuracy_reward is accuracy."""
 
@@ -39,23 +43,25 @@ class Definition:
     name: str
     target: Callable[..., Any]
     signature: Signature
+    states: States | None = None
 
     @classmethod
-    def of(cls, name: str, target: Callable[..., Any]) -> Definition:
+    def of(cls, name: str, target: Callable[..., Any], states: States | None = None) -> Definition:
         """Read the target's signature. Raises RewardError when it cannot be a reward."""
-        return cls(name, target, read_signature(name, target))
+        return cls(name, target, read_signature(name, target), states)
 
-    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-        """What is to be called with the inputs, and the options to pass along; a class has its own already.
+    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], States | None]:
+        """What is to be called with the inputs, and what says the stated answer; both have the options already.
 
         Raises RewardError for wrong params.
         """
         options = self.signature.check(self.name, params)
+        states = partial(self.states, **options) if self.states is not None and options else self.states
         if not inspect.isclass(self.target):
-            return self.target, options
+            return partial(self.target, **options) if options else self.target, states
         try:
             instance: Any = self.target(**options)
-            return instance, {}
+            return instance, states
         except RewardError:
             raise
         except Exception as error:  # the user's __init__
@@ -66,15 +72,18 @@ class Definition:
 _REGISTRY: dict[str, Definition] = {}
 
 
-def reward(name: str) -> Callable[[_Target], _Target]:
+def reward(name: str, *, states: States | None = None) -> Callable[[_Target], _Target]:
     """Register the decorated function or class as the reward `name`.
+
+    `states`, of a reward that looks for an answer in the completion: states(completion, row, **options) gives the
+    answer that it finds, written the same for all ways to write it, or None. Evaluations count votes by it.
 
     Raises RewardError when the name is taken, or the signature is none that can be filled. Running the same
     definition again, as a notebook does, replaces it.
     """
 
     def register(target: _Target) -> _Target:
-        definition = Definition.of(name, target)
+        definition = Definition.of(name, target, states)
         if name in _REGISTRY and (there := place(_REGISTRY[name].target)) != place(target):
             raise RewardError(f"reward '{name}' is registered twice: by {there} and by {place(target)}; rename one")
         _REGISTRY[name] = definition

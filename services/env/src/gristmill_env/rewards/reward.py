@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from gristmill_env.rewards.inputs import PLURALS, Known, resolve
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.answers import one_form
+from gristmill_env.rewards.extraction import final_answer
+from gristmill_env.rewards.inputs import ANSWER, PLURALS, Known, resolve
 from gristmill_env.rewards.library import score_now
 from gristmill_env.rewards.plan import Branch, Combination, Node
+from gristmill_env.rewards.registry import States
 from gristmill_env.rewards.running import Task
 from gristmill_env.rewards.sample import Sample
 from gristmill_env.rewards.signature import Argument, is_async
@@ -31,6 +35,28 @@ class Reward(ABC):
 
         Raises RewardError when it asks for what the run does not have.
         """
+
+    @property
+    def compares(self) -> bool:
+        """Whether it asks for the row's answer."""
+        return not self.asks_for.isdisjoint(ANSWER)
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether it says itself what a completion states; else `stated` is what anybody would take for it."""
+        return False
+
+    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
+        """The final answer of the completion, in one form for all ways to write it; None: it states none.
+
+        Raises RewardError when the reward cannot say it.
+        """
+        answer = final_answer(completion)
+        return None if answer is None else one_form(answer)
+
+    def leaves(self) -> dict[str, Reward]:
+        """The rewards that it is made of, by their full names ("r1/accuracy"); one that is not composed is its own."""
+        return {self.name: self}
 
     @overload
     def score(self, completions: Sample) -> float | None: ...
@@ -59,10 +85,25 @@ class FunctionReward(Reward):
     name: str
     function: Callable[..., Any]
     arguments: tuple[Argument, ...]
+    states: States | None = None
+    """None: it does not say what a completion states."""
 
     @property
     def asks_for(self) -> frozenset[str]:
         return frozenset(PLURALS.get(argument.name, argument.name) for argument in self.arguments)
+
+    @property
+    def reads_answers(self) -> bool:
+        return self.states is not None
+
+    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
+        if self.states is None:
+            return super().stated(completion, row)
+        try:
+            return self.states(completion, row)
+        except Exception as error:  # the user's code
+            reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
+            raise RewardError(reason) from error
 
     def bind(self, known: Known, name: str) -> Task:
         inputs = resolve(self.name, self.arguments, known)
@@ -82,6 +123,10 @@ class ComposedReward(Reward):
     @property
     def asks_for(self) -> frozenset[str]:
         return frozenset().union(*(part.asks_for for part in self.parts.values()))
+
+    def leaves(self) -> dict[str, Reward]:
+        inner = [found for part in self.parts.values() for found in part.leaves().items()]
+        return {f"{self.name}/{name}": leaf for name, leaf in inner}
 
     def bind(self, known: Known, name: str) -> Branch:
         parts = {short: part.bind(known, f"{name}/{short}") for short, part in self.parts.items()}

@@ -18,8 +18,8 @@ class Sample:
     None when the run has neither."""
     prompt: str = ""
     """The row's `prompt_field`."""
-    tokens: Sequence[int] | None = ()
-    """The completion's token ids, as sampled; None where the server gives text only."""
+    tokens: Sequence[int] | None = None
+    """The completion's token ids, as sampled; None where they are not known: a reward that asks for them fails."""
     finish_reason: str = "stop"
     """Why the completion ended: "stop", or "length" when it was cut."""
     row: Mapping[str, Any] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
+from gristmill_env.rewards.deciding import Decision, deciding_reward
 from gristmill_env.rewards.inputs import Known
 from gristmill_env.rewards.plan import calls, outcomes, weighted_sum
 from gristmill_env.rewards.reward import Reward
@@ -74,6 +75,11 @@ class Scorer:
     def names(self) -> list[str]:
         """Names of the rewards, in the order of the configuration."""
         return [weighted.reward.name for weighted in self.rewards]
+
+    @property
+    def decision(self) -> Decision:
+        """Which of the rewards says whether a completion is right."""
+        return deciding_reward([weighted.reward for weighted in self.rewards])
 
     @property
     def errors(self) -> Mapping[str, int]:

@@ -16,15 +16,16 @@ from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.inputs import Known
+from gristmill_env.rewards.inputs import Known, known_tokens
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.running import Task
 from gristmill_env.rewards.sample import Sample
 from gristmill_env.rewards.signature import is_async
 
-_COMPLETIONS = frozenset({"prompts", "completions", "completion_ids"})
+_IDS = "completion_ids"
+_COMPLETIONS = frozenset({"prompts", "completions", _IDS})
 _TRAINER = frozenset({"trainer_state", "log_extra", "log_metric"})
-_NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+_NOT_COLUMNS = frozenset({"prompt", "completion", _IDS})
 """Columns that TRL does not hand on."""
 _HINT = (
     " (completions are text or message lists, as the rows' prompts are; if it wants the other, set "
@@ -62,7 +63,12 @@ class TrlReward(Reward):
 
     @property
     def asks_for(self) -> frozenset[str]:
-        return frozenset({"completion", "prompt"})  # it is given everything; which of it it reads, its code alone says
+        # It is given everything; which of it it reads, its code alone says.
+        return frozenset({"completion", "prompt", *(["tokens"] if self._counts_tokens else [])})
+
+    @property
+    def _counts_tokens(self) -> bool:
+        return _IDS in self.named and self.named[_IDS].default is inspect.Parameter.empty
 
     def bind(self, known: Known, name: str) -> Task:
         given = {*_COMPLETIONS, *_TRAINER, *known.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
@@ -85,12 +91,14 @@ class TrlReward(Reward):
         arguments |= {
             "prompts": [_prompt(sample, conversational) for sample in samples],
             "completions": [_completion(sample, conversational) for sample in samples],
-            "completion_ids": [list(sample.tokens or ()) for sample in samples],
             "trainer_state": TrainerState(samples[0].step),
             "log_extra": _not_logged,
             "log_metric": _not_logged,
             **self.params,
         }
+        # Not known they are left out, unless the function cannot do without: a default of its own is used then.
+        if self._counts_tokens or all(sample.tokens is not None for sample in samples):
+            arguments[_IDS] = [list(known_tokens(sample)) for sample in samples]
         return arguments if self.open_ended else {key: arguments[key] for key in self.named if key in arguments}
 
 

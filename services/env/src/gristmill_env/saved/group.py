@@ -58,10 +58,11 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """The reward that failed, and how."""
 
     @property
-    def sampled_ids(self) -> list[int]:
-        """The tokens that are trained on; none where they are not known."""
-        ids = self.token_ids or []
-        return ids if self.mask is None else [token for token, trained in zip(ids, self.mask, strict=True) if trained]
+    def sampled_ids(self) -> list[int] | None:
+        """The tokens that are trained on; None where they are not known."""
+        if self.token_ids is None or self.mask is None:
+            return self.token_ids
+        return [token for token, trained in zip(self.token_ids, self.mask, strict=True) if trained]
 
     @property
     def cut(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gristmill import TrajectoryGroup
 from gristmill.wandb_run import start_wandb
+from gristmill_env.rewards import Decision
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.tracking.rollouts import COLUMNS, Rollouts
@@ -27,13 +28,21 @@ class WandbTracker:
     """
 
     def __init__(
-        self, run_id: str, config: EnvConfig, recorded: dict[str, Any], folder: Path, environ: Mapping[str, str]
+        self,
+        run_id: str,
+        config: EnvConfig,
+        recorded: dict[str, Any],
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        decision: Decision,
     ) -> None:
-        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder."""
+        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder. `decision`: which of
+        the run's rewards says what is right."""
         self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
         self._run.define_metric("policy_step")
         self._run.define_metric("*", step_metric="policy_step")
-        self._window = Window()
+        self._window = Window(decision)
         self._rollouts = Rollouts(config.num_rollouts_to_keep, config.num_rollouts_per_group_for_logging)
         self._log_after = max(1, config.min_items_sent_before_logging)
         self._unlogged = 0

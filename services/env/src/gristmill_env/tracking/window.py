@@ -2,8 +2,8 @@
 
 ====================================  ====================================================================
 train/rewards_mean, _std, _max, _min  totals of all completions that have one
-train/percent_correct                 share of completions that are right, 0 to 1, by the first of accuracy,
-                                      exact_match and mcq that the run has
+train/percent_correct                 share of completions that are right, 0 to 1, by the reward that decides it in
+                                      an evaluation too; left out where none compares with an answer
 train/completion_lengths              mean tokens sampled; also _std, _max, _min, and _p95, the 95th
                                       percentile (Atropos logs under that name how many are over 95 % of the limit)
 train/truncation_rate                 share of completions that were cut
@@ -26,16 +26,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gristmill_env.rewards import Decision
 from gristmill_env.tally import Tally
 from gristmill_env.tracking.tracker import ScoredPrompt
-
-_SAY_WHAT_IS_RIGHT = ("accuracy", "exact_match", "mcq")
 
 
 class Window:
     """Gathers scored prompts until they are logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, decision: Decision) -> None:
+        """`decision`: of the run's rewards."""
+        self._decision = decision
         self.prompts = 0
         self._sent_before = self._dropped_before = 0
         self._clear()
@@ -86,12 +87,8 @@ class Window:
             if said[name]:
                 values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
                 values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
-        # A part of a combination is called after both: r1/accuracy.
-        judges = [
-            name for kind in _SAY_WHAT_IS_RIGHT for name in said if name.rpartition("/")[2] == kind and said[name]
-        ]
-        if judges:
-            values["train/percent_correct"] = float(np.mean(np.array(said[judges[0]]) >= 1))
+        if self._decision.compares and (judged := said.get(self._decision.name)):
+            values["train/percent_correct"] = float(np.mean([self._decision.is_right(value) for value in judged]))
         return values
 
     def _clear(self) -> None:

@@ -1,0 +1,48 @@
+"""One text for all ways to write an answer, so that answers can be counted without comparing each with each."""
+
+from __future__ import annotations
+
+from gristmill_env.rewards.answers.answer import Answer, read_answer
+from gristmill_env.rewards.answers.dress import plain_words
+from gristmill_env.rewards.answers.radicals import Radical
+
+
+def one_form(text: str) -> str:
+    """The answer `text`, as extracted, in one form: `$72.00` is "72", `\\sqrt2` is `\\sqrt{2}`, `**Paris.**` "paris".
+
+    What `compare` decides without algebra has the same form, but for percents and rounded decimals; not all that
+    algebra makes equal has: `x + 1` and `1 + x` have two.
+    """
+    return _form(read_answer(text)) or " ".join(text.split())
+
+
+def _form(answer: Answer) -> str:
+    if answer.number is not None:
+        return str(answer.number.value) + "%" * answer.number.percent
+    if answer.words is not None:
+        return answer.words
+    if answer.latex is None or (answer.bare.isalpha() and len(answer.bare) > 1):  # "No" is a word, "N" a variable
+        return plain_words(answer.bare)
+    if answer.named is not None:
+        return _form(answer.named[1])
+    if answer.radical is not None:
+        return _radical(answer.radical)
+    if answer.elements is None:
+        return answer.tight
+    items = [one_form(item) for item in answer.elements.items]
+    if not answer.elements.ordered:
+        items = sorted(set(items))
+    opening, closing = _split(answer.elements.brackets)
+    return f"{opening}{', '.join(items)}{closing}"
+
+
+def _radical(radical: Radical) -> str:
+    root = f"\\sqrt{{{radical.square}}}" if radical.square != 1 or not radical.pi else ""
+    pi = f"\\pi^{{{radical.pi}}}" if radical.pi else ""
+    return "-" * (radical.sign < 0) + root + pi
+
+
+def _split(brackets: str) -> tuple[str, str]:
+    """The two of "[)", or of "\\{\\}"."""
+    half = len(brackets) // 2
+    return brackets[:half], brackets[half:]

@@ -1,0 +1,57 @@
+"""Which reward says what is right: one rule, for evaluations and for W&B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill_env.rewards import create_reward, deciding_reward
+
+
+def judge(completion: str, ground_truth: str) -> float:
+    return 1.0
+
+
+def judges(completions: list[str], answers: list[str]) -> list[float]:
+    return [1.0] * len(completions)
+
+
+COSINE = {"type": "cosine_scaled", "params": {"base_url": "http://localhost:1"}}
+COMBINED = {
+    "type": "combined",
+    "params": {"rewards": ["length", {"type": "accuracy", "weight": 0.5}, {"type": "format", "weight": 0.2}]},
+}
+NESTED = {"type": "combined", "name": "outer", "params": {"rewards": ["format", COMBINED]}}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "name", "compares"),
+    [
+        (["format", "accuracy"], "accuracy", True),
+        (["format", judge], "judge", True),  # `ground_truth` is another name of `answer`
+        (["format", judges], "judges", True),
+        ([COSINE, "accuracy"], "accuracy", True),
+        ([COSINE, {"type": "mcq", "name": "right"}], "right", True),
+        ([COSINE], "cosine_scaled", True),
+        ([judge, COSINE], "judge", True),
+        ([judge, "accuracy"], "accuracy", True),
+        (["mcq", "accuracy"], "mcq", True),
+        (["r1"], "r1/accuracy", True),
+        (["cascading_r1"], "cascading_r1/accuracy", True),
+        ([COMBINED], "combined/accuracy", True),
+        (["length", NESTED], "outer/combined/accuracy", True),
+        (["length", "format"], "length", False),
+        ([{"type": "combined", "params": {"rewards": ["length", "format"]}}], "combined", False),
+    ],
+)
+def test_the_reward_that_decides(rewards: list[Any], name: str, compares: bool) -> None:
+    decision = deciding_reward([create_reward(one) for one in rewards])
+    assert (decision.name, decision.compares) == (name, compares)
+
+
+def test_right_is_1_or_more_but_for_rounding() -> None:
+    decision = deciding_reward([create_reward("accuracy")])
+    assert [decision.is_right(value) for value in (1.0, 1.1, 0.1 * 3 + 0.7, 0.999, 0.0, None)] == [
+        True, True, True, False, False, None,
+    ]  # fmt: skip

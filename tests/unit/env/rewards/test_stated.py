@@ -1,0 +1,83 @@
+"""What a completion states, in one form: wrong answers that mean the same are one party in a vote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill_env.rewards import create_reward, reward
+from gristmill_env.rewards.registry import _REGISTRY
+
+
+def stated(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:
+    made = create_reward(name, params)
+    return {made.stated(completion, row) for completion in completions}
+
+
+@pytest.mark.parametrize(
+    "completions",
+    [
+        (r"#### $\sqrt2$", r"\boxed{\sqrt{2}}", "answer: √2".replace("√2", r"\sqrt 2")),
+        ("#### 72", "#### $72.00", r"\boxed{72}", "The answer is 72."),
+        (r"\boxed{\frac{3\sqrt{2}}{2}}", r"\boxed{\frac{3}{\sqrt{2}}}"),
+        ("#### Paris", "#### paris.", r"\boxed{\text{Paris}}"),
+        ("#### x = 5", "#### 5"),
+        (r"\boxed{(1, 0.5)}", r"\boxed{\left(1,\frac12\right)}"),
+        (r"\boxed{\{2, 1\}}", r"\boxed{\{1,2,2\}}"),
+    ],
+)
+def test_accuracy_states_one_answer_however_it_is_written(completions: tuple[str, ...]) -> None:
+    found = stated("accuracy", {}, *completions)
+    assert len(found) == 1
+    assert None not in found
+
+
+def test_what_means_something_else_is_another_answer() -> None:
+    completions = ["#### 1", "#### -1", "#### 25%", "#### Paris", "#### Rome", "#### x", "#### X", r"\boxed{(1,2)}"]
+    completions += [r"\boxed{(2,1)}", r"\boxed{[1,2]}", r"\boxed{\sqrt{2}}", r"\boxed{-\sqrt{2}}", r"\boxed{\pi}"]
+    assert len(stated("accuracy", {}, *completions)) == len(completions)
+
+
+def test_accuracy_looks_for_answers_where_its_options_say() -> None:
+    assert stated("accuracy", {}, "so it is 71") == {None}
+    assert stated("accuracy", {"last_number": True}, "so it is 71", "71.0") == {"71"}
+    assert stated("accuracy", {}, "<think>#### 7\n</think>") == {None}
+    assert stated("accuracy", {"split_on_think_tag": False}, "<think>#### 7\n</think>") == {"7"}
+
+
+def test_exact_match_states_what_it_compares() -> None:
+    assert stated("exact_match", {}, "#### Paris", "paris.", "<think>Rome</think>PARIS") == {"paris"}
+    assert stated("exact_match", {"ignore_case": False}, "#### Paris", "#### paris") == {"Paris", "paris"}
+    assert stated("exact_match", {"whole_if_unmarked": False}, "Paris") == {None}
+    assert stated("exact_match", {}, "<think>never ends") == {None}
+
+
+def test_mcq_states_a_choice() -> None:
+    said = ["<answer>B</answer>", "(B)", "Answer: B) Paris", r"\boxed{\text{b}}", "#### B"]
+    assert stated("mcq", {}, *said) == {"B"}
+    assert stated("mcq", {}, "answer: Rome", "answer: C", choices=["Oslo", "Paris", "Rome"]) == {"C"}
+    assert stated("mcq", {"letters": "12345"}, "answer: (2)", "answer: 2") <= {"2", None}
+    assert stated("mcq", {}, "I do not know") == {None}
+    assert stated("mcq", {}, "answer: B. Or rather \\boxed{C}") == {"B, C"}
+
+
+def test_a_reward_of_ones_own_may_say_what_is_stated() -> None:
+    def last_word(completion: str, row: Any, *, upper: bool = False) -> str | None:
+        words = completion.split()
+        return (words[-1].upper() if upper else words[-1]) if words else None
+
+    try:
+
+        @reward("final_word", states=last_word)
+        def judge(completion: str, answer: str, *, upper: bool = False) -> float:
+            return float(completion.split()[-1] == answer)
+
+        assert stated("final_word", {}, "it is so", "so") == {"so"}
+        assert stated("final_word", {"upper": True}, "it is so", "so") == {"SO"}
+    finally:
+        _REGISTRY.pop("final_word", None)
+
+
+def test_of_another_reward_it_is_the_marked_answer_in_one_form() -> None:
+    assert stated("cosine_scaled", {"base_url": "http://localhost:1"}, "#### 7.0", "answer: 7") == {"7"}
