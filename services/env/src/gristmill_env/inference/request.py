@@ -46,6 +46,12 @@ class GenerationRequest:
             prompt = sum(len(str(message.get("content", ""))) for message in self.messages) // _CHARACTERS_A_TOKEN
         return prompt + self.sampling.max_tokens * self.count
 
+    def with_short_prompt(self) -> GenerationRequest:
+        """One completion of a prompt that no server can mind, with all else the same; a system message stays one."""
+        system = [message for message in self.messages[:1] if message.get("role") == "system"]
+        short = [{"role": message["role"], "content": "Hi"} for message in (*system, {"role": "user"})]
+        return dataclasses.replace(self, token_ids=(), messages=short, count=1)
+
     def with_count(self, count: int) -> GenerationRequest:
         """The same for another number of completions."""
         return dataclasses.replace(self, count=count)
