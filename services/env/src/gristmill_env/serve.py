@@ -81,11 +81,17 @@ def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: C
     return RunEvaluations(launch.config, launch.run_id, holder, api, measure, tracker)
 
 
-def _saver(launch: Launch, model: str) -> GroupSaver | None:
+def groups_file(launch: Launch) -> Path | None:
+    """Where the groups that are sent are also kept as text; None where they are not."""
     path = launch.config.data_path_to_save_groups
+    return None if path is None else launch.run_folder / path
+
+
+def _saver(launch: Launch, model: str) -> GroupSaver | None:
+    path = groups_file(launch)
     if path is None:
         return None
-    return GroupSaver(GroupWriter(Path(path)), run=launch.run_id, model=model, config=launch.config)
+    return GroupSaver(GroupWriter(path), run=launch.run_id, model=model, config=launch.config)
 
 
 def _holder() -> str:

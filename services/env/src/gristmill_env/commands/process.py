@@ -35,7 +35,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
 
     Stopped early, it leaves the groups so far and their page. Raises GristmillError.
     """
-    path = options.out or launch.deployment.runs_dir / launch.run_id
+    path = options.out or launch.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
     task = Task.load(launch)
     config = launch.config

@@ -122,8 +122,8 @@ class ModelServers:
             await self._answer(request.with_short_prompt(), evaluation)
         except RefusedError as refusal:
             raise InferenceError(
-                f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the settings that "
-                "go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, system_prompt)"
+                f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the "
+                "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, system_prompt)"
             ) from refusal
 
     async def _complete(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
