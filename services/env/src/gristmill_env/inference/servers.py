@@ -123,7 +123,8 @@ class ModelServers:
         except RefusedError as refusal:
             raise InferenceError(
                 f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the "
-                "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, system_prompt)"
+                "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, "
+                "system_prompt)"
             ) from refusal
 
     async def _complete(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
