@@ -25,6 +25,10 @@ class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
 
 
+class UnpublishedWeightsError(InferenceError):
+    """A completion was sampled by weights that no trainer published: the server was started again."""
+
+
 class PromptTooLongError(EnvError):
     """The prompt leaves no room for a completion."""
 

@@ -35,8 +35,6 @@ class GenerationRequest:
     """Texts that end a completion. They stay in it: they were sampled."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end a completion, beside the model's own. They stay in it."""
-    min_tokens: int = 0
-    """Tokens that a completion has at least: before, none that would end it can be sampled."""
 
     @property
     def cost(self) -> int:
@@ -78,11 +76,6 @@ class Completion:
     def length(self) -> int | None:
         """Number of tokens, where it is known."""
         return len(self.token_ids) if self.text is None else self.counted
-
-    @property
-    def truncated(self) -> bool:
-        """Whether it was cut at max_tokens."""
-        return self.finish_reason == "length"
 
 
 @dataclass(frozen=True)
