@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,4 +24,12 @@ def launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Pope
     port = free_port()
     command = [sys.executable, str(SCRIPT), "--state_dir", str(state), "--runs_dir", str(tmp_path / "runs")]
     command += ["--api_port", str(port), "--model_port", vllm.url.rsplit(":", 1)[1], *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), port
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hear_ctrl_c
+    )
+    return process, port
+
+
+def _hear_ctrl_c() -> None:
+    """A shell starts what it puts into the background deaf to Ctrl-C, and that is handed down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

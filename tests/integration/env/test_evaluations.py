@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.summary import summarise
+from gristmill_env.holder import holder_name
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import NoTracker
@@ -115,6 +117,21 @@ async def test_a_restart_repeats_only_its_own_unfinished_evaluation(api: Client)
     assert (other.measured, again.measured) == ([], ["1.2"])
     await Environment(api, "a").sees("1.4")
     assert await steps(api) == [2]
+
+
+async def test_a_claim_of_a_process_of_this_machine_that_has_ended_holds_nobody_up(api: Client) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220  it begins at once
+        killed, other = Environment(api, holder_name(process.pid)), Environment(api, holder_name())
+        killed.may_end.clear()
+        with pytest.raises(asyncio.TimeoutError):
+            async with asyncio.timeout(2.5):
+                await killed.sees("1.0")
+        await other.sees("1.2")
+        assert other.measured == [], "the process lives"
+        process.kill()
+    again = Environment(api, holder_name())
+    await again.sees("1.3")
+    assert (again.measured, await steps(api)) == (["1.3"], [3])
 
 
 @pytest.mark.parametrize(

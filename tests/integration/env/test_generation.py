@@ -63,7 +63,7 @@ async def test_a_stop_text_ends_a_completion_and_stays_in_it(
     server: ModelServers, prompts: PromptBuilder, question: GenerationRequest
 ) -> None:
     # "er>" is the inside of the tokens <answer> and </answer>; "is" is two tokens.
-    request = GenerationRequest(token_ids=question.token_ids, sampling=SAMPLING, count=64, stop=["er>", "is"])
+    request = GenerationRequest(token_ids=question.token_ids, sampling=SAMPLING, count=256, stop=["er>", "is"])
     texts = []
     for completion in await server.generate(request):
         text = prompts.decode(completion.token_ids)
@@ -89,16 +89,13 @@ async def test_a_stop_token_ends_a_completion_and_stays_in_it(
     assert ended > 10
 
 
-async def test_min_tokens_keeps_a_completion_going_and_max_tokens_cuts_it(
-    server: ModelServers, question: GenerationRequest
-) -> None:
-    request = GenerationRequest(token_ids=question.token_ids, sampling=SAMPLING, count=8, min_tokens=24)
-    for completion in await server.generate(request):
-        assert completion.length == 24
-        assert completion.truncated
+async def test_max_tokens_cuts_a_completion(server: ModelServers, question: GenerationRequest) -> None:
+    cut = SamplingParams(temperature=1.0, max_tokens=1)
+    for completion in await server.generate(GenerationRequest(token_ids=question.token_ids, sampling=cut, count=8)):
+        assert (completion.length, completion.finish_reason) == (1, "length")
     for completion in await server.generate(question):
         assert completion.length is not None
-        assert completion.truncated == (completion.length == 24 and completion.finish_reason == "length")
+        assert completion.finish_reason == "stop" or completion.length == 24
 
 
 async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled(
@@ -132,13 +129,13 @@ async def test_text_comes_by_the_openai_route(text_server: ModelServers, questio
 
 async def test_text_with_everything_that_vllm_adds(text_server: ModelServers, question: GenerationRequest) -> None:
     request = GenerationRequest(
-        messages=question.messages, prefill="<answer>", sampling=SAMPLING, count=16, stop=["er>"], min_tokens=2
+        messages=question.messages, prefill="<answer>", sampling=SAMPLING, count=16, stop=["er>"]
     )
     texts = [c.text for c in await text_server.generate(request)]
     assert "7</answer>" in texts  # it went on where the prefill ended, and kept the stop text
     cut = SamplingParams(temperature=1.0, max_tokens=1)
-    request = GenerationRequest(messages=question.messages, sampling=cut, count=4, min_tokens=1)
-    assert all(c.truncated for c in await text_server.generate(request))
+    request = GenerationRequest(messages=question.messages, sampling=cut, count=4)
+    assert all(c.finish_reason == "length" for c in await text_server.generate(request))
 
 
 async def test_a_prompt_that_is_too_long_is_refused_with_the_servers_words(

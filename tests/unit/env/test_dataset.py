@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
+from gristmill_env.data import sources
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
@@ -105,6 +106,35 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path.write_text('{"question": "a"}\nnot json\n')
     with pytest.raises(DatasetError, match=r"rows\.jsonl cannot be read: line 2"):
         load(dataset_path=str(path))
+
+
+def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(f"question,answer\n{'x' * 200_000},2\n")
+    assert len(load(dataset_path=str(tmp_path / "rows.csv")).item(0).prompt) == 200_000
+
+
+@pytest.mark.parametrize("rows", ["a,1,2\n", "a,1\nb,2,3,4\n"])
+def test_a_row_with_more_cells_than_the_header_is_named(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\n" + rows)
+    line = 1 + rows.count("\n")
+    with pytest.raises(
+        DatasetError, match=rf"rows\.csv cannot be read: line {line}: .* more than .* header's 2.*quote"
+    ):
+        load(dataset_path=str(tmp_path / "rows.csv"))
+
+
+def test_a_cell_that_csv_does_not_take_is_an_error_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_LONGEST_CELL", 10)  # the real one is gigabytes
+    (tmp_path / "rows.csv").write_text(f"question,answer\na,1\n{'b' * 11},2\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv cannot be read: line 3: field larger"):
+        load(dataset_path=str(tmp_path / "rows.csv"))
+
+
+def test_a_seed_below_0_is_refused_with_the_settings() -> None:
+    with pytest.raises(ValueError, match=r"seed\s+Input should be greater than or equal to 0"):
+        load(seed=-1)
 
 
 def test_no_rows_no_source_and_two_sources(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill_env.data.dataset import Item
 from gristmill_env.drops import DropReason
+from gristmill_env.errors import EnvError, UnpublishedWeightsError
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import Completion
 from gristmill_env.inference.wire import LabelSpan
@@ -17,7 +18,7 @@ from gristmill_env.rewards import Score
 from gristmill_env.rollout import Rollout
 from gristmill_env.tally import Tally
 from gristmill_env.transcript import Attempt, Transcript
-from gristmill_env.versions import UnpublishedWeightsError, version_spans
+from gristmill_env.versions import version_spans
 
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Attempt:
@@ -162,8 +163,9 @@ def test_the_servers_labels_become_version_spans() -> None:
 
 @pytest.mark.parametrize("labels", [(("default", 0, 1),), (("1.3", 0, 1), ("default", 1, 2)), (("1.3", 0, 1),), ()])
 def test_tokens_of_unpublished_weights_are_not_taken(labels: tuple[tuple[str, int, int], ...]) -> None:
-    with pytest.raises(UnpublishedWeightsError):
+    with pytest.raises(UnpublishedWeightsError, match=r"weights that .* published|without a weight label") as raised:
         version_spans(completion(1, 2, labels=labels), "1.3", published=True)
+    assert isinstance(raised.value, EnvError), "told in one line, not as a traceback"
     assert version_spans(completion(1, 2, labels=labels), "1.3", published=False) == [VersionSpan("1.3", 0, 2)]
 
 

@@ -9,7 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.errors import PromptError
+from gristmill_env.prepare import prompt_builder
 from gristmill_env.prompts import PromptBuilder
+from gristmill_env.settings import EnvConfig
 
 
 def test_the_prompt_ends_with_the_generation_marker(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -94,3 +96,20 @@ def test_without_a_template_turns_follow_one_another_as_paragraphs(tokenizer: Pr
     prompts = PromptBuilder(plain)
     between = prompts.follow(prompts.build("Hi").messages, ({"role": "user", "content": "Go on."},), 0)
     assert prompts.decode(between) == "\n\nGo on."
+
+
+def test_a_template_is_told_what_the_run_says_of_thinking(tokenizer: PreTrainedTokenizerFast) -> None:
+    knowing = copy.deepcopy(tokenizer)
+    knowing.chat_template = (
+        "{{ enable_thinking if enable_thinking is defined else 'unsaid' }} "
+        "{{ reasoning_effort if reasoning_effort is defined else 'unsaid' }}"
+    )
+
+    def told(**settings: object) -> str:
+        return prompt_builder(EnvConfig.model_validate(settings), knowing).build("Hi").text
+
+    assert told() == "unsaid unsaid"
+    assert told(thinking_mode=False) == "False unsaid"
+    assert told(reasoning_effort="high") == "True high"
+    assert told(reasoning_effort="none") == "False none"
+    assert told(max_reasoning_tokens=64) == "True unsaid"

@@ -25,6 +25,18 @@ class InferenceError(EnvError):
     """The model server cannot be used: unreachable, another model, or no token ids."""
 
 
+class UnpublishedWeightsError(InferenceError):
+    """A completion was sampled by weights that no trainer published: the server was started again."""
+
+
+class PromptTooLongError(EnvError):
+    """The prompt leaves no room for a completion."""
+
+
+class PromptRefusedError(EnvError):
+    """A text server refuses this prompt, though it takes others: too long for it, or caught by its content filter."""
+
+
 class EpisodeError(EnvError):
     """An environment is not registered, cannot be configured as asked, or failed in an attempt."""
 

@@ -36,6 +36,11 @@ class Launch:
     config_path: Path | None
     deployment: Deployment
 
+    @property
+    def run_folder(self) -> Path:
+        """Where the run's files are, and relative paths of its settings lead."""
+        return self.deployment.runs_dir / self.run_id
+
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> Launch:
         """From the command line (without the command's name) and the environment's variables.

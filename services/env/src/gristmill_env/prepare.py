@@ -66,6 +66,12 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
         tokenizer = None
     else:
         tokenizer = load_tokenizer(_tokenizer(config, manifest, served))
+        if config.max_reasoning_tokens is not None:
+            logger.warning(
+                "max_reasoning_tokens has no effect: %s gives token ids, and there no thought is cut by force; "
+                "max_tokens bounds thought and answer together",
+                server.description,
+            )
     prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
@@ -87,7 +93,10 @@ def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None)
     """Prompts as the run's settings want them. `tokenizer`: None where only text is sent."""
     parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
     system_prompt = "\n\n".join(part for part in parts if part) or None
-    return PromptBuilder(tokenizer, system_prompt, config.dataset.prefill, thinking=Thinking.of(config).enabled)
+    thinking = Thinking.of(config)
+    return PromptBuilder(
+        tokenizer, system_prompt, config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
+    )
 
 
 def read_manifest(models_dir: Path) -> Manifest | None:

@@ -61,14 +61,16 @@ class PromptBuilder:
         prefill: str | None = None,
         *,
         thinking: bool | None = None,
+        effort: str | None = None,
     ) -> None:
-        """`tokenizer`: None for a text server, which is sent messages. `thinking`: what a template that knows of
-        `enable_thinking` is told; None leaves it to the template."""
+        """`tokenizer`: None for a text server, which is sent messages. `thinking` and `effort`: what a template that
+        knows of `enable_thinking` and `reasoning_effort` is told; None leaves it to the template."""
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
         self.prefill = prefill or ""
         """Beginning of every first reply."""
-        self._options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        told = {"enable_thinking": thinking, "reasoning_effort": effort}
+        self._options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
         if tokenizer is not None and tokenizer.chat_template is None:
             logger.warning("the tokenizer has no chat template; prompts are sent as plain text")
 
@@ -107,7 +109,6 @@ class PromptBuilder:
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a completion's tokens, without special tokens unless `special`."""
-        assert self._tokenizer is not None, "a text server's completions are text already"
         if self._tokenizer is None:
             raise PromptError("there is no tokenizer to read token ids with")
         return str(

@@ -14,7 +14,7 @@ from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data import Item
 from gristmill_env.environments import Environment, EnvironmentFactory, Reply
-from gristmill_env.errors import EnvError, EpisodeError
+from gristmill_env.errors import EnvError, EpisodeError, PromptTooLongError
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.messages import Message
 from gristmill_env.prompts import Prompt, PromptBuilder
@@ -25,10 +25,6 @@ from gristmill_env.together import together
 from gristmill_env.transcript import Attempt, Transcript
 
 logger = logging.getLogger(__name__)
-
-
-class PromptTooLongError(Exception):
-    """The prompt leaves no room for a completion."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,7 @@ class Roller:
         `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: other than the
         configuration's. `evaluation`: it counts against num_requests_for_eval of the servers.
 
-        Raises PromptTooLongError, PromptError, DatasetError, InferenceError, EpisodeError; a failing reward is in its
-        score.
+        Raises one of ROW_ERRORS where it is the row's fault, and InferenceError; a failing reward is in its score.
         """
         return await self.score(
             await self.play(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)

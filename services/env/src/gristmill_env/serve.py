@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import os
-import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from gristmill import Client, RunState
+from gristmill import Client, RunRecord, RunState
+from gristmill_env.evaluation.afterwards import version_left
 from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
 from gristmill_env.evaluation.measure import RunMeasure
 from gristmill_env.evaluation.plan import has_evaluation_set
+from gristmill_env.holder import holder_name
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
+from gristmill_env.roller import Roller
+from gristmill_env.row_count import tell_row_count
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
@@ -48,19 +51,19 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
         if record.state == RunState.FINISHED:
             logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
+            if measure is not None:
+                await _evaluate_afterwards(launch, task, record, measure, server, roller, recorded, environ)
             return
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
         with contextlib.ExitStack() as closing:
-            tracker: Tracker = NoTracker()
-            if config.use_wandb:
-                folder, decision = launch.deployment.runs_dir, task.scorer.decision
-                tracker = WandbTracker(run_id, config, recorded, folder, environ, decision=decision)
+            tracker = _tracker(launch, task, recorded, environ)
             closing.callback(tracker.close)
             saver = _saver(launch, served.name)
             if saver is not None:
                 closing.callback(saver.close)
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
-                holder = _holder()
+                await tell_row_count(api, run_id, task.dataset.label, len(task.dataset))
+                holder = holder_name()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
                     tracker=tracker, evaluations=_evaluations(launch, measure, holder, api, tracker), saver=saver,
@@ -69,6 +72,27 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                 async with registered(api, run_id, holder, config):
                     await worker.run()
     logger.info("run %s is finished", run_id)
+
+
+async def _evaluate_afterwards(
+    launch: Launch, task: Task, record: RunRecord, measure: RunMeasure, server: ModelServers, roller: Roller,
+    recorded: dict[str, Any], environ: Mapping[str, str],
+) -> None:  # fmt: skip
+    config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
+    async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
+        version = await version_left(api, record, server)
+        if version is None:
+            return
+        with contextlib.closing(_tracker(launch, task, recorded, environ)) as tracker:
+            evaluations = RunEvaluations(config, run_id, holder_name(), api, measure, tracker)
+            await evaluations.at_end(version, functools.partial(roller.roll, evaluation=True))
+
+
+def _tracker(launch: Launch, task: Task, recorded: dict[str, Any], environ: Mapping[str, str]) -> Tracker:
+    if not launch.config.use_wandb:
+        return NoTracker()
+    folder, decision = launch.deployment.runs_dir, task.scorer.decision
+    return WandbTracker(launch.run_id, launch.config, recorded, folder, environ, decision=decision)
 
 
 def _evaluates(config: EnvConfig) -> bool:
@@ -82,16 +106,17 @@ def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: C
     return RunEvaluations(launch.config, launch.run_id, holder, api, measure, tracker)
 
 
-def _saver(launch: Launch, model: str) -> GroupSaver | None:
+def groups_file(launch: Launch) -> Path | None:
+    """Where the groups that are sent are also kept as text; None where they are not."""
     path = launch.config.data_path_to_save_groups
+    return None if path is None else launch.run_folder / path
+
+
+def _saver(launch: Launch, model: str) -> GroupSaver | None:
+    path = groups_file(launch)
     if path is None:
         return None
-    return GroupSaver(GroupWriter(Path(path)), run=launch.run_id, model=model, config=launch.config)
-
-
-def _holder() -> str:
-    """Unique among living processes. A container that is started again gets its name, and so its permits, back."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', socket.gethostname())[:100]}-{os.getpid()}"
+    return GroupSaver(GroupWriter(path), run=launch.run_id, model=model, config=launch.config)
 
 
 def _warn(launch: Launch) -> None:

@@ -56,6 +56,7 @@ _HINTS = {
     "completions and scores with `try`; raise temperature or group_size, change how hard the task is, or take a finer "
     "reward",
     DropReason.TOO_LONG: "raise max_token_length",
+    DropReason.PROMPT_REFUSED: "see the model server's words above",
     DropReason.REWARD_ERROR: "see the reward's error above",
     DropReason.ENVIRONMENT_ERROR: "see the environment's error above",
     DropReason.TIMEOUT: "raise worker_timeout, or lower max_tokens",

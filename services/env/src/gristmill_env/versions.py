@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from gristmill import PolicyVersion, VersionSpan
+from gristmill_env.errors import UnpublishedWeightsError
 from gristmill_env.transcript import Attempt
-
-
-class UnpublishedWeightsError(Exception):
-    """A completion was sampled by weights that no trainer published: the server was started again."""
 
 
 def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[VersionSpan]:
@@ -24,9 +21,15 @@ def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[Ve
     try:
         spans = [VersionSpan(str(PolicyVersion.parse(s.version)), s.start, s.end) for s in attempt.labels]
     except ValueError as error:
-        raise UnpublishedWeightsError(str(error)) from error
+        raise UnpublishedWeightsError(
+            f"the model server sampled by weights that this run's trainer has not published ({error}); restart the "
+            "trainer, so that it publishes them, or set publisher: none if it never does"
+        ) from error
     if sum(span.end - span.start for span in spans) != attempt.sampled:
-        raise UnpublishedWeightsError("sampled tokens carry no weight label")
+        raise UnpublishedWeightsError(
+            "the model server returned tokens without a weight label; serve it with `python -m gristmill_model`, or "
+            "set publisher: none if no trainer publishes to it"
+        )
     return spans
 
 

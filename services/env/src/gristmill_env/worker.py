@@ -23,13 +23,12 @@ from gristmill import (
 )
 from gristmill.logs import line
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.drops import DropReason
-from gristmill_env.errors import DatasetError, EpisodeError, PromptError
+from gristmill_env.drops import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.during import Evaluations
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
 from gristmill_env.permits import Permits, settled
-from gristmill_env.roller import Played, PromptTooLongError, Roller
+from gristmill_env.roller import Played, Roller
 from gristmill_env.rollout import Rollout
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
@@ -105,14 +104,8 @@ class Worker:
                 raise
             await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s")
             return
-        except PromptTooLongError as error:
-            await self._drop(permit, DropReason.TOO_LONG, str(error))
-            return
-        except (DatasetError, PromptError) as error:
-            await self._drop(permit, DropReason.BAD_ROW, str(error))
-            return
-        except EpisodeError as error:
-            await self._drop(permit, DropReason.ENVIRONMENT_ERROR, str(error))
+        except ROW_ERRORS as error:
+            await self._drop(permit, reason_of(error), str(error))
             return
         self._tracker.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)

@@ -31,14 +31,37 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert list(read_groups(save(tmp_path / "new" / "groups.jsonl", [whole, group(row=1)]))) == [whole, group(row=1)]
 
 
-def test_a_torn_last_line_is_not_read_and_the_next_group_takes_its_place(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_told_of_and_the_next_group_takes_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
     whole = path.read_bytes()
-    for end in range(len(whole) // 2, len(whole)):
+    for end in range(len(whole) // 2 + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
         assert [one.row for one in read_groups(path)] == [0]
+        assert "line 2 of" in caplog.text
+        assert "was torn" in caplog.text
+        caplog.clear()
         save(path, [group(row=2)])
         assert [one.row for one in read_groups(path)] == [0, 2]
+
+
+def test_a_whole_last_line_needs_no_newline_and_is_kept_when_writing_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    assert [one.row for one in read_groups(path)] == [0, 1]
+    save(path, [group(row=2)])
+    assert [one.row for one in read_groups(path)] == [0, 1, 2]
+    assert caplog.text == ""
+
+
+def test_a_whole_last_line_that_is_no_group_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "groups.jsonl", [group()])
+    path.write_bytes(path.read_bytes() + b'{"answer": 1}')
+    with pytest.raises(SavedError, match=r"line 2 of .* is no saved group"):
+        list(read_groups(path))
 
 
 def test_a_line_torn_by_another_process_is_cut_off_by_a_writer_that_was_open_before(tmp_path: Path) -> None:

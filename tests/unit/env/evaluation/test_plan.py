@@ -106,6 +106,7 @@ def test_evaluation_settings_are_not_part_of_what_a_run_is(folder: Path) -> None
 def test_where_evaluations_are(folder: Path, tmp_path: Path) -> None:
     assert evaluations_folder(launch(folder)) == Path("runs/sums/evaluations")
     assert evaluations_folder(launch(folder, "--data_dir_to_save_evals", str(tmp_path))) == tmp_path
+    assert evaluations_folder(launch(folder, "--data_dir_to_save_evals", "evals")) == Path("runs/sums/evals")
 
 
 def test_at_most_two_are_compared(folder: Path) -> None:

@@ -44,8 +44,8 @@ async def test_what_is_asked_for_is_said(text_server: FailingServer) -> None:
     assert {key: body[key] for key in ("temperature", "top_p", "max_tokens", "n", "stop")} == {
         "temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "n": 2, "stop": ["</a>"]
     }  # fmt: skip
-    assert [(c.text, c.truncated, c.length, c.token_ids) for c in completions] == [
-        ("hi", False, None, []), ("there", True, None, [])
+    assert [(c.text, c.finish_reason, c.length, c.token_ids) for c in completions] == [
+        ("hi", "stop", None, []), ("there", "length", None, [])
     ]  # fmt: skip
 
 
@@ -82,7 +82,7 @@ async def test_a_completion_that_was_broken_off_is_asked_for_again(text_server: 
     ("changes", "named"),
     [
         ({"prefill": "<think>"}, "prefill"),
-        ({"min_tokens": 3}, "min_tokens"),
+        ({"stop_token_ids": [7]}, "stop_token_ids"),
         ({"stop_token_ids": [7], "prefill": "<"}, "prefill and stop_token_ids"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from rich.console import Console
 from gristmill_env.commands.options import ProcessOptions
 from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.show import show_summary
-from gristmill_env.errors import DatasetError, EpisodeError, PromptError, SavedError
+from gristmill_env.drops import ROW_ERRORS, reason_of
+from gristmill_env.errors import SavedError
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
-from gristmill_env.roller import PromptTooLongError, Roller
+from gristmill_env.roller import Roller
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.differences import differences
 from gristmill_env.saved.group import settings_of
@@ -33,7 +35,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
 
     Stopped early, it leaves the groups so far and their page. Raises GristmillError.
     """
-    path = options.out or launch.deployment.runs_dir / launch.run_id
+    path = options.out or launch.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
     task = Task.load(launch)
     config = launch.config
@@ -45,15 +47,19 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
         rows = [row for row in range(options.groups) if row not in done]
         if done:
             console.print(f"{len(done)} groups are in {path} already", highlight=False, soft_wrap=True)
+        skipped: Counter[str] = Counter()
         with GroupWriter(path) as writer:
             try:
                 with Steps("groups", len(rows)) as steps:
                     saver = GroupSaver(writer, run=launch.run_id, model=served.name, config=config)
-                    await _Rows(config.workers, task, roller, saver, steps).run(rows)
+                    await _Rows(config.workers, task, roller, saver, steps, skipped).run(rows)
             finally:
                 page = path.with_suffix(".html")
                 summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")
                 show_summary(console, summary)
+                if skipped:
+                    reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.most_common())
+                    console.print(f"{skipped.total()} rows skipped: {reasons}", highlight=False, soft_wrap=True)
                 console.print(f"groups: {path}\npage:   {page}", highlight=False, soft_wrap=True)
 
 
@@ -77,8 +83,12 @@ def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
 class _Rows:
     """Rolls rows, several at a time, and saves each group when it is done."""
 
-    def __init__(self, workers: int, task: Task, roller: Roller, saver: GroupSaver, steps: Steps) -> None:
+    def __init__(
+        self, workers: int, task: Task, roller: Roller, saver: GroupSaver, steps: Steps, skipped: Counter[str]
+    ) -> None:
+        """`skipped`: gets the rows that cannot be used, by reason."""
         self._workers, self._task, self._roller, self._saver, self._steps = workers, task, roller, saver, steps
+        self._skipped = skipped
 
     async def run(self, rows: list[int]) -> None:
         """Raises the first GristmillError that a row does not end with by itself."""
@@ -89,8 +99,9 @@ class _Rows:
         for row in rows:
             try:
                 rollout = await self._roller.roll(self._task.dataset.item(row), f"row {row}")
-            except (PromptTooLongError, DatasetError, PromptError, EpisodeError) as error:
+            except ROW_ERRORS as error:
                 logger.warning("row %d is skipped: %s", row, error)
+                self._skipped[reason_of(error).value] += 1
                 self._steps.add()
                 continue
             group = await self._saver.save(rollout)

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill_env.commands.show import figure, plain
+from gristmill_env.drops import ROW_ERRORS
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
-from gristmill_env.roller import PromptTooLongError, Roller
+from gristmill_env.roller import Roller
 from gristmill_env.rollout import Rollout
 
 _ITEMS = 5
@@ -35,7 +36,7 @@ async def try_items(launch: Launch, console: Console) -> None:
     )
     for number, rollout in enumerate(rollouts, 1):
         if isinstance(rollout, str):
-            console.print(Panel(Text(rollout), title=f"item {number}: skipped", title_align="left"))
+            console.print(Panel(plain(rollout), title=f"item {number}: skipped", title_align="left"))
         else:
             _show(console, number, rollout, launch)
 
@@ -43,7 +44,7 @@ async def try_items(launch: Launch, console: Console) -> None:
 async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
     try:
         return await roller.roll(task.dataset.item(row), f"item {row + 1}")
-    except PromptTooLongError as error:
+    except ROW_ERRORS as error:
         return str(error)
 
 

@@ -17,6 +17,11 @@ from gristmill_env.settings import DatasetConfig
 
 Table = list[dict[str, Any]]
 
+_LONGEST_CELL = 2**31 - 1
+"""Characters; the most that csv can be told everywhere. Its own limit, 128 KiB, is less than a long document."""
+_REST: Any = None
+"""The key under which csv gives the cells that have no column."""
+
 
 def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows]:
     """The rows, and words for messages that say which data set and split they are.
@@ -91,8 +96,22 @@ def _read_json(path: Path) -> Table:
 
 
 def _read_csv(path: Path) -> Table:
+    csv.field_size_limit(_LONGEST_CELL)
+    rows: Table = []
     with path.open(encoding="utf-8-sig", newline="") as file:
-        return [dict(row) for row in csv.DictReader(file)]
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                if (more := row.pop(_REST, None)) is not None:
+                    names = len(reader.fieldnames or ())
+                    raise ValueError(
+                        f"line {reader.line_num}: {len(more)} cells more than the header's {names}; quote a text that "
+                        "holds a comma"
+                    )
+                rows.append(row)
+        except csv.Error as error:
+            raise ValueError(f"line {reader.line_num + 1}: {error}") from error
+    return rows
 
 
 def _read_parquet(path: Path) -> Table:

@@ -2,7 +2,8 @@
 
 One is due at the first version that is seen in each stretch of steps_per_eval steps (0 to 99, 100 to 199, ...), so
 before the first step too, and at the end of the run. Of several environments one does it: who would, tells the API so
-in a row of metrics, waits, and reads who was the last to tell; all others found a row and leave it.
+in a row of metrics, waits, and reads who was the last to tell; all others found a row and leave it, unless it is of a
+process of their own machine that has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gristmill_env.errors import BusyEvaluationError
 from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.telling import SOURCE, row
+from gristmill_env.holder import has_ended
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Tracker
 
@@ -136,7 +138,7 @@ class RunEvaluations:
 
     async def _is_mine(self, due: int) -> bool:
         holder = await self._holder_of(due)
-        if holder is None:
+        if holder is None or (holder != self._holder and has_ended(holder)):
             await self._api.report_metrics(self._run_id, CLAIMS, due, {"holder": self._holder})
             await asyncio.sleep(_SETTLE)
             holder = await self._holder_of(due)

@@ -9,15 +9,13 @@ from typing import Any, Protocol
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.drops import DropReason
-from gristmill_env.errors import DatasetError, EpisodeError, PromptError
+from gristmill_env.drops import ROW_ERRORS, reason_of
 from gristmill_env.evaluation.progress import EvaluationProgress
 from gristmill_env.evaluation.records import PromptRecord, answered, skipped
 from gristmill_env.evaluation.results import Evaluated, write_results
 from gristmill_env.evaluation.samples import SampleFile
 from gristmill_env.evaluation.summary import summarise
 from gristmill_env.rewards import Decision
-from gristmill_env.roller import PromptTooLongError
 from gristmill_env.rollout import Rollout
 
 
@@ -38,8 +36,8 @@ async def evaluate(
 ) -> Evaluated:
     """Do what is missing of `file.plan`, and write the results. What is done is kept, however this ends.
 
-    `decision`: of the rewards that `roll` scores by. Raises InferenceError when the model server does not answer,
-    RewardError when the deciding reward cannot say what a completion states.
+    `decision`: of the rewards that `roll` scores by. Raises InferenceError when the model server does not answer, or
+    refuses every prompt, and RewardError when the deciding reward cannot say what a completion states.
     """
     started, before = time.time(), len(file.done)
     missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
@@ -74,12 +72,8 @@ async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, decision: D
     try:
         item, plan = dataset.item(number), file.plan
         rollout = await roll(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
-    except PromptTooLongError as error:
-        return skipped(number, DropReason.TOO_LONG, str(error))
-    except (DatasetError, PromptError) as error:
-        return skipped(number, DropReason.BAD_ROW, str(error))
-    except EpisodeError as error:
-        return skipped(number, DropReason.ENVIRONMENT_ERROR, str(error))
+    except ROW_ERRORS as error:
+        return skipped(number, reason_of(error), str(error))
     return answered(number, rollout, decision)
 
 

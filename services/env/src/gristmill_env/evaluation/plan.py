@@ -80,7 +80,7 @@ def evaluation_task(launch: Launch) -> Task:
 
 def evaluations_folder(launch: Launch) -> Path:
     """Where the run's evaluations are, each in a folder of its own."""
-    return launch.config.data_dir_to_save_evals or launch.deployment.runs_dir / launch.run_id / "evaluations"
+    return launch.run_folder / (launch.config.data_dir_to_save_evals or "evaluations")
 
 
 def has_evaluation_set(config: DatasetConfig) -> bool:

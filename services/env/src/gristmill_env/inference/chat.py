@@ -60,8 +60,6 @@ def _body(model: str, request: GenerationRequest, dialect: Dialect) -> dict[str,
         body["include_stop_str_in_output"] = True
     if request.stop_token_ids:
         body["stop_token_ids"] = list(request.stop_token_ids)
-    if request.min_tokens:
-        body["min_tokens"] = request.min_tokens
     return body
 
 
@@ -69,7 +67,6 @@ def _refuse_vllm_only(request: GenerationRequest) -> None:
     wanted = {
         "prefill": bool(request.prefill),
         "stop_token_ids": bool(request.stop_token_ids),
-        "min_tokens": request.min_tokens > 0,
     }
     if refused := [name for name, there in wanted.items() if there]:
         raise InferenceError(

@@ -15,6 +15,7 @@ T = TypeVar("T")
 _CONNECT = 10.0
 """Seconds to connect. A machine that is gone must not cost the time that an answer may take."""
 _LONGEST_WAIT_ASKED = 120.0
+_OF_THE_REQUEST = frozenset({400, 413, 422})
 
 
 class ServerTroubleError(Exception):
@@ -35,6 +36,11 @@ class RefusedError(InferenceError):
         super().__init__(message)
         self.status = status
         self.text = text
+
+    @property
+    def may_mean_the_prompt(self) -> bool:
+        """Whether the server minds what is in the request: the prompt perhaps, or a setting of the run's."""
+        return self.status in _OF_THE_REQUEST
 
 
 class ServerHttp:

@@ -35,8 +35,6 @@ class GenerationRequest:
     """Texts that end a completion. They stay in it: they were sampled."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end a completion, beside the model's own. They stay in it."""
-    min_tokens: int = 0
-    """Tokens that a completion has at least: before, none that would end it can be sampled."""
 
     @property
     def cost(self) -> int:
@@ -45,6 +43,12 @@ class GenerationRequest:
         if not prompt:
             prompt = sum(len(str(message.get("content", ""))) for message in self.messages) // _CHARACTERS_A_TOKEN
         return prompt + self.sampling.max_tokens * self.count
+
+    def with_short_prompt(self) -> GenerationRequest:
+        """One completion of a prompt that no server can mind, with all else the same; a system message stays one."""
+        system = [message for message in self.messages[:1] if message.get("role") == "system"]
+        short = [{"role": message["role"], "content": "Hi"} for message in (*system, {"role": "user"})]
+        return dataclasses.replace(self, token_ids=(), messages=short, count=1)
 
     def with_count(self, count: int) -> GenerationRequest:
         """The same for another number of completions."""
@@ -72,11 +76,6 @@ class Completion:
     def length(self) -> int | None:
         """Number of tokens, where it is known."""
         return len(self.token_ids) if self.text is None else self.counted
-
-    @property
-    def truncated(self) -> bool:
-        """Whether it was cut at max_tokens."""
-        return self.finish_reason == "length"
 
 
 @dataclass(frozen=True)

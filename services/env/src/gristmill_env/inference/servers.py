@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from gristmill import Manifest
-from gristmill_env.errors import InferenceError
+from gristmill_env.errors import InferenceError, PromptRefusedError
 from gristmill_env.inference.balance import Lane
 from gristmill_env.inference.bench import Bench, UnpublishedError, gave_up_on
 from gristmill_env.inference.budget import RetryBudget
-from gristmill_env.inference.http import ServerTroubleError
+from gristmill_env.inference.http import RefusedError, ServerTroubleError
 from gristmill_env.inference.meeting import Meeting, check_same
 from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
 from gristmill_env.inference.server import ModelServer
@@ -86,13 +86,16 @@ class ModelServers:
     async def generate(self, request: GenerationRequest, *, evaluation: bool = False) -> list[Completion]:
         """`request.count` completions of one prompt. `evaluation`: counts against num_requests_for_eval.
 
-        Raises InferenceError when all servers stay away, or one refuses the request, or returns no token ids.
+        Raises InferenceError when all servers stay away, or one refuses the request, or returns no token ids;
+        PromptRefusedError when a text server refuses this prompt and takes a short one.
         """
-        if request.count > 1 and any(lane.server.ignores_n for lane in self._lanes):
-            return await self._one_by_one(request, request.count, evaluation)
-        completions = await self._answer(request, evaluation)
-        missing = request.count - len(completions)
-        return completions + (await self._one_by_one(request, missing, evaluation) if missing else [])
+        try:
+            return await self._complete(request, evaluation)
+        except RefusedError as refusal:
+            if self._served is not None and self._served.text_only and refusal.may_mean_the_prompt:
+                await self._ask_briefly(request, evaluation)
+                raise PromptRefusedError(str(refusal)) from refusal
+            raise
 
     async def weight_label(self) -> str:
         """Which weights the first of them samples by; "default" when none were published to it. Raises
@@ -112,6 +115,24 @@ class ModelServers:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _ask_briefly(self, request: GenerationRequest, evaluation: bool) -> None:
+        """Whether a refusal was about the prompt. Raises InferenceError when a short one is refused as well."""
+        try:
+            await self._answer(request.with_short_prompt(), evaluation)
+        except RefusedError as refusal:
+            raise InferenceError(
+                f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the "
+                "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, "
+                "system_prompt)"
+            ) from refusal
+
+    async def _complete(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
+        if request.count > 1 and any(lane.server.ignores_n for lane in self._lanes):
+            return await self._one_by_one(request, request.count, evaluation)
+        completions = await self._answer(request, evaluation)
+        missing = request.count - len(completions)
+        return completions + (await self._one_by_one(request, missing, evaluation) if missing else [])
 
     async def _one_by_one(self, request: GenerationRequest, count: int, evaluation: bool) -> list[Completion]:
         one = request.with_count(1)

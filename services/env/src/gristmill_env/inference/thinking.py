@@ -13,7 +13,7 @@ class Dialect(StrEnum):
     """Whose additions to the chat API a text server understands."""
 
     VLLM = "vllm"
-    """Continued messages, stop tokens, min_tokens, options of the chat template."""
+    """Continued messages, stop tokens, options of the chat template."""
     OPENAI = "openai"
     """api.openai.com itself."""
     OTHER = "other"

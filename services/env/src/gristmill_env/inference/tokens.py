@@ -69,8 +69,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
         sampling["stop"] = list(request.stop)  # its tokens come back all the same
     if request.stop_token_ids:
         sampling["stop_token_ids"] = list(request.stop_token_ids)
-    if request.min_tokens:
-        sampling["min_tokens"] = request.min_tokens
     return sampling
 
 

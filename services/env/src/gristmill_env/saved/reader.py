@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,10 @@ from gristmill import TrajectoryGroup, read_archive
 from gristmill_env.errors import SavedError
 from gristmill_env.saved.atropos import AtroposGroup, from_atropos
 from gristmill_env.saved.group import FORMAT, SavedGroup
+from gristmill_env.saved.last_line import is_whole
 from gristmill_env.saved.tokens import Decode, from_trajectory, no_tokenizer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,8 +39,8 @@ _KIND = msgspec.json.Decoder(_Kind | list[Any])
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
     """The groups of a file, or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
 
-    `decode`: turns token ids into text; called only for groups that hold no text. A last line without its newline was
-    torn by a kill and is left out. Raises SavedError naming the line, and ArchiveError.
+    `decode`: turns token ids into text; called only for groups that hold no text. A last line that a
+    kill has torn is left out, with a warning. Raises SavedError naming the line, and ArchiveError.
     """
     if source.is_dir():
         for archived in read_archive(source):
@@ -51,7 +55,11 @@ def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGr
         raise SavedError(f"cannot read saved groups from {source}: {error.strerror}") from error
     with file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n") and line.strip():
+            if not line.strip():
+                continue
+            if not line.endswith(b"\n") and not is_whole(line):
+                logger.warning("line %d of %s, the last, was torn; it is left out", number, source)
+            else:
                 yield from _line(line, f"line {number} of {source}", source.stem, decode)
 
 

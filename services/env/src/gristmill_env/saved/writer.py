@@ -12,6 +12,7 @@ import msgspec
 
 from gristmill_env.errors import SavedError
 from gristmill_env.saved.group import SavedGroup
+from gristmill_env.saved.last_line import is_whole
 
 _BLOCK = 1 << 16
 
@@ -19,8 +20,9 @@ _BLOCK = 1 << 16
 class GroupWriter:
     """Appends groups to a JSONL file, which several processes and threads may share: their lines never mix.
 
-    A last line that a kill has torn is cut off before the next one is written. `append` waits for the disk, so
-    call it on a thread where a loop runs: `await asyncio.to_thread(writer.append, group)`.
+    A last line that a kill has torn is cut off before the next one is written; one that only lacks its newline gets it.
+    `append` waits for the disk, so call it on a thread where a loop runs:
+    `await asyncio.to_thread(writer.append, group)`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +43,7 @@ class GroupWriter:
             with self._lock:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 try:
-                    self._cut_torn_line()
+                    self._end_last_line()
                     written = 0
                     while written < len(line):
                         written += os.write(self._file, line[written:])
@@ -61,7 +63,7 @@ class GroupWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _cut_torn_line(self) -> None:
+    def _end_last_line(self) -> None:
         size = end = os.fstat(self._file).st_size
         while end > 0:
             start = max(0, end - _BLOCK)
@@ -70,5 +72,9 @@ class GroupWriter:
                 end = start + newline + 1
                 break
             end = start
-        if end < size:
+        if end == size:
+            return
+        if is_whole(os.pread(self._file, size - end, end)):
+            os.write(self._file, b"\n")
+        else:
             os.ftruncate(self._file, end)

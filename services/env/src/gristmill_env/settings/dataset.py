@@ -56,7 +56,7 @@ class DatasetConfig(Settings):
     shuffle_dataset: bool = True
     """Take the rows in a random order, another one each epoch, fixed by `seed`."""
 
-    seed: int = 42
+    seed: int = Field(default=42, ge=0)
     """Seed of the shuffle. Replicas and restarts with the same seed agree on the order."""
 
     max_tokens: int = Field(default=256, ge=1)

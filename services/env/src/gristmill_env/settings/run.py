@@ -79,7 +79,8 @@ class EnvConfig(Settings):
     """Part of every batch that is kept for this process' groups while it lives, 0 to 1."""
 
     data_path_to_save_groups: str | None = None
-    """File to which every group that is sent is also written as text, a line of JSON each (docs/commands.md)."""
+    """File to which every group that is sent is also written as text, a line of JSON each (docs/commands.md).
+    Relative to the run's folder."""
 
     ensure_scores_are_not_same: bool = True
     """Drop groups whose completions all score the same: they carry no gradient."""
@@ -104,7 +105,7 @@ class EnvConfig(Settings):
     """Part of max_num_workers that LIMIT_TRAIN leaves to rollouts; at least one worker."""
 
     data_dir_to_save_evals: Path | None = None
-    """Folder of evaluations, each in a folder of its own. Unset: evaluations/ in the run's folder."""
+    """Folder of evaluations, each in a folder of its own. Relative to the run's folder. Unset: evaluations/ in it."""
 
     use_wandb: bool = False
     """Log metrics and rollouts to Weights & Biases; offline where there are no credentials."""
@@ -147,11 +148,12 @@ class EnvConfig(Settings):
     choose. Unset: as the model does by itself. reasoning_effort and max_reasoning_tokens switch it on."""
 
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """How much it thinks: a word for text APIs that know it. Not every model knows every word."""
+    """How much it thinks: a word for text APIs that know it, and for chat templates (reasoning_effort). Not every
+    model knows every word."""
 
     max_reasoning_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of thought, for text APIs that can limit them. Not in training: a thought that is cut by force was
-    not sampled."""
+    """Most tokens of thought, for text APIs that can limit them. No effect with token ids, in training above all, and
+    warned of there: a thought that is cut by force was not sampled."""
 
     custom_thinking_prompt: str | None = None
     """System text that asks for thinking; stands before system_prompt."""

@@ -1,0 +1,110 @@
+"""`serve` when it is started again: what a kill left undone, and what has changed meanwhile. Against the real API; the
+model server is a stand-in that gives one token, for none is trained on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.env.conftest import TRAINER
+from tests.support.api_server import ApiServer
+from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
+from tests.unit.env.inference.conftest import GENERATE, choice
+from transformers import PreTrainedTokenizerFast
+
+from gristmill import Client, PolicyVersion
+from gristmill_env.launch import Launch
+from gristmill_env.row_count import tell_row_count
+from gristmill_env.serve import serve
+
+
+@pytest.fixture
+def server() -> Iterator[FailingServer]:
+    made = FailingServer()
+    made.answers[GENERATE] = lambda: (200, {"choices": [choice(weight_versions=None)]})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def launch(
+    tmp_path: Path, session_api: ApiServer, server: FailingServer, tokenizer: PreTrainedTokenizerFast  # noqa: F811
+) -> Launch:  # fmt: skip
+    tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?"}\n' * 3)
+    dataset = {"dataset_path": "rows.jsonl", "prompt_field": "question", "reward_functions": ["length"]}
+    run = {"dataset": {**dataset, "eval_split": "train[:2]"}, "group_size": 2}
+    (tmp_path / "sums.yaml").write_text(json.dumps({**run, "tokenizer_name": str(tmp_path / "tokenizer")}))
+    environ = {"GRISTMILL_RUNS_DIR": str(tmp_path / "runs"), "GRISTMILL_MODELS_DIR": "/nowhere"}
+    environ |= {"GRISTMILL_API_URL": session_api.url, "GRISTMILL_MODEL_URL": server.url}
+    return Launch.read(["--config", str(tmp_path / "sums.yaml")], environ, "test")
+
+
+@pytest.fixture
+async def api(redis_url: str, session_api: ApiServer, launch: Launch) -> AsyncIterator[Client]:
+    """A client of an API that knows the run."""
+    async with Client(session_api.url) as client:
+        await client.create_run("sums", launch.config.recorded("tiny"), launch.config.group_size)
+        yield client
+
+
+async def finish(api: Client, publisher: str = "filesystem") -> None:
+    incarnation, _ = await api.take("sums", {**TRAINER, "publisher": publisher}, [])
+    await api.record_version("sums", PolicyVersion(incarnation, 0))
+    await api.record_version("sums", PolicyVersion(incarnation, 4))
+    await api.finish("sums", incarnation)
+
+
+async def evaluated(api: Client) -> list[int]:
+    return [row.step for row in await api.metrics("sums", "eval")]
+
+
+async def test_the_last_evaluation_that_a_kill_left_undone_is_done(
+    api: Client, launch: Launch, server: FailingServer
+) -> None:
+    server.answers["/weight_info"] = lambda: (200, {"weight_version": "1.4"})
+    await finish(api)
+    await serve(launch, {})
+    assert await evaluated(api) == [4]
+    asked = len(server.bodies)
+    assert asked == 2
+    await serve(launch, {})
+    assert (await evaluated(api), len(server.bodies)) == ([4], asked), "done once, it is not done again"
+
+
+async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
+    api: Client, launch: Launch, server: FailingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
+    await finish(api)
+    await serve(launch, {})
+    assert await evaluated(api) == []
+    assert "the last evaluation of run sums is missing" in caplog.text
+    assert "has the weights 'default', not 1.4" in caplog.text
+
+
+async def test_where_nobody_publishes_the_labels_say_nothing(
+    api: Client, launch: Launch, server: FailingServer
+) -> None:
+    server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
+    await finish(api, publisher="none")
+    await serve(launch, {})
+    assert await evaluated(api) == [4]
+
+
+async def test_another_number_of_rows_than_before_is_warned_of_once(
+    api: Client, launch: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for rows in (800, 800):
+        await tell_row_count(api, "sums", "data set 'a'", rows)
+    assert caplog.text == ""
+    await tell_row_count(api, "sums", "data set 'a'", 820)
+    assert "data set 'a' has 820 rows; it had 800 when run sums was last served" in caplog.text
+    assert "come again or are left out" in caplog.text
+    caplog.clear()
+    await tell_row_count(api, "sums", "data set 'a'", 820)
+    assert caplog.text == ""

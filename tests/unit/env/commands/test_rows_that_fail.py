@@ -1,0 +1,129 @@
+"""A row that cannot be used is skipped and told; it does not end a command, and a server that refuses all does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.unit.env.conftest import FailingServer
+from tests.unit.env.inference.conftest import CHAT, answers, said
+
+from gristmill_env.commands.options import ProcessOptions
+from gristmill_env.commands.process import process
+from gristmill_env.commands.try_items import try_items
+from gristmill_env.errors import InferenceError
+from gristmill_env.evaluation.command import run_evaluate
+from gristmill_env.evaluation.options import EvaluateOptions
+from gristmill_env.evaluation.samples import read_samples
+from gristmill_env.launch import Launch
+from gristmill_env.saved import read_groups
+
+from .conftest import shown
+
+LONG = "long " * 9
+QUESTIONS: list[str | None] = [LONG, "1 + 1?", LONG, "2 + 2?", LONG]
+REFUSAL = (400, {"error": {"code": "context_length_exceeded"}})
+
+
+class Server:
+    """A text server that refuses some prompts, or all of them."""
+
+    def __init__(self, failing: FailingServer, refuses: set[str]) -> None:
+        failing.takes_tokens = False
+        failing.answers[CHAT] = self._answer
+        self.url = failing.url
+        self.refuses = refuses
+        self._failing = failing
+
+    @property
+    def asked(self) -> list[str]:
+        return [body["messages"][-1]["content"] for body in self._failing.bodies]
+
+    def _answer(self) -> tuple[int, Any]:
+        return REFUSAL if {"*", self.asked[-1]} & self.refuses else answers(said("2"))
+
+
+def launch(folder: Path, url: str, questions: list[str | None] = QUESTIONS, **settings: Any) -> Launch:
+    rows = [{"question": question, "answer": "2"} for question in questions]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {
+        "dataset_path": "rows.jsonl", "prompt_field": "question", "answer_field": "answer", "shuffle_dataset": False,
+        "reward_functions": ["accuracy"],
+    }  # fmt: skip
+    run = {"dataset": dataset, "group_size": 1, "max_num_workers": 1, "max_eval_workers": 1} | settings
+    (folder / "run.yaml").write_text(json.dumps(run))
+    environ = {"GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_RUNS_DIR": str(folder / "runs")}
+    return Launch.read(["--config", str(folder / "run.yaml"), "--base_url", url], environ, "test")
+
+
+async def test_process_goes_on_after_a_prompt_that_the_server_refuses(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, {LONG})
+    options = ProcessOptions(groups=5, out=tmp_path / "out")
+    await process(launch(tmp_path, server.url), options, console)
+    assert [group.row for group in read_groups(tmp_path / "out" / "groups.jsonl")] == [1, 3]
+    assert "3 rows skipped: 3 prompt_refused" in shown(console)
+
+
+async def test_evaluate_counts_a_refused_prompt_and_does_not_ask_it_again(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, {LONG})
+    await run_evaluate(launch(tmp_path, server.url), EvaluateOptions(out=tmp_path / "out"), console)
+    records = read_samples(tmp_path / "out")
+    assert [record.skipped for record in records] == ["prompt_refused", None, "prompt_refused", None, "prompt_refused"]
+    assert "context_length_exceeded" in (records[0].why or "")
+    assert "not asked: 3 prompt_refused" in shown(console)
+    await run_evaluate(launch(tmp_path, server.url), EvaluateOptions(out=tmp_path / "out", resume=True), console)
+    assert server.asked.count(LONG) == 3
+
+
+@pytest.mark.parametrize("questions", [QUESTIONS, [LONG]])
+async def test_a_server_that_refuses_every_prompt_ends_the_command_with_its_words(
+    tmp_path: Path, failing_server: FailingServer, console: Console, questions: list[str | None]
+) -> None:
+    server = Server(failing_server, {"*"})
+    with pytest.raises(InferenceError, match=r"HTTP 400.*context_length_exceeded.*short prompt.* too"):
+        await run_evaluate(launch(tmp_path, server.url, questions), EvaluateOptions(out=tmp_path / "out"), console)
+    assert read_samples(tmp_path / "out") == [], "nothing is taken for done"
+
+
+async def test_a_server_that_comes_to_refuse_everything_ends_it_too(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, {"2 + 2?", "Hi"})
+    with pytest.raises(InferenceError, match="short prompt"):
+        await process(launch(tmp_path, server.url, ["1 + 1?", "2 + 2?"]), ProcessOptions(out=tmp_path / "o"), console)
+
+
+async def test_try_shows_a_rows_error_in_its_place(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, {LONG})
+    await try_items(launch(tmp_path, server.url, [LONG, None]), console)
+    text = shown(console)
+    assert "item 1: skipped" in text
+    assert "context_length_exceeded" in text
+    assert "item 2: skipped" in text
+    assert "field 'question' of row 1" in text
+
+
+async def test_try_shows_an_environments_failure_in_the_items_place(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, set())
+    (tmp_path / "game.py").write_text(
+        "from gristmill_env.environments import Environment\n"
+        "class Game(Environment):\n"
+        "    async def reset(self, item):\n"
+        "        return item.messages\n"
+        "    async def step(self, reply):\n"
+        "        raise KeyError('no board')\n"
+    )
+    await try_items(launch(tmp_path, server.url, ["1 + 1?"], environment={"type": "game.py:Game"}), console)
+    assert "item 1: skipped" in shown(console)
+    assert "KeyError: 'no board'" in shown(console)
