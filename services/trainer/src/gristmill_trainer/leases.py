@@ -9,7 +9,7 @@ from typing import Literal
 
 from gristmill import GristmillError, SyncClient, TrajectoryGroup
 from gristmill.logs import line
-from gristmill_trainer.errors import LeaseLostError
+from gristmill_trainer.errors import LeaseLostError, of_thread
 
 _LOG = logging.getLogger(__name__)
 # Well inside the API's lease of 120 s.
@@ -122,8 +122,8 @@ class Leases:
                 continue
             try:
                 lost = self._api.extend(self._run_id, self._incarnation, batch_ids)
-            except GristmillError as error:
-                self._failure = error
+            except Exception as error:  # Raised by the next call: leases that nobody extends run out.
+                self._failure = of_thread("extending the leases", error)
                 return
             with self._lock:
                 really_lost = [batch_id for batch_id in lost if batch_id in self._held]

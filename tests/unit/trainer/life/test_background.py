@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gristmill import PolicyVersion
-from gristmill_trainer.errors import PublishError
+from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.publish import BackgroundPublisher, Tensors
 
 
@@ -18,7 +18,7 @@ class _Slow:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.seen: list[tuple[float, PolicyVersion]] = []
-        self.error: PublishError | None = None
+        self.error: Exception | None = None
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         assert self.go.wait(30)
@@ -57,3 +57,16 @@ def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
     assert told == []
     publisher.wait()
+
+
+def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
+    """As of a full disk: unheard, the run would end with its old weights on the server."""
+    slow, told = _Slow(), list[PolicyVersion]()
+    slow.error = OSError(28, "No space left on device")
+    slow.go.set()
+    publisher = BackgroundPublisher(slow, told.append)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    with pytest.raises(TrainerError, match=r"publishing version 1\.1 failed: OSError: .*No space left") as raised:
+        publisher.wait()
+    assert raised.value.__cause__ is slow.error
+    assert told == []

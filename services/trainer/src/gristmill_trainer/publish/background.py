@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from gristmill import GristmillError, PolicyVersion
+from gristmill_trainer.errors import of_thread
 from gristmill_trainer.publish.base import Tensors, WeightPublisher
 
 
@@ -53,5 +54,5 @@ class BackgroundPublisher:
         try:
             self._publisher.publish(tensors, version)
             self._published(version)
-        except GristmillError as error:
-            self._failure = error
+        except Exception as error:  # Raised by the next call: a full disk must not end the thread unheard.
+            self._failure = of_thread(f"publishing version {version}", error)

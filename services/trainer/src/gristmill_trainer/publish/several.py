@@ -132,4 +132,10 @@ class SeveralServers:
             target.attempt(path, version)
         except PublishError as error:
             return error
+        except Exception as error:  # Raised by `load` and `ensure`, which would wait for this server for ever.
+            failure = PublishError(
+                f"{target.server.url} took no weights: {type(error).__name__}: {error}", permanent=True
+            )
+            failure.__cause__ = error
+            return failure
         return None
