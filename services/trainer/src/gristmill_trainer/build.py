@@ -10,6 +10,7 @@ from gristmill_trainer.checkpoint import SingleProcess
 from gristmill_trainer.distributed.crew import Crew, Parts
 from gristmill_trainer.distributed.sharded import Sharded, check_shardable, shard
 from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
@@ -30,8 +31,13 @@ class LearnerPlan:
 
 def build_crew(plan: LearnerPlan, world: World) -> Crew:
     """Load the model, share it out where there are several ranks, and build optimizer and schedule. Raises
-    TrainerError, on every rank, for settings that want one process."""
+    TrainerError, on every rank, for settings that the run or the number of ranks does not allow."""
     settings = plan.settings
+    if settings.objective == "dr_grpo" and (settings.max_completion_length or plan.max_completion_length) is None:
+        raise TrainerError(
+            "objective dr_grpo divides by the longest completion, and this run does not tell its max_tokens; set "
+            "max_completion_length in the trainer's settings"
+        )
     if world.size > 1:
         check_shardable(settings)
     torch.manual_seed(settings.seed)
