@@ -35,7 +35,7 @@ class Leases:
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
-        self._unit = unit
+        self.unit = unit
         self._held: dict[str, _Batch] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -51,7 +51,7 @@ class Leases:
         """Lease groups for optimizer step `step`; None when so much is not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = self.batch_id(step)
-        if self._unit == "groups":
+        if self.unit == "groups":
             batch = self._api.lease(self._run_id, self._incarnation, batch_id, amount, wait=wait)
         else:
             batch = self._api.lease(self._run_id, self._incarnation, batch_id, sequences=amount, wait=wait)
@@ -122,7 +122,7 @@ class Leases:
                 continue
             try:
                 lost = self._api.extend(self._run_id, self._incarnation, batch_ids)
-            except Exception as error:  # Raised by the next call: leases that nobody extends run out.
+            except Exception as error:  # noqa: BLE001  Raised by the next call: leases that nobody extends run out.
                 self._failure = of_thread("extending the leases", error)
                 return
             with self._lock:

@@ -63,5 +63,5 @@ class Prefetch:
                         return
                     groups = self._leases.take(step, self._groups, _POLL)
                 self._ready.put((step, groups))
-        except Exception as error:  # Raised where groups are asked for: the loop would wait for them for ever.
+        except Exception as error:  # noqa: BLE001  Raised where groups are asked for: the loop would wait for them for ever.
             self._failure = of_thread("leasing the next step's groups", error)

@@ -33,6 +33,11 @@ class Resumption:
         """Groups for the API to settle: another run's are not this run's."""
         return self.checkpoint.covered if self.own else []
 
+    @property
+    def skipped(self) -> list[str]:
+        """Files of the steps that this run last skipped in a row."""
+        return list(self.checkpoint.progress.skipped) if self.own else []
+
 
 def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
     """None: begin from the first weights. Raises CheckpointError for what cannot be resumed from.
