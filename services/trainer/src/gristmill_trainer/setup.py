@@ -110,45 +110,45 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
             stack.callback(tracker.close)
-        with stop.cutting_short():  # Before the crew sees how it ended.
-            yield Training(
-                settings=settings,
-                run=run,
-                api=api,
-                crew=crew,
-                policy=policy,
-                publisher=publisher,
-                checkpoints=checkpoints,
-                leases=leases,
-                feed=feed,
-                limits=Limits(
-                    vocabulary=policy.vocabulary,
-                    seq_len=settings.seq_len or source.max_model_len,
-                    policy=PolicyVersion(incarnation, first_step),
-                    max_staleness=staleness_bound(run),
-                    token_budget=settings.token_budget,
-                ),
-                bounds=Bounds(objective.clip.low, objective.clip.high, settings.importance_cap),
-                aside=Aside(run_dir / "aside"),
-                skipped=skipped,
-                watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
-                metrics=stack.enter_context(
-                    JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-                ),
-                tracker=tracker,
-                hook=hook,
-                model_urls=tuple(server.url for server in servers),
-                display=stack.enter_context(Display(settings.training_steps, first_step)),
-                stop=stop,
-                incarnation=incarnation,
-                first_step=first_step,
-                origin=None if resumption is None else resumption.origin,
-                facts=_facts(run, settings, source, arguments),
-                hub=hub,
-                devices=world.size,
-                peak_tflops=peak_of(policy.device, settings.peak_tflops),
-                final_model=run_dir / "model",
-            )
+        stack.enter_context(stop.cutting_short())  # The last in: the crew is to see a stop, not an error.
+        yield Training(
+            settings=settings,
+            run=run,
+            api=api,
+            crew=crew,
+            policy=policy,
+            publisher=publisher,
+            checkpoints=checkpoints,
+            leases=leases,
+            feed=feed,
+            limits=Limits(
+                vocabulary=policy.vocabulary,
+                seq_len=settings.seq_len or source.max_model_len,
+                policy=PolicyVersion(incarnation, first_step),
+                max_staleness=staleness_bound(run),
+                token_budget=settings.token_budget,
+            ),
+            bounds=Bounds(objective.clip.low, objective.clip.high, settings.importance_cap),
+            aside=Aside(run_dir / "aside"),
+            skipped=skipped,
+            watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
+            metrics=stack.enter_context(
+                JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+            ),
+            tracker=tracker,
+            hook=hook,
+            model_urls=tuple(server.url for server in servers),
+            display=stack.enter_context(Display(settings.training_steps, first_step)),
+            stop=stop,
+            incarnation=incarnation,
+            first_step=first_step,
+            origin=None if resumption is None else resumption.origin,
+            facts=_facts(run, settings, source, arguments),
+            hub=hub,
+            devices=world.size,
+            peak_tflops=peak_of(policy.device, settings.peak_tflops),
+            final_model=run_dir / "model",
+        )
 
 
 def _layered(config_dir: Path, block: dict[str, Any], flags: dict[str, Any], where: str) -> TrainerSettings:
