@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -37,13 +37,13 @@ class Client:
         self,
         url: str,
         *,
-        patience: float = 600.0,
+        patience: float | Callable[[], float] = 600.0,
         timeout: float = 30.0,
         token: str | None = None,
         compress: bool = False,
     ) -> None:
-        """`compress`: groups travel as zstd both ways. It halves them, in the API's memory too, and costs processor
-        time."""
+        """`patience` may be what says at any moment how many seconds it is, as to give up early on SIGTERM. `compress`:
+        groups travel as zstd both ways. It halves them, in the API's memory too, and costs processor time."""
         if "@" in url.partition("://")[2].partition("/")[0]:
             # The URL is in messages and logs.
             raise ConfigError(
@@ -245,15 +245,16 @@ class Client:
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
             spent = time.monotonic() - started
-            if spent >= self._patience:
+            patience = self._patience() if callable(self._patience) else self._patience
+            if spent >= patience:
                 raise ApiUnreachable(
                     f"the trajectory API at {self.url} did not answer {method} {path} for {spent:.0f} s ({problem}); "
                     "is it running, and Redis behind it?"
                 )
             if not told and spent > 1.0:
-                _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, self._patience)
+                _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, patience)
                 told = True
-            await asyncio.sleep(min(max(pause * random.uniform(0.5, 1.5), pause_asked), self._patience - spent))
+            await asyncio.sleep(min(max(pause * random.uniform(0.5, 1.5), pause_asked), patience - spent))
             pause = min(pause * 2, 3.0)
 
 

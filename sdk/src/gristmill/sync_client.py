@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ class SyncClient:
         self,
         url: str,
         *,
-        patience: float = 600.0,
+        patience: float | Callable[[], float] = 600.0,
         timeout: float = 30.0,
         token: str | None = None,
         compress: bool = False,

@@ -63,22 +63,26 @@ class SkippedSteps:
 
     allowed: int
     """Steps in a row that may be skipped; one more ends the training."""
-    files: list[Path] = field(default_factory=list)
-    """Of the steps skipped in a row so far."""
-    total: int = 0
-    """Skipped by this process."""
+    files: list[str] = field(default_factory=list)
+    """Of the steps skipped in a row so far. They are in every checkpoint: a trainer that is started again counts on."""
 
     def skipped(self, file: Path, problem: str) -> None:
-        """Raises TrainerError when it is one too many."""
-        self.files.append(file)
-        self.total += 1
+        """One more."""
+        self.files.append(str(file))
         _LOG.warning("step skipped: %s; its groups are kept in %s", problem, file)
-        if len(self.files) > self.allowed:
+
+    @property
+    def too_many(self) -> bool:
+        return len(self.files) > self.allowed
+
+    def raise_if_too_many(self) -> None:
+        """Raises TrainerError: once a checkpoint covers them, and whenever the training is resumed from that one."""
+        if self.too_many:
             raise TrainerError(
-                f"{len(self.files)} steps in a row had no finite loss and gradient, the last because {problem}. Their "
-                f"groups are kept: {', '.join(map(str, self.files))}. Look at them; then begin another run from a "
-                "checkpoint (RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a "
-                "higher max_skipped_steps"
+                f"{len(self.files)} steps in a row had no finite loss and gradient. Their groups are kept, with the "
+                f"reasons beside: {', '.join(self.files)}. Look at them; then begin another run from a checkpoint "
+                "(RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a higher "
+                "max_skipped_steps"
             )
 
     def trained(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -10,6 +12,7 @@ from gristmill_trainer.checkpoint import SingleProcess
 from gristmill_trainer.distributed.crew import Crew, Parts
 from gristmill_trainer.distributed.sharded import Sharded, check_shardable, shard
 from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
@@ -30,8 +33,13 @@ class LearnerPlan:
 
 def build_crew(plan: LearnerPlan, world: World) -> Crew:
     """Load the model, share it out where there are several ranks, and build optimizer and schedule. Raises
-    TrainerError, on every rank, for settings that want one process."""
+    TrainerError, on every rank, for settings that the run or the number of ranks does not allow."""
     settings = plan.settings
+    if settings.objective == "dr_grpo" and (settings.max_completion_length or plan.max_completion_length) is None:
+        raise TrainerError(
+            "objective dr_grpo divides by the longest completion, and this run does not tell its max_tokens; set "
+            "max_completion_length in the trainer's settings"
+        )
     if world.size > 1:
         check_shardable(settings)
     torch.manual_seed(settings.seed)
@@ -44,6 +52,8 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
     )
+    if plan.weights is not None and settings.lora_rank:
+        _compare_alpha(Path(plan.weights), settings.lora_alpha)
     reference = _reference(plan) if settings.kl_beta > 0 else None
     if world.size > 1:
         shard(policy, world)
@@ -62,6 +72,16 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         SingleProcess(policy, optimizer, schedule) if world.size == 1 else Sharded(policy, optimizer, schedule, world)
     )
     return Crew(learner, parts, world)
+
+
+def _compare_alpha(folder: Path, asked: float) -> None:
+    """Of a checkpoint of adapters that `Policy` has loaded. Another scale would make them another policy."""
+    saved = float(json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
+    if saved != asked:
+        raise ModelError(
+            f"the checkpoint {folder} holds LoRA adapters of alpha {saved:g}, but lora_alpha is {asked:g}; "
+            f"set lora_alpha to {saved:g}"
+        )
 
 
 def _reference(plan: LearnerPlan) -> Policy:

@@ -49,3 +49,13 @@ class AbandonedError(TrainerError):
     def __init__(self, message: str, *, untouched: bool) -> None:
         super().__init__(message)
         self.untouched = untouched
+
+
+def of_thread(what: str, error: Exception) -> GristmillError:
+    """What a thread ended with, for its owner to raise: an error of ours as it is, any other as the cause of a
+    TrainerError that says what failed."""
+    if isinstance(error, GristmillError):
+        return error
+    failure = TrainerError(f"{what} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

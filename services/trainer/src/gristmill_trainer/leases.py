@@ -9,7 +9,7 @@ from typing import Literal
 
 from gristmill import GristmillError, SyncClient, TrajectoryGroup
 from gristmill.logs import line
-from gristmill_trainer.errors import LeaseLostError
+from gristmill_trainer.errors import LeaseLostError, of_thread
 
 _LOG = logging.getLogger(__name__)
 # Well inside the API's lease of 120 s.
@@ -35,7 +35,7 @@ class Leases:
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
-        self._unit = unit
+        self.unit = unit
         self._held: dict[str, _Batch] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -51,7 +51,7 @@ class Leases:
         """Lease groups for optimizer step `step`; None when so much is not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = self.batch_id(step)
-        if self._unit == "groups":
+        if self.unit == "groups":
             batch = self._api.lease(self._run_id, self._incarnation, batch_id, amount, wait=wait)
         else:
             batch = self._api.lease(self._run_id, self._incarnation, batch_id, sequences=amount, wait=wait)
@@ -122,8 +122,8 @@ class Leases:
                 continue
             try:
                 lost = self._api.extend(self._run_id, self._incarnation, batch_ids)
-            except GristmillError as error:
-                self._failure = error
+            except Exception as error:  # noqa: BLE001  Raised by the next call: leases that nobody extends run out.
+                self._failure = of_thread("extending the leases", error)
                 return
             with self._lock:
                 really_lost = [batch_id for batch_id in lost if batch_id in self._held]

@@ -118,15 +118,17 @@ def train(training: Training) -> None:
         settle(training, version, step, groups, result)
         version = PolicyVersion(training.incarnation, step)
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
-        if due or training.stop.requested:
+        if due or training.stop.requested or training.skipped.too_many:
             with phases("checkpoint"):
                 checkpoint(training, version)
-        with phases("publish"):
+        training.skipped.raise_if_too_many()
+        with phases("publish"), keeping(training, version):
             publish(training, version)
-        report(training, version, prepared, result, learning_rate, phases)
+        with keeping(training, version):
+            report(training, version, prepared, result, learning_rate, phases)
+            training.stop.raise_if_requested()
         slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
         reward = prepared.statistics.reward_mean
-        stop_if_requested(training, version)
 
     finish(training, version, reward)
 
@@ -135,13 +137,15 @@ def wait_for_groups(training: Training, version: PolicyVersion) -> list[Trajecto
     """Lease the next step's groups, however long the environment takes for them."""
     training.watchdog.begin()
     while True:
-        stop_if_requested(training, version)
-        groups = training.feed.get(version.step + 1, _POLL)
-        if groups is not None:
-            return groups
-        # A restarted server is back on its first weights, and the environment waits for ours.
-        training.publisher.ensure(version)
-        training.watchdog.look(str(version))
+        with keeping(training, version):
+            training.stop.raise_if_requested()
+            groups = training.feed.get(version.step + 1, _POLL)
+            if groups is not None:
+                return groups
+            # A restarted server is back on its first weights, and the environment waits for ours.
+            training.publisher.ensure(version)
+            publishing = isinstance(training.publisher, BackgroundPublisher) and training.publisher.publishing
+            training.watchdog.look(str(version), publishing=publishing)
 
 
 def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:
@@ -161,10 +165,7 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
 def settle(
     training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
 ) -> None:
-    """Note what became of the step's groups. Those that changed nothing are put aside.
-
-    Raises TrainerError when too many steps in a row changed nothing.
-    """
+    """Note what became of the step's groups. Those that changed nothing are put aside."""
     training.leases.trained(step)
     problem = result.skipped
     if problem is None:
@@ -186,20 +187,26 @@ def settle(
 
 def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
     """End before the step does: what was finished is kept, and what was leased goes back. Raises StoppedError."""
-    training.leases.give_back(version.step + 1)
     if abandoned.untouched and training.leases.covered:
         checkpoint(training, version)
+    training.leases.give_back(version.step + 1)
     raise StoppedError(
         "stopped on request within a step; its groups are ready again, and the next start goes on from the last "
         "checkpoint"
     ) from abandoned
 
 
-def stop_if_requested(training: Training, version: PolicyVersion) -> None:
-    """Between two steps: keep what is not in a checkpoint yet, and raise StoppedError."""
-    if training.stop.requested and training.leases.covered:
-        checkpoint(training, version)
-    training.stop.raise_if_requested()
+@contextmanager
+def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
+    """Between two steps: what a request to stop ends within, it ends with all finished steps in a checkpoint, and with
+    StoppedError."""
+    try:
+        with training.stop.cutting_short():
+            yield
+    except StoppedError:
+        if training.leases.covered:
+            checkpoint(training, version)
+        raise
 
 
 def checkpoint(training: Training, version: PolicyVersion) -> None:
@@ -207,7 +214,14 @@ def checkpoint(training: Training, version: PolicyVersion) -> None:
     leases = training.leases
     training.checkpoints.save(
         training.crew,
-        Progress(version.step, version, leases.batch_id(version.step), leases.covered, training.origin),
+        Progress(
+            step=version.step,
+            version=version,
+            last_batch=leases.batch_id(version.step),
+            covered=leases.covered,
+            skipped=training.skipped.files,
+            origin=training.origin,
+        ),
     )
     leases.ack()
 

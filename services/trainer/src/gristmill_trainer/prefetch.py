@@ -6,6 +6,7 @@ import queue
 import threading
 
 from gristmill import GristmillError, TrajectoryGroup
+from gristmill_trainer.errors import of_thread
 from gristmill_trainer.leases import Leases
 
 # Seconds of one long-poll for groups; closing waits for it at most.
@@ -62,5 +63,5 @@ class Prefetch:
                         return
                     groups = self._leases.take(step, self._groups, _POLL)
                 self._ready.put((step, groups))
-        except GristmillError as error:
-            self._failure = error
+        except Exception as error:  # noqa: BLE001  Raised where groups are asked for: the loop would wait for them for ever.
+            self._failure = of_thread("leasing the next step's groups", error)

@@ -41,7 +41,7 @@ from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker
-from gristmill_trainer.watchdog import Watchdog
+from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
 TRAINER_CONFIG = "trainer.yaml"
@@ -54,21 +54,24 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
     )
     deployment = Deployment.read(environ)
-    stop = StopRequest() if world.size == 1 else StopRequest(torchrun_grace(environ), torchrun=True)
     # Settings that only say where things are do not wait for the run.
     here = _layered(deployment.config_dir, {}, flags, "command line")
-    with ExitStack() as stack:
+    alone = world.size == 1
+    stop = StopRequest(here.stop_grace_seconds if alone else torchrun_grace(environ), torchrun=not alone)
+    with stop.cutting_short(), ExitStack() as stack:
         api_url = here.rollout_server_url or deployment.api_url or API_URL
-        api = stack.enter_context(SyncClient(api_url, token=deployment.api_token))
+        api = stack.enter_context(SyncClient(api_url, token=deployment.api_token, patience=stop.patience))
         urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
         token = publish_token(deployment.weights_dir)
-        servers = [ModelServer(url.strip(), token) for url in urls]
+        servers = [ModelServer(url.strip(), token, stop.patience) for url in urls]
         if here.atropos_run is None:
             run = _wait_for_run(api, deployment.stack, stop)
         else:
             longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
             run = atropos.open_run(api, here, longest)
         settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
+        if alone:
+            stop.grace = settings.stop_grace_seconds
         hook = None if settings.on_step is None else load_hook(settings.on_step)
         hub = Hub.read(settings.push_to_hub, environ)
         source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
@@ -76,6 +79,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept)
         resumption = find_resumption(checkpoints, settings.resume)
 
+        skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
+        skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
         plan = world.share(LearnerPlan(source, weights, settings, _longest_completion(run)))
         crew = stack.enter_context(build_crew(plan, world))
@@ -95,13 +100,14 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         ahead = settings.max_staleness > 0
         publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, source)
         if ahead:
-            publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version))
+            publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version), stop)
         stack.callback(publisher.close)
         feed = Prefetch(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
         stack.callback(feed.close)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
             stack.callback(tracker.close)
+        stack.enter_context(stop.cutting_short())  # The last in: the crew is to see a stop, not an error.
         yield Training(
             settings=settings,
             run=run,
@@ -120,8 +126,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
                 token_budget=settings.token_budget,
             ),
             aside=Aside(run_dir / "aside"),
-            skipped=SkippedSteps(settings.max_skipped_steps),
-            watchdog=Watchdog(api, run.run_id, amount, servers),
+            skipped=skipped,
+            watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
             metrics=stack.enter_context(
                 JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
             ),

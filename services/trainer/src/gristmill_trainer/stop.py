@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 
-from gristmill_trainer.errors import TrainerError
+from gristmill import ApiUnreachable
+from gristmill_trainer.errors import PublishError, TrainerError
 
-GRACE = 50.0
-"""Seconds from the signal to the end. compose.yaml kills after stop_grace_period, 60; ten are for a checkpoint that
-takes longer than the last one and for the way out."""
+_PATIENCE = 600.0
+# Enough for a connection that was reset; the rest of the grace is for the checkpoint.
+_PATIENCE_STOPPING = 5.0
 
 
 def torchrun_grace(environ: Mapping[str, str]) -> float:
@@ -33,9 +35,9 @@ class StoppedError(TrainerError):
 class StopRequest:
     """Notes SIGTERM and SIGINT; the loop asks at points where nothing is half-done, or where it can be thrown away."""
 
-    def __init__(self, grace: float = GRACE, *, torchrun: bool = False) -> None:
+    def __init__(self, grace: float, *, torchrun: bool = False) -> None:
         """`grace`: seconds that the trainer has from the signal on. `torchrun`: which kills after them by itself."""
-        self._grace = grace
+        self.grace = grace
         self._torchrun = torchrun
         self.asked_at: float | None = None
         """When it was asked, by time.monotonic()."""
@@ -49,7 +51,23 @@ class StopRequest:
     @property
     def seconds_left(self) -> float:
         """Of the grace; infinite while nobody asked."""
-        return float("inf") if self.asked_at is None else self.asked_at + self._grace - time.monotonic()
+        return float("inf") if self.asked_at is None else self.asked_at + self.grace - time.monotonic()
+
+    def patience(self) -> float:
+        """Seconds to try on for an API or a model server that does not answer: few once the end is near."""
+        return max(0.0, min(_PATIENCE_STOPPING, self.seconds_left)) if self.requested else _PATIENCE
+
+    @contextmanager
+    def cutting_short(self) -> Iterator[None]:
+        """Within, nobody answering is StoppedError where it was a request to stop that ended the patience."""
+        try:
+            yield
+        except (ApiUnreachable, PublishError) as error:
+            if not self.requested:
+                raise
+            raise StoppedError(
+                f"stopped on request; the next start goes on from the last checkpoint. {error}"
+            ) from error
 
     def should_abandon(self, expected_seconds: float) -> bool:
         """Whether what is in hand, and would take so much longer with the checkpoint after it, must be thrown away."""

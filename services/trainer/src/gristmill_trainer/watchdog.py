@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from gristmill import RunStatus, SyncClient
 from gristmill_trainer.errors import PublishError
@@ -30,6 +31,17 @@ class ServerState:
     version: str = ""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a step waits for, and under which rules."""
+
+    amount: int
+    unit: Literal["groups", "sequences"] = "groups"
+    """sequences: of environments of Atropos', which ask for no permits."""
+    published: bool = True
+    """Whether this trainer brings its weights to the servers; else they serve what they like."""
+
+
 def look_at(server: ModelServer) -> ServerState:
     """Ask a server, once."""
     try:
@@ -42,59 +54,81 @@ def look_at(server: ModelServer) -> ServerState:
 
 
 def diagnose(
-    waited: float, needed: int, before: RunStatus | None, status: RunStatus, servers: list[ServerState], version: str
+    waited: float,
+    wanted: Wanted,
+    before: RunStatus | None,
+    status: RunStatus,
+    servers: list[ServerState],
+    version: str,
+    publishing: bool = False,
 ) -> str:
-    """One line. `waited`: seconds; `needed`: groups of a step; `before`: the status of the last word, or of the start
-    of the wait; `version`: the weights that the servers should serve."""
-    head = f"no batch for {waited:.0f} s: {status.ready} of {needed} groups ready"
-    return f"{head}; {_cause(before, status, servers, version)}"
+    """One line. `waited`: seconds; `before`: the status of the last word, or of the start of the wait; `version`: the
+    weights that the servers should serve; `publishing`: they are just being brought there."""
+    ready = status.ready if wanted.unit == "groups" else status.sequences.get("ready", 0)
+    head = f"no batch for {waited:.0f} s: {ready} of {wanted.amount} {wanted.unit} ready"
+    return f"{head}; {_cause(wanted, before, status, servers, version, publishing)}"
 
 
-def _cause(before: RunStatus | None, status: RunStatus, servers: list[ServerState], version: str) -> str:
+def _cause(
+    wanted: Wanted,
+    before: RunStatus | None,
+    status: RunStatus,
+    servers: list[ServerState],
+    version: str,
+    publishing: bool,
+) -> str:
+    permits = wanted.unit == "groups"
     submitted = _ago("the last group came", status.last_submit_s, "no group ever came")
-    if status.outstanding == 0 and (status.last_asked_s is None or status.last_asked_s > _ASKS_WITHIN):
+    if permits and status.outstanding == 0 and (status.last_asked_s is None or status.last_asked_s > _ASKS_WITHIN):
         asked = _ago("the last request was", status.last_asked_s, "none ever did")
         return (
             f"no environment asks for permits ({asked}; {submitted}): start one, "
             "python -m gristmill_env --config CONFIG, or look at its log"
         )
+    so_far = f"the environment holds {status.outstanding} permits and {submitted}" if permits else submitted
     for server in servers:
-        if server.problem is not None:
-            return f"{_permits(status)} and {submitted}: {server.problem}"
-        if server.paused:
-            return (
-                f"{_permits(status)} and {submitted}: the model server at {server.url} is paused; "
-                f"POST {server.url}/resume lets it go on"
-            )
-        if server.version != version:
-            return (
-                f"{_permits(status)} and {submitted}: the model server at {server.url} serves version "
-                f"{server.version}, not {version}; it was restarted, and is published to again"
-            )
+        problem = _problem(server, version if wanted.published else None, publishing)
+        if problem is not None:
+            return f"{so_far}: {problem}"
     dropped = _newly_dropped(before, status)
     if dropped and (before is None or status.accepted == before.accepted):
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items(), key=lambda pair: -pair[1]))
         return (
             f"every group that was generated is dropped ({told}): a reward that tells completions apart, or other rows"
         )
-    if status.outstanding == 0:
+    if permits and status.outstanding == 0:
         return (
             f"the environment asks for permits and gets none, and {submitted}: {status.accepted} groups are accepted, "
             f"{status.leased} of them leased; is another trainer of this run at work?"
         )
     if before is not None and status.accepted > before.accepted:
-        return f"{_permits(status)}, {status.accepted - before.accepted} groups came meanwhile: generation is slow"
-    return f"{_permits(status)} and {submitted}, and the model server answers: completions are long, or scoring hangs"
+        return f"{so_far}, {status.accepted - before.accepted} groups came meanwhile: generation is slow"
+    if not permits:
+        return f"{so_far}, and the model server answers: look at the log of the environments of Atropos'"
+    return f"{so_far}, and the model server answers: completions are long, or scoring hangs"
+
+
+def _problem(server: ServerState, version: str | None, publishing: bool) -> str | None:
+    """What is wrong with one server. `version`: what it should serve; None: whatever it likes."""
+    if server.problem is not None:
+        return server.problem
+    other = version is not None and server.version != version
+    if publishing and (server.paused or other):
+        return f"version {version} is being published to the model server at {server.url}"
+    if server.paused:
+        return f"the model server at {server.url} is paused; POST {server.url}/resume lets it go on"
+    if other:
+        return (
+            f"the model server at {server.url} serves version {server.version}, not {version}; it was restarted, and "
+            "is published to again"
+        )
+    return None
 
 
 def _newly_dropped(before: RunStatus | None, status: RunStatus) -> dict[str, int]:
     known = {} if before is None else before.dropped
     news = {reason: count - known.get(reason, 0) for reason, count in status.dropped.items()}
     return {reason: count for reason, count in news.items() if count > 0}
-
-
-def _permits(status: RunStatus) -> str:
-    return f"the environment holds {status.outstanding} permits"
 
 
 def _ago(what: str, seconds: float | None, never: str) -> str:
@@ -108,14 +142,14 @@ class Watchdog:
         self,
         api: SyncClient,
         run_id: str,
-        needed: int,
+        wanted: Wanted,
         servers: list[ModelServer],
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """`needed`: groups of a step. `tell`: gets the line."""
+        """`tell`: gets the line."""
         self._api = api
         self._run_id = run_id
-        self._needed = needed
+        self._wanted = wanted
         self._servers = servers
         self._tell = tell
         self.begin()
@@ -125,8 +159,9 @@ class Watchdog:
         self._since = self._told = time.monotonic()
         self._before: RunStatus | None = None
 
-    def look(self, version: str) -> None:
-        """Say what holds the run up, if a minute went by since the last word. `version`: what should be served."""
+    def look(self, version: str, publishing: bool) -> None:
+        """Say what holds the run up, if a minute went by since the last word. `version`: what should be served;
+        `publishing`: it is just being brought there."""
         now = time.monotonic()
         if self._before is None:
             self._before = self._api.status(self._run_id)
@@ -134,5 +169,6 @@ class Watchdog:
             return
         status = self._api.status(self._run_id)
         states = [look_at(server) for server in self._servers]
-        self._tell(diagnose(now - self._since, self._needed, self._before, status, states, version))
+        waited = now - self._since
+        self._tell(diagnose(waited, self._wanted, self._before, status, states, version, publishing))
         self._told, self._before = now, status

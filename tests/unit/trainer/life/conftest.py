@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,16 @@ def step_groups(step: int) -> list[TrajectoryGroup]:
 
 
 def progress(step: int, incarnation: int = 1, covered: Sequence[str] = (), origin: str | None = None) -> Progress:
-    return Progress(step, PolicyVersion(incarnation, step), f"{incarnation}.{step}", list(covered), origin)
+    return Progress(step, PolicyVersion(incarnation, step), f"{incarnation}.{step}", list(covered), origin=origin)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """A StopRequest leaves its own."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ class ModelServerStandIn:
         self.version = "default"
         self.paused = False
         self.load_seconds = 0.0
+        self.broken = False
+        """Answers with what is no JSON."""
         self.loads: list[str] = []
         self._http: ThreadingHTTPServer | None = None
         self._port = 0
@@ -61,7 +63,7 @@ class ModelServerStandIn:
         elif path == "/update_weight_version":
             self.version = json.loads(body)["new_version"]
         answer = {"success": True, "is_paused": self.paused, "weight_version": self.version}
-        told = json.dumps(answer).encode()
+        told = b"<html>" if self.broken else json.dumps(answer).encode()
         request.send_response(200)
         request.send_header("Content-Length", str(len(told)))
         request.send_header("Connection", "close")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 import torch
 
 from gristmill import PolicyVersion
-from gristmill_trainer.errors import PublishError
+from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.publish import BackgroundPublisher, Tensors
+from gristmill_trainer.stop import StoppedError, StopRequest
 
 
 class _Slow:
@@ -18,7 +20,7 @@ class _Slow:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.seen: list[tuple[float, PolicyVersion]] = []
-        self.error: PublishError | None = None
+        self.error: Exception | None = None
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         assert self.go.wait(30)
@@ -35,7 +37,7 @@ class _Slow:
 
 def test_the_trainer_goes_on_and_the_copy_does_not_change() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
-    publisher = BackgroundPublisher(slow, told.append)
+    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
     weights = torch.ones(3)
     publisher.publish({"w": weights}, PolicyVersion(1, 1))
     weights.fill_(7.0)
@@ -51,9 +53,53 @@ def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = PublishError("no")
     slow.go.set()
-    publisher = BackgroundPublisher(slow, told.append)
+    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     with pytest.raises(PublishError, match="no"):
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
     assert told == []
     publisher.wait()
+
+
+def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
+    """As of a full disk: unheard, the run would end with its old weights on the server."""
+    slow, told = _Slow(), list[PolicyVersion]()
+    slow.error = OSError(28, "No space left on device")
+    slow.go.set()
+    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    with pytest.raises(TrainerError, match=r"publishing version 1\.1 failed: OSError: .*No space left") as raised:
+        publisher.wait()
+    assert raised.value.__cause__ is slow.error
+    assert told == []
+
+
+def test_a_publication_under_way_ends_before_the_process_does() -> None:
+    """Cut off between pause and resume it would leave the model server standing still."""
+    slow, told = _Slow(), list[PolicyVersion]()
+    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    signal.raise_signal(signal.SIGTERM)
+    threading.Timer(0.2, slow.go.set).start()
+    publisher.close()
+    assert told == [PolicyVersion(1, 1)]
+
+
+def test_close_waits_no_longer_than_the_grace_period() -> None:
+    slow, told = _Slow(), list[PolicyVersion]()
+    publisher = BackgroundPublisher(slow, told.append, StopRequest(0.1))
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    signal.raise_signal(signal.SIGTERM)
+    publisher.close()
+    assert told == []
+    slow.go.set()
+
+
+def test_a_request_to_stop_ends_the_wait_for_the_publication_before() -> None:
+    slow = _Slow()
+    publisher = BackgroundPublisher(slow, list[PolicyVersion]().append, StopRequest(50.0))
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
+    slow.go.set()

@@ -31,6 +31,15 @@ def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_p
     assert store.load(newest).progress.version.incarnation == 2
 
 
+def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: Training, tmp_path: Path) -> None:
+    old = CheckpointStore(tmp_path, kept=2)
+    successors = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(5, 2))
+    with pytest.raises(CheckpointError, match=r"step-000005 is of version 2\.5, and version 1\.5 does not replace it"):
+        old.save(training.learner, progress(5, 1))
+    assert old.load(successors.path).progress.version.incarnation == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
 def test_what_a_kill_tore_is_cleared_away(training: Training, tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(1)).path
     (tmp_path / ".step-000002.partial").mkdir()

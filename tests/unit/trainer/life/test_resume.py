@@ -68,6 +68,24 @@ def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(
     assert (found.step, found.origin) == (3, named)
 
 
+def test_the_folder_that_was_named_may_be_pruned_since(store: CheckpointStore, training: Training) -> None:
+    named = store.folder / "step-000002"
+    keeps_one = CheckpointStore(store.folder, kept=1)
+    keeps_one.save(training.learner, progress(3, 2, origin=str(named)))
+    assert not named.exists()
+    found = find_resumption(keeps_one, str(named))
+    assert found is not None
+    assert (found.step, found.own, found.origin) == (3, True, str(named))
+
+
+def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> None:
+    """As the error about the broken one advises."""
+    (store.folder / "step-000004" / "optimizer.pt").unlink()
+    found = find_resumption(store, str(store.folder / "step-000002"))
+    assert found is not None
+    assert found.step == 2
+
+
 def test_what_is_no_checkpoint_is_refused_with_what_there_is(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match=r"resume is 'latest', which is no folder .*This run's: .*step-000002, "):
         find_resumption(store, "latest")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from gristmill_trainer.stop import GRACE, StoppedError, StopRequest, leave_to_rank_0, torchrun_grace
-
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+from gristmill import ApiUnreachable
+from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.stop import StoppedError, StopRequest, leave_to_rank_0, torchrun_grace
 
 
 def test_what_would_end_after_the_deadline_is_abandoned() -> None:
@@ -34,7 +27,28 @@ def test_what_would_end_after_the_deadline_is_abandoned() -> None:
 
 def test_the_grace_ends_before_compose_kills() -> None:
     compose = yaml.safe_load((Path(__file__).parents[4] / "compose.yaml").read_text())
-    assert float(compose["services"]["trainer"]["stop_grace_period"].removesuffix("s")) >= GRACE + 5
+    assert (
+        float(compose["services"]["trainer"]["stop_grace_period"].removesuffix("s"))
+        >= TrainerSettings().stop_grace_seconds + 5
+    )
+
+
+def test_the_grace_may_change_while_a_run_lasts() -> None:
+    """It is the machine's, and a run may move."""
+    assert "stop_grace_seconds" not in TrainerSettings(stop_grace_seconds=20).record()
+
+
+def test_who_does_not_answer_is_not_waited_for_once_it_was_asked() -> None:
+    stop = StopRequest(grace=100.0)
+    with pytest.raises(ApiUnreachable), stop.cutting_short():
+        raise ApiUnreachable("away")
+    assert stop.patience() == 600.0
+    signal.raise_signal(signal.SIGTERM)
+    assert 0 < stop.patience() <= 10.0
+    with pytest.raises(StoppedError, match=r"goes on from the last checkpoint\. away"), stop.cutting_short():
+        raise ApiUnreachable("away")
+    stop.grace = 0.0
+    assert stop.patience() == 0.0
 
 
 def test_under_torchrun_the_grace_is_torchruns() -> None:
@@ -44,11 +58,11 @@ def test_under_torchrun_the_grace_is_torchruns() -> None:
 
 
 def test_a_signal_that_torchrun_sends_on_is_no_second_request() -> None:
-    stop = StopRequest(torchrun=True)
+    stop = StopRequest(20.0, torchrun=True)
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
     assert stop.requested
-    StopRequest()
+    StopRequest(20.0)
     signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "without torchrun the second ends the process"
 

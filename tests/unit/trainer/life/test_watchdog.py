@@ -9,7 +9,7 @@ from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import RunState, RunStatus
 from gristmill_trainer.publish import ModelServer
-from gristmill_trainer.watchdog import ServerState, diagnose, look_at
+from gristmill_trainer.watchdog import ServerState, Wanted, diagnose, look_at
 
 GOOD = ServerState("http://m:9001", None, False, "1.4")
 
@@ -41,9 +41,37 @@ def _status(**facts: Any) -> RunStatus:
     ],
 )  # fmt: skip
 def test_who_waits_for_whom(facts: dict[str, Any], server: ServerState, said: str) -> None:
-    line = diagnose(61.0, 16, _status(dropped={"too_long": 2}), _status(**facts), [GOOD, server], "1.4")
+    line = diagnose(61.0, Wanted(16), _status(dropped={"too_long": 2}), _status(**facts), [GOOD, server], "1.4")
     assert line.startswith("no batch for 61 s: 3 of 16 groups ready; ")
     assert said in line
+
+
+ATROPOS = Wanted(128, "sequences")
+UPDATED = ServerState("http://m:9001", None, True, "1.3")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "server", "publishing", "said"),
+    [
+        (ATROPOS, GOOD, False,
+         "no batch for 61 s: 24 of 128 sequences ready; the last group came 70 s ago, and the model server answers"),
+        (ATROPOS, ServerState("http://m:9001", "it did not answer"), False, "70 s ago: it did not answer"),
+        (ATROPOS, UPDATED, False, "70 s ago: the model server at http://m:9001 is paused"),
+        (Wanted(16, published=False), ServerState("http://m:9001", None, False, "default"), False,
+         "and the model server answers: completions are long"),
+        (Wanted(16), UPDATED, True, "70 s ago: version 1.4 is being published to the model server at http://m:9001"),
+        (Wanted(16), ServerState("http://m:9001", None, False, "1.3"), True, ": version 1.4 is being published"),
+        (Wanted(16), ServerState("http://m:9001", "it did not answer"), True, "70 s ago: it did not answer"),
+    ],
+)  # fmt: skip
+def test_what_is_as_it_should_be_is_not_blamed(
+    wanted: Wanted, server: ServerState, publishing: bool, said: str
+) -> None:
+    facts = {"outstanding": 0, "last_asked_s": None} if wanted is ATROPOS else {}
+    status = _status(**facts, sequences={"ready": 24})
+    line = diagnose(61.0, wanted, status, status, [server], "1.4", publishing)
+    assert said in line
+    assert "permits" not in line or wanted is not ATROPOS
 
 
 def test_a_server_is_asked_and_never_waited_for() -> None:

@@ -33,6 +33,8 @@ class Progress:
     """Id of the batch trained last."""
     covered: list[str] = field(default_factory=list)
     """Ids of the groups trained since the checkpoint before: the run's next trainer settles them."""
+    skipped: list[str] = field(default_factory=list)
+    """Files of the steps up to this one that were skipped in a row (aside.py)."""
     origin: str | None = None
     """The checkpoint folder that `resume` named when this training began."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill_trainer.checkpoint.contents import STATE, Checkpoint
-from gristmill_trainer.checkpoint.store import CheckpointStore
+from gristmill_trainer.checkpoint.store import CheckpointStore, read_progress
 from gristmill_trainer.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +33,11 @@ class Resumption:
         """Groups for the API to settle: another run's are not this run's."""
         return self.checkpoint.covered if self.own else []
 
+    @property
+    def skipped(self) -> list[str]:
+        """Files of the steps that this run last skipped in a row."""
+        return list(self.checkpoint.progress.skipped) if self.own else []
+
 
 def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
     """None: begin from the first weights. Raises CheckpointError for what cannot be resumed from.
@@ -50,12 +55,14 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
         return None
     if resume == "auto":
         return None if newest is None else _own(store.load(newest))
-    named = _named(store, resume)
-    if newest is not None:
+    named = Path(resume).absolute()
+    # Before the folder itself is looked at: the run may have pruned it since.
+    if newest is not None and read_progress(newest).origin == str(named):
         checkpoint = store.load(newest)
-        if checkpoint.progress.origin == str(named):
-            _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
-            return _own(checkpoint)
+        _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
+        return _own(checkpoint)
+    if not (named / STATE).is_file():
+        raise _no_checkpoint(store, resume)
     return Resumption(store.load(named), own=named.parent == store.folder, origin=str(named))
 
 
@@ -63,12 +70,9 @@ def _own(checkpoint: Checkpoint) -> Resumption:
     return Resumption(checkpoint, own=True, origin=checkpoint.progress.origin)
 
 
-def _named(store: CheckpointStore, resume: str) -> Path:
-    path = Path(resume).absolute()
-    if (path / STATE).is_file():
-        return path
+def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
     there = ", ".join(str(folder) for folder in sorted(store.folder.glob("step-*"))) or "none"
-    raise CheckpointError(
+    return CheckpointError(
         f"resume is '{resume}', which is no folder of a checkpoint; "
         f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: {there}"
     )

@@ -45,10 +45,11 @@ class CheckpointStore:
         """Verify every file of a checkpoint, of this run or another. Raises CheckpointError."""
         path = path.absolute()
         verify(path)
-        return Checkpoint(path, _progress(path))
+        return Checkpoint(path, read_progress(path))
 
     def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
-        """Write one, and return when it is on disk under its name."""
+        """Write one, and return when it is on disk under its name. Raises CheckpointError when a newer trainer of the
+        run has come as far: this one was replaced, as while its machine slept."""
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
         replaced = self.folder / f".{name}.replaced"
@@ -61,6 +62,13 @@ class CheckpointStore:
         for entry in (*partial.rglob("*"), partial):
             _sync(entry)
         if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
+            there = read_progress(path).version
+            if there > progress.version:
+                shutil.rmtree(partial)
+                raise CheckpointError(
+                    f"checkpoint {path} is of version {there}, and version {progress.version} does not replace it: "
+                    "a newer trainer has taken the run. Leave the run to that one"
+                )
             path.rename(replaced)
         partial.rename(path)
         _sync(self.folder)
@@ -95,10 +103,11 @@ class CheckpointStore:
     def _by_age(self) -> list[Path]:
         """By policy version, not by step: a run that went back to step 10 has its newest weights at step 15, beside
         those of step 20 that it left behind."""
-        return sorted(self.folder.glob("step-*"), key=lambda path: _progress(path).version)
+        return sorted(self.folder.glob("step-*"), key=lambda path: read_progress(path).version)
 
 
-def _progress(path: Path) -> Progress:
+def read_progress(path: Path) -> Progress:
+    """Where the training of a checkpoint stood, the folder's other files unseen. Raises CheckpointError."""
     try:
         return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError) as error:

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 
 from gristmill import GristmillError, PolicyVersion
+from gristmill_trainer.errors import of_thread
 from gristmill_trainer.publish.base import Tensors, WeightPublisher
+from gristmill_trainer.stop import StopRequest
 
 
 class BackgroundPublisher:
@@ -16,10 +18,13 @@ class BackgroundPublisher:
     An error is raised by the next call of any method here.
     """
 
-    def __init__(self, publisher: WeightPublisher, published: Callable[[PolicyVersion], object]) -> None:
-        """`published` is called in the thread once a version is served, as to tell the API."""
+    def __init__(
+        self, publisher: WeightPublisher, published: Callable[[PolicyVersion], object], stop: StopRequest
+    ) -> None:
+        """`published` is called in the thread once a version is served, as to tell the API. `stop` cuts waits short."""
         self._publisher = publisher
         self._published = published
+        self._stop = stop
         self._thread: threading.Thread | None = None
         self._failure: GristmillError | None = None
 
@@ -30,28 +35,41 @@ class BackgroundPublisher:
         self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
         self._thread.start()
 
+    @property
+    def publishing(self) -> bool:
+        """Whether a publication is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def ensure(self, version: PolicyVersion) -> None:
         """As the publisher's own; while a publication is under way there is nothing to look after."""
-        if self._thread is not None and self._thread.is_alive():
+        if self.publishing:
             return
         self.wait()
         self._publisher.ensure(version)
 
     def wait(self) -> None:
-        """Return when the last publication is served and told. Raises what it failed of."""
+        """Return when the last publication is served and told. Raises what it failed of, and StoppedError when asked to
+        stop meanwhile."""
         if self._thread is not None:
-            self._thread.join()
+            while self.publishing:
+                self._thread.join(timeout=1.0)
+                if self.publishing:
+                    self._stop.raise_if_requested()
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def close(self) -> None:
+        """Let the publication under way end, as far as the grace period goes: cut off, it would leave the model server
+        paused."""
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
         self._publisher.close()
 
     def _run(self, tensors: Tensors, version: PolicyVersion) -> None:
         try:
             self._publisher.publish(tensors, version)
             self._published(version)
-        except GristmillError as error:
-            self._failure = error
+        except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
+            self._failure = of_thread(f"publishing version {version}", error)

@@ -20,7 +20,8 @@ class WeightPublisher(Protocol):
         """Return when these weights are served under this version. Raises PublishError."""
 
     def ensure(self, version: PolicyVersion) -> None:
-        """Publish the last weights again where a server no longer has them: it was restarted. Raises PublishError."""
+        """Publish the last weights again where a server no longer has them: it was restarted. One that is away is not
+        waited for: call again. Raises PublishError."""
 
     def close(self) -> None:
         """End what works in the background."""

@@ -25,6 +25,8 @@ class FilesystemPublisher:
         self._target = target
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
+        for partial in self._folder.glob(".*.partial"):  # A kill leaves it, and its name never comes again.
+            shutil.rmtree(partial)
         self._expected = None if served_weights is None else _shapes(served_weights)
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:

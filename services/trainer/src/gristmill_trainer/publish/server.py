@@ -21,21 +21,23 @@ LOAD_TIMEOUT = 600.0
 class ModelServer:
     """Client of one vLLM server. Every call has a time-out; failures raise PublishError saying which call failed."""
 
-    def __init__(self, url: str, token: str, patience: float = 600.0) -> None:
-        """`patience`: seconds to wait for a server that does not answer, as while it restarts."""
+    def __init__(self, url: str, token: str, patience: float | Callable[[], float] = 600.0) -> None:
+        """`patience`: seconds to wait for a server that does not answer, as while it restarts; or what says how many
+        at any moment."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.patience = patience
+        self._patience = patience
         self._http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=CALL_TIMEOUT)
+
+    @property
+    def patience(self) -> float:
+        """Seconds."""
+        return self._patience() if callable(self._patience) else self._patience
 
     def served(self) -> dict[str, Any]:
         """The first model of /v1/models; waits for the server to come up."""
         models: dict[str, Any] = self.wait_for("GET", "/v1/models").json()
         first: dict[str, Any] = models["data"][0]
         return first
-
-    def weight_version(self) -> str:
-        """The label of the weights it serves now; waits for the server to come up."""
-        return str(self.wait_for("GET", "/weight_info").json()["weight_version"])
 
     def wait_for(self, method: str, path: str) -> httpx.Response:
         """Call until the server answers, for `patience` seconds at most."""

@@ -55,7 +55,7 @@ class SeveralServers:
             self._wanted = (path, version)
             self._changed.notify_all()
             while not self._enough(version):
-                self._changed.wait()
+                self._changed.wait(timeout=1.0)  # A request to stop cuts patience short, and notifies nobody.
 
     def ensure(self, path: Path, version: PolicyVersion) -> None:
         """Look at each server once. One that lost the weights gets them again in the background; nobody waits."""
@@ -132,4 +132,10 @@ class SeveralServers:
             target.attempt(path, version)
         except PublishError as error:
             return error
+        except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: they would wait for ever.
+            failure = PublishError(
+                f"{target.server.url} took no weights: {type(error).__name__}: {error}", permanent=True
+            )
+            failure.__cause__ = error
+            return failure
         return None

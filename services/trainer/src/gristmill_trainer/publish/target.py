@@ -23,7 +23,7 @@ class LoadTarget(Protocol):
         """Return when the weights in `path` are served as `version`. Raises PublishError."""
 
     def ensure(self, path: Path, version: PolicyVersion) -> None:
-        """Load `path` where `version` is no longer served. Raises PublishError."""
+        """Load `path` where `version` is no longer served. Waits for no server that is away. Raises PublishError."""
 
     def close(self) -> None:
         """End what works in the background."""
@@ -34,25 +34,39 @@ class OneServer:
 
     def __init__(self, server: ModelServer) -> None:
         self.server = server
+        self._away_since: float | None = None
+        """When `ensure` first found it away, by time.monotonic()."""
 
     def load(self, path: Path, version: PolicyVersion) -> None:
         """Load, and try again while the server is away: it may be killed at any point and come back untouched."""
-        deadline = time.monotonic() + self.server.patience
+        started = time.monotonic()
         while True:
             try:
                 self.attempt(path, version)
                 return
             except PublishError as error:
-                if error.permanent or time.monotonic() > deadline:
+                if error.permanent or time.monotonic() - started > self.server.patience:
                     raise
                 _LOG.warning("publishing version %s: %s; trying again", version, error)
             self.server.wait_for("GET", "/health")
             time.sleep(PAUSE)
 
     def ensure(self, path: Path, version: PolicyVersion) -> None:
-        if self.server.weight_version() != str(version):
-            self.tell_restart(version)
-            self.load(path, version)
+        """Look once. A server that is away is looked at again with the next call, while its patience lasts."""
+        try:
+            if self.served_version() != str(version):
+                self.tell_restart(version)
+                self.attempt(path, version)
+        except PublishError as error:
+            self._away_since = self._away_since or time.monotonic()
+            spent = time.monotonic() - self._away_since
+            if error.permanent:
+                raise
+            if spent > self.server.patience:
+                raise PublishError(f"{error} (tried for {spent:.0f} s)", permanent=True) from error
+            _LOG.info("%s", error)
+        else:
+            self._away_since = None
 
     def close(self) -> None:
         """Nothing works in the background."""

@@ -34,7 +34,9 @@ class TrainerSettings(
     def record(self) -> dict[str, Any]:
         """The trainer's half of the run record: what must not change while the run lasts."""
         free = (PlaceSettings, ComputeSettings, TrackingSettings)
-        return self.model_dump(exclude={name for group in free for name in group.model_fields} | {"resume"})
+        return self.model_dump(
+            exclude={name for group in free for name in group.model_fields} | {"resume", "stop_grace_seconds"}
+        )
 
     @model_validator(mode="after")
     def _budget_holds_a_sequence(self) -> TrainerSettings:

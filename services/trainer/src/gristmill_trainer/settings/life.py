@@ -23,6 +23,9 @@ class LifeSettings(Settings):
     resume: str = "auto"
     """auto: from the run's newest checkpoint, if there is one; never: from the first weights, and an error where the
     run has checkpoints; a checkpoint's folder: from that one."""
+    stop_grace_seconds: float = Field(default=50.0, ge=0)
+    """Seconds from SIGTERM to the end that a step and a checkpoint may take; some ten less than what stops the trainer
+    leaves it (Compose 60, Kubernetes 30). Under torchrun: its TORCH_ELASTIC_SHUTDOWN_TIMEOUT, less ten."""
     max_skipped_steps: int = Field(default=3, ge=0)
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the training."""
     publisher: Literal["filesystem", "none"] = "filesystem"

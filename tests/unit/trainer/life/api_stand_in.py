@@ -1,0 +1,65 @@
+"""Stands in for a trajectory API that fails on command, or that counts what it is told, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from gristmill import PolicyVersion, SyncClient, TrajectoryGroup
+
+
+class ApiStandIn:
+    """Lends the groups that it is given, in their order, and keeps what is acked."""
+
+    def __init__(self, groups: Sequence[TrajectoryGroup] = ()) -> None:
+        self.ready = list(groups)
+        self.leased: dict[str, list[TrajectoryGroup]] = {}
+        self.acked: list[str] = []
+        self.versions: list[str] = []
+        self.rows: list[int] = []
+        self.finished = False
+        self.error: Exception | None = None
+        """Raised instead of an answer."""
+
+    @property
+    def client(self) -> SyncClient:
+        return cast("SyncClient", self)
+
+    def lease(
+        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+    ) -> list[TrajectoryGroup] | None:
+        self._answer()
+        if len(self.ready) < groups:
+            return None
+        self.leased[batch_id], self.ready = self.ready[:groups], self.ready[groups:]
+        return self.leased[batch_id]
+
+    def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+        self._answer()
+        return []
+
+    def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
+        self._answer()
+        self.acked += [group.group_id for batch_id in batch_ids for group in self.leased.pop(batch_id)]
+
+    def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+        self._answer()
+        back = [group for batch_id in batch_ids for group in self.leased.pop(batch_id)]
+        self.ready = back + self.ready
+        return len(back)
+
+    def record_version(self, run_id: str, version: PolicyVersion) -> None:
+        self._answer()
+        self.versions.append(str(version))
+
+    def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
+        self._answer()
+        self.rows.append(step)
+
+    def finish(self, run_id: str, incarnation: int) -> None:
+        self._answer()
+        self.finished = True
+
+    def _answer(self) -> None:
+        if self.error is not None:
+            raise self.error

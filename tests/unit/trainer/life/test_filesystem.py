@@ -1,0 +1,24 @@
+"""The folder of published weights holds what the servers need, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tests.unit.trainer.life.model_server import ModelServerStandIn
+
+from gristmill import PolicyVersion
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    server = ModelServerStandIn()
+    killed = tmp_path / ".1.20.partial"
+    killed.mkdir()
+    (killed / "model.safetensors").write_bytes(b"half")
+    publisher = FilesystemPublisher(OneServer(ModelServer(server.url, "token")), tmp_path, None)
+    for step in range(20, 23):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(2, step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.21", "2.22"]
+    assert server.version == "2.22"
+    server.stop()

@@ -1,0 +1,177 @@
+"""The loop, with a real learner and real checkpoints: what it keeps when it ends before its time."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from tests.unit.trainer.life.api_stand_in import ApiStandIn
+from tests.unit.trainer.life.conftest import LIMITS, SETTINGS, step_groups
+
+from gristmill import ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
+from gristmill_trainer.aside import Aside, SkippedSteps
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.display import Display
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill_trainer.export import RunFacts
+from gristmill_trainer.feed import Direct
+from gristmill_trainer.leases import Leases
+from gristmill_trainer.loop import Training, train
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.publish import NonePublisher, WeightPublisher
+from gristmill_trainer.stop import StoppedError, StopRequest
+from gristmill_trainer.watchdog import Wanted, Watchdog
+
+SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})
+
+
+class Trainer:
+    """One process of a training after the other, in one run folder."""
+
+    def __init__(self, source: ModelSource, folder: Path, api: ApiStandIn) -> None:
+        self.source, self.folder, self.api = source, folder, api
+        self.incarnation = 0
+        self.publisher: WeightPublisher = NonePublisher()
+
+    def run(self) -> None:
+        """As setup.py puts it together."""
+        stop = StopRequest(50.0)
+        store = CheckpointStore(self.folder / "checkpoints", 2)
+        resumption = find_resumption(store, "auto")
+        skipped = SkippedSteps(SKIPS.max_skipped_steps, [] if resumption is None else resumption.skipped)
+        skipped.raise_if_too_many()
+        weights = None if resumption is None else str(resumption.checkpoint.path)
+        crew = build_crew(LearnerPlan(self.source, weights, SKIPS, None), World())
+        self.incarnation += 1
+        first_step = 0 if resumption is None else resumption.step
+        leases = Leases(self.api.client, "run", self.incarnation)
+        metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+        with stop.cutting_short(), metrics, Display(SKIPS.training_steps, first_step) as display:
+            train(
+                Training(
+                    settings=SKIPS,
+                    run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id"])("run")),
+                    api=self.api.client,
+                    crew=crew,
+                    policy=crew.learner.policy,
+                    publisher=self.publisher,
+                    checkpoints=store,
+                    leases=leases,
+                    feed=Direct(leases, 2),
+                    limits=LIMITS,
+                    bounds=Bounds(0.2, 0.2, 2.0),
+                    aside=Aside(self.folder / "aside"),
+                    skipped=skipped,
+                    watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
+                    metrics=metrics,
+                    tracker=None,
+                    hook=None,
+                    model_urls=(),
+                    display=display,
+                    stop=stop,
+                    incarnation=self.incarnation,
+                    first_step=first_step,
+                    origin=None,
+                    facts=cast("RunFacts", None),
+                    hub=None,
+                    devices=1,
+                    peak_tflops=None,
+                    final_model=self.folder / "model",
+                )
+            )
+
+
+def _steps(steps: Sequence[int], spoil: Callable[[TrajectoryGroup], TrajectoryGroup]) -> list[TrajectoryGroup]:
+    groups = [group for step in range(1, 10) for group in step_groups(step)]
+    return [spoil(group) if index // 2 + 1 in steps else group for index, group in enumerate(groups)]
+
+
+def _all_unknown(group: TrajectoryGroup) -> TrajectoryGroup:
+    return dataclasses.replace(group, tokens=group.tokens + np.int32(10**6))
+
+
+@pytest.fixture
+def source(model_dir: Path) -> ModelSource:
+    return ModelSource(str(model_dir), str(model_dir), "random", None, 512)
+
+
+def test_the_bound_on_skipped_steps_holds_over_restarts(source: ModelSource, tmp_path: Path) -> None:
+    """The container is started again for ever; it must not skip on for ever."""
+    api = ApiStandIn(_steps([2, 3, 4, 5, 6, 7], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    for _ in range(3):
+        with pytest.raises(TrainerError, match="3 steps in a row"):
+            trainer.run()
+    names = [path.name for path in sorted((tmp_path / "aside").glob("*.groups"))]
+    assert names == [f"step-{step:06d}.1.groups" for step in (2, 3, 4)]
+    assert api.acked == [f"g{n:08d}" for n in range(2, 10)], "settled, each once; nothing leased after"
+    assert not api.leased
+
+
+def test_a_count_below_the_bound_is_carried_on(source: ModelSource, tmp_path: Path) -> None:
+    def stopped(version: PolicyVersion) -> None:
+        if version.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    api = ApiStandIn(_steps([2, 3, 4], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.publisher = _Publisher(stopped)
+    with pytest.raises(StoppedError):
+        trainer.run()
+    trainer.publisher = NonePublisher()
+    with pytest.raises(TrainerError, match="3 steps in a row"):
+        trainer.run()
+
+
+class _Publisher(NonePublisher):
+    """Calls a function with every version."""
+
+    def __init__(self, called: Callable[[PolicyVersion], object]) -> None:
+        self._called = called
+
+    def publish(self, tensors: object, version: PolicyVersion) -> None:
+        self._called(version)
+
+
+def test_stopped_while_the_model_server_is_away_it_keeps_the_finished_steps(
+    source: ModelSource, tmp_path: Path
+) -> None:
+    def away(version: PolicyVersion) -> None:
+        if version.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+            raise PublishError("it did not answer")
+
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.publisher = _Publisher(away)
+    with pytest.raises(StoppedError, match="it did not answer"):
+        trainer.run()
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    assert resumption is not None
+    assert resumption.step == 2
+    assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
+
+
+def test_stopped_while_the_api_is_away_it_keeps_the_finished_steps(source: ModelSource, tmp_path: Path) -> None:
+    def away(version: PolicyVersion) -> None:
+        if version.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+            api.error = ApiUnreachable("the API did not answer")
+
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.publisher = _Publisher(away)
+    with pytest.raises(StoppedError, match="the API did not answer"):
+        trainer.run()
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    assert resumption is not None
+    assert resumption.step == 2
+    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1]

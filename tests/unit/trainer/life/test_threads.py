@@ -1,0 +1,52 @@
+"""What a thread beside the training ends with is raised where its owner next looks, whatever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.trainer.life.api_stand_in import ApiStandIn
+from tests.unit.trainer.life.conftest import step_groups
+from tests.unit.trainer.life.model_server import ModelServerStandIn
+
+from gristmill import PolicyVersion
+from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill_trainer.leases import Leases
+from gristmill_trainer.prefetch import Prefetch
+from gristmill_trainer.publish import ModelServer, SeveralServers
+
+
+def test_the_heartbeat_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill_trainer.leases._HEARTBEAT", 0.01)
+    api = ApiStandIn(step_groups(1))
+    leases = Leases(api.client, "run", 1)
+    leases.take(1, 2, 0.0)
+    api.error = ValueError("no JSON")
+    leases._thread.join(30)
+    api.error = None
+    with pytest.raises(TrainerError, match="extending the leases failed: ValueError: no JSON"):
+        leases.take(2, 2, 0.0)
+    leases.close()
+
+
+def test_the_prefetch() -> None:
+    api = ApiStandIn()
+    leases = Leases(api.client, "run", 1)
+    api.error = ValueError("no msgpack")
+    prefetch = Prefetch(leases, 2, 1, 10)
+    prefetch._thread.join(30)
+    with pytest.raises(TrainerError, match="leasing the next step's groups failed: ValueError: no msgpack"):
+        prefetch.get(1, 0.1)
+    prefetch.close()
+    leases.close()
+
+
+def test_one_of_several_servers() -> None:
+    servers = [ModelServerStandIn(), ModelServerStandIn()]
+    servers[1].broken = True
+    target = SeveralServers([ModelServer(server.url, "token") for server in servers], wait_for_all=True)
+    with pytest.raises(PublishError, match=f"{servers[1].url} took no weights: JSONDecodeError"):
+        target.load(Path("/weights/1.0"), PolicyVersion(1, 0))
+    target.close()
+    for server in servers:
+        server.stop()

@@ -1,0 +1,31 @@
+"""What cannot be trained is refused before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.distributed.world import World
+from gristmill_trainer.errors import ModelError, TrainerError
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.settings import TrainerSettings
+
+
+def test_dr_grpo_needs_a_longest_completion() -> None:
+    """Environments of Atropos' do not tell theirs."""
+    plan = LearnerPlan(ModelSource.of("nowhere"), None, TrainerSettings(objective="dr_grpo"), None)
+    with pytest.raises(TrainerError, match="set max_completion_length"):
+        build_crew(plan, World())
+
+
+def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:
+    """Another one would scale what they learned, and nothing would tell."""
+    source = ModelSource.of(str(model_dir))
+    settings = TrainerSettings(device="cpu", lora_rank=2, lora_alpha=4.5)
+    build_crew(LearnerPlan(source, None, settings, None), World()).save_model(tmp_path)
+    build_crew(LearnerPlan(source, str(tmp_path), settings, None), World())
+    other = settings.model_copy(update={"lora_alpha": 64.0})
+    with pytest.raises(ModelError, match=r"alpha 4\.5, but lora_alpha is 64; set lora_alpha to 4\.5"):
+        build_crew(LearnerPlan(source, str(tmp_path), other, None), World())
