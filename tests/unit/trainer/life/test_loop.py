@@ -67,7 +67,6 @@ class Trainer:
                     leases=leases,
                     feed=Direct(leases, 2),
                     limits=LIMITS,
-                    bounds=Bounds(0.2, 0.2, 2.0),
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
