@@ -23,6 +23,8 @@ from gristmill.version import PolicyVersion
 _LOG = logging.getLogger(__name__)
 _TRANSIENT = frozenset({429, 502, 503, 504})
 _MAX_GROUP_BYTES = 1 << 30
+# A generator of its own: the process' is in a trainer's checkpoints, and must not depend on retries.
+_JITTER = random.Random()
 _BATCH = msgspec.msgpack.Decoder(list[bytes])
 
 
@@ -254,7 +256,7 @@ class Client:
             if not told and spent > 1.0:
                 _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, patience)
                 told = True
-            await asyncio.sleep(min(max(pause * random.uniform(0.5, 1.5), pause_asked), patience - spent))
+            await asyncio.sleep(min(max(pause * _JITTER.uniform(0.5, 1.5), pause_asked), patience - spent))
             pause = min(pause * 2, 3.0)
 
 

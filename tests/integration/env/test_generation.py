@@ -63,7 +63,7 @@ async def test_a_stop_text_ends_a_completion_and_stays_in_it(
     server: ModelServers, prompts: PromptBuilder, question: GenerationRequest
 ) -> None:
     # "er>" is the inside of the tokens <answer> and </answer>; "is" is two tokens.
-    request = GenerationRequest(token_ids=question.token_ids, sampling=SAMPLING, count=256, stop=["er>", "is"])
+    request = GenerationRequest(token_ids=question.token_ids, sampling=SAMPLING, count=128, stop=["er>", "is"])
     texts = []
     for completion in await server.generate(request):
         text = prompts.decode(completion.token_ids)

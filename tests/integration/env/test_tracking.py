@@ -78,7 +78,8 @@ def test_what_is_dropped_counts_too(environments: Environments, trainer: HandTra
     history = read_wandb(environments.folder / "runs" / "sums").history
     assert len(history) >= 2
     assert {entry["train/rewards_mean"] for entry in history} == {1 / 128}
-    assert {entry["train/truncation_rate"] for entry in history} == {1.0}
+    # The one token may be the end itself, once in a while.
+    assert all(0.8 <= entry["train/truncation_rate"] <= 1.0 for entry in history)
 
 
 def _sampled(lengths: np.ndarray, mask: np.ndarray) -> list[int]:

@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from gristmill_trainer.checkpoint import SingleProcess
+from gristmill_trainer.checkpoint.random_state import seed_all
 from gristmill_trainer.distributed.crew import Crew, Parts
 from gristmill_trainer.distributed.sharded import Sharded, check_shardable, shard
 from gristmill_trainer.distributed.world import World
@@ -42,7 +41,7 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         )
     if world.size > 1:
         check_shardable(settings)
-    torch.manual_seed(settings.seed)
+    seed_all(settings.seed)
     policy = Policy(
         plan.source,
         settings.device,

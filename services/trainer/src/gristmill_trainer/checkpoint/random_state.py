@@ -9,6 +9,13 @@ import numpy as np
 import torch
 
 
+def seed_all(seed: int) -> None:
+    """Let all of them begin at `seed`, whichever process they are in."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """Python's, numpy's, torch's on the CPU and on every CUDA device."""
     version, words, gauss = random.getstate()
