@@ -27,6 +27,7 @@ from gristmill_env.drops import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.during import Evaluations
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
+from gristmill_env.pace import Pace
 from gristmill_env.permits import Permits, settled
 from gristmill_env.roller import Played, Roller
 from gristmill_env.rollout import Rollout
@@ -67,6 +68,8 @@ class Worker:
         self._api = api
         self._server = server
         self._published: bool | None = None
+        self._steps: int | None = None
+        self._pace = Pace(run_id)
         self._dataset = dataset
         self._roller = roller
         self._tracker = tracker
@@ -110,7 +113,7 @@ class Worker:
         self._tracker.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
-            await self._submit(permit, rollout, versions)
+            await self._submit(permit, rollout, versions, version)
         else:
             errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
             await self._drop(permit, reason, "; ".join(errors))
@@ -132,12 +135,13 @@ class Worker:
         """Whether the run's trainer updates the model server. A permit exists, so the trainer's half is recorded."""
         if self._published is None:
             record = await self._api.get_run(self._run_id)
+            self._steps = record.training_steps
             self._published = (record.trainer or {}).get("publisher") != "none"
             if self._published:
                 self._server.trust_only(is_version)
         return self._published
 
-    async def _submit(self, permit: Permit, rollout: Rollout, versions: list[list[VersionSpan]]) -> None:
+    async def _submit(self, permit: Permit, rollout: Rollout, versions: list[list[VersionSpan]], version: str) -> None:
         group = build_group(
             rollout, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
         )
@@ -157,6 +161,7 @@ class Worker:
         self.tally.add(None)
         self._tracker.group(group, [in_words(attempt) for attempt in kept], self.tally)
         self._tell(group)
+        self._pace.group(int(group.mask.sum()), PolicyVersion.parse(version).step, self._steps)
         if self._saver is not None:
             await self._saver.save(rollout)
 

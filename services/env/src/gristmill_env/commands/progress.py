@@ -10,6 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from gristmill_env.pace import duration
+
 _EVERY = 10.0
 """Seconds between plain lines."""
 
@@ -72,7 +74,7 @@ class Steps:
         left = ""
         if self._total is not None and 0 < self._done < self._total:
             seconds = (self._clock() - self._started) / self._done * (self._total - self._done)
-            left = f", about {_duration(seconds)} left"
+            left = f", about {duration(seconds)} left"
         of = "" if self._total is None else f" of {self._total}"
         text = f"{self._done}{of} {self._what}, {self._rates()}{left}"
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -82,11 +84,3 @@ class Steps:
         tokens = f", {self._tokens / seconds:.0f} tokens/s" if self._tokens else ""
         rate = self._done / seconds
         return f"{rate:.0f}/s{tokens}" if rate >= 100 else f"{rate:.3g}/s{tokens}"
-
-
-def _duration(seconds: float) -> str:
-    """ "8 s", "3 min", "1 h 20 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
