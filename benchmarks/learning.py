@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.curves import report, sums
-from benchmarks.curves.runs import Case, Curve, bench
+from benchmarks.curves.runs import Case, Curve, train
+from benchmarks.parts import parts
 from benchmarks.trajectory import machine
 
 _TARGET = 0.85
@@ -46,9 +47,9 @@ def main() -> None:
         folder = Path(name)
         study = _study(options, folder)
         curves: list[Curve] = []
-        with bench(folder / "bench", study.model) as parts:
+        with parts(folder / "parts", study.model) as started:
             for case in study.cases:
-                curves.append(parts.train(case))
+                curves.append(train(started, case))
                 _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
     page = "\n".join(_page(study, facts, curves)) + "\n"
     print(page)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.support.stack import MODELS_DIR, ROOT, start_api, start_redis, start_vllm
+from benchmarks.parts import Parts
+from tests.support.stack import ROOT
 
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack, LocalStackError, Service, free_port
+from local_processes import LocalStackError, Service
 
 _LAST_SECONDS = 60.0
 """What one of the two may go on for when the other has ended."""
@@ -67,62 +67,27 @@ class Curve:
     """Of these, what all steps but the first took."""
 
 
-@dataclass(frozen=True)
-class Bench:
-    """The stack that trainings run on."""
-
-    processes: LocalStack
-    folder: Path
-    environ: Mapping[str, str]
-
-    def train(self, case: Case) -> Curve:
-        """Run `case` to its end. Raises LocalStackError when a process fails; output.log has its lines."""
-        case.write(self.folder)
-        began = time.monotonic()
-        trainer = self._start("trainer", "gristmill_trainer")
-        env = self._start("env", "gristmill_env", "serve", "--config", case.name)
-        _wait(env, trainer)
-        rows = read_jsonl(self.folder / "runs" / case.name / "metrics.jsonl")
-        return Curve(
-            case.label,
-            case.seed,
-            [row["reward_mean"] for row in rows],
-            [row["staleness_mean"] for row in rows],
-            [row["tokens"] for row in rows],
-            time.monotonic() - began,
-            sum(sum(row["seconds"].values()) for row in rows[1:]),
-        )
-
-    def _start(self, name: str, module: str, *arguments: str) -> Service:
-        return self.processes.start(name, [sys.executable, "-m", module, *arguments], self.environ)
+def train(parts: Parts, case: Case) -> Curve:
+    """Run `case` to its end. Raises LocalStackError when a process fails; output.log has its lines."""
+    case.write(parts.folder)
+    began = time.monotonic()
+    trainer = _start(parts, "trainer", "gristmill_trainer")
+    env = _start(parts, "env", "gristmill_env", "serve", "--config", case.name)
+    _wait(env, trainer)
+    rows = read_jsonl(parts.folder / "runs" / case.name / "metrics.jsonl")
+    return Curve(
+        case.label,
+        case.seed,
+        [row["reward_mean"] for row in rows],
+        [row["staleness_mean"] for row in rows],
+        [row["tokens"] for row in rows],
+        time.monotonic() - began,
+        sum(sum(row["seconds"].values()) for row in rows[1:]),
+    )
 
 
-@contextmanager
-def bench(folder: Path, model: str) -> Iterator[Bench]:
-    """All parts but environment and trainer, started and stopped; everybody's output goes to folder/output.log."""
-    folder.mkdir()
-    with (folder / "output.log").open("w") as log:
-
-        def say(name: str, text: str) -> None:
-            print(f"{name} | {text}", file=log, flush=True)
-
-        weights = folder / "weights"
-        weights.mkdir()
-        with LocalStack(say) as processes:
-            redis_port, api_port, model_port = free_port(), free_port(), free_port()
-            start_redis(processes, folder / "redis", redis_port)
-            start_api(processes, redis_port, api_port)
-            start_vllm(processes, weights, model_port, model)
-            environ = {
-                "GRISTMILL_API_URL": f"http://127.0.0.1:{api_port}",
-                "GRISTMILL_MODEL_URL": f"http://127.0.0.1:{model_port}",
-                "GRISTMILL_CONFIG_DIR": str(folder),
-                "GRISTMILL_MODELS_DIR": str(MODELS_DIR),
-                "GRISTMILL_WEIGHTS_DIR": str(weights),
-                "GRISTMILL_RUNS_DIR": str(folder / "runs"),
-                "GRISTMILL_RUN_ID": "",
-            }
-            yield Bench(processes, folder, environ)
+def _start(parts: Parts, name: str, module: str, *arguments: str) -> Service:
+    return parts.processes.start(name, [sys.executable, "-m", module, *arguments], parts.environ())
 
 
 def _wait(*services: Service) -> None:

@@ -7,14 +7,14 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from tests.support.stack import MODELS_DIR, start_api, start_redis, start_vllm
+from benchmarks.parts import Parts, parts
 
 from gristmill import PolicyVersion, SyncClient
-from local_processes import LocalStack, Service, free_port
+from local_processes import Service
 
 _AHEAD = 100_000
 """Steps that generation may run ahead: no permit is ever waited for."""
@@ -32,16 +32,10 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Parts):
     """What a measurement starts environments against."""
 
-    load: Load
-    processes: LocalStack
-    folder: Path
-    api_url: str
-    model_url: str
-    models_dir: Path
-    weights_dir: Path
+    load: Load = field(kw_only=True)
 
     def config(self, name: str, rows: int) -> None:
         """Write a configuration and its data set of sums."""
@@ -58,17 +52,8 @@ class Bench:
     def serve(self, name: str, model_url: str | None = None) -> Service:
         """`gristmill-env serve` as a process."""
         command = [sys.executable, "-m", "gristmill_env", "serve", "--config", name]
-        return self.processes.start(f"env-{name}", command, self.environ(model_url))
-
-    def environ(self, model_url: str | None = None) -> dict[str, str]:
-        """Where everything is."""
-        return {
-            "GRISTMILL_CONFIG_DIR": str(self.folder),
-            "GRISTMILL_MODELS_DIR": str(self.models_dir),
-            "GRISTMILL_MODEL_URL": model_url or self.model_url,
-            "GRISTMILL_API_URL": self.api_url,
-            "GRISTMILL_RUNS_DIR": str(self.folder / "runs"),
-        }
+        environ = self.environ() | ({} if model_url is None else {"GRISTMILL_MODEL_URL": model_url})
+        return self.processes.start(f"env-{name}", command, environ)
 
     def take(self, name: str) -> None:
         """Be the trainer of the run `name`, once it is open."""
@@ -93,26 +78,6 @@ class Bench:
 
 @contextmanager
 def bench(folder: Path, load: Load) -> Iterator[Bench]:
-    """All parts, started and stopped; their output goes to a file in `folder`."""
-    folder.mkdir()
-    with (folder / "output.log").open("w") as log:
-
-        def say(name: str, text: str) -> None:
-            print(f"{name} | {text}", file=log, flush=True)
-
-        weights = folder / "weights"
-        weights.mkdir()
-        with LocalStack(say) as processes:
-            redis_port, api_port, model_port = free_port(), free_port(), free_port()
-            start_redis(processes, folder / "redis", redis_port)
-            start_api(processes, redis_port, api_port)
-            start_vllm(processes, weights, model_port, load.model)
-            yield Bench(
-                load,
-                processes,
-                folder,
-                f"http://127.0.0.1:{api_port}",
-                f"http://127.0.0.1:{model_port}",
-                MODELS_DIR,
-                weights,
-            )
+    """`parts` with the model of `load`."""
+    with parts(folder, load.model) as started:
+        yield Bench(**vars(started), load=load)

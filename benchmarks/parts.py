@@ -1,0 +1,58 @@
+"""The parts that a whole run is measured on: real Redis, trajectory API and vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.stack import MODELS_DIR, start_api, start_redis, start_vllm
+
+from local_processes import LocalStack, free_port
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What runs, and where."""
+
+    processes: LocalStack
+    folder: Path
+    """Configurations and runs lie in it, and output.log."""
+    api_url: str
+    model_url: str
+    weights_dir: Path
+    models_dir: Path = MODELS_DIR
+
+    def environ(self) -> dict[str, str]:
+        """Where everything is, for an environment or a trainer."""
+        return {
+            "GRISTMILL_API_URL": self.api_url,
+            "GRISTMILL_MODEL_URL": self.model_url,
+            "GRISTMILL_CONFIG_DIR": str(self.folder),
+            "GRISTMILL_MODELS_DIR": str(self.models_dir),
+            "GRISTMILL_WEIGHTS_DIR": str(self.weights_dir),
+            "GRISTMILL_RUNS_DIR": str(self.folder / "runs"),
+            "GRISTMILL_RUN_ID": "",
+        }
+
+
+@contextmanager
+def parts(folder: Path, model: str) -> Iterator[Parts]:
+    """All of them, started and stopped; their output, and that of what is started beside them, goes to a file in
+    `folder`."""
+    folder.mkdir()
+    with (folder / "output.log").open("w") as log:
+
+        def say(name: str, text: str) -> None:
+            print(f"{name} | {text}", file=log, flush=True)
+
+        weights = folder / "weights"
+        weights.mkdir()
+        with LocalStack(say) as processes:
+            redis_port, api_port, model_port = free_port(), free_port(), free_port()
+            start_redis(processes, folder / "redis", redis_port)
+            start_api(processes, redis_port, api_port)
+            start_vllm(processes, weights, model_port, model)
+            api_url, model_url = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}"
+            yield Parts(processes, folder, api_url, model_url, weights)
