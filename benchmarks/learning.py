@@ -51,15 +51,17 @@ def main() -> None:
             for case in study.cases:
                 curves.append(train(started, case))
                 _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")
-    page = "\n".join(_page(study, facts, curves)) + "\n"
-    print(page)
-    if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
-        base = options.results / f"learning-{options.study}"
-        base.with_suffix(".md").write_text(f"{page}\n![{study.title}]({base.name}.svg)\n")
-        base.with_suffix(".json").write_text(report.plain(facts, curves))
-        report.plot(curves, study.title, study.target, base.with_suffix(".svg"))
-        _say(f"written: {base}.md, .json and .svg")
+                if options.results is not None:
+                    _write(options.results / f"learning-{options.study}", study, facts, curves)
+    print(_page(study, facts, curves))
+
+
+def _write(base: Path, study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> None:
+    """What there is so far, after every training: one that fails takes none of the others with it."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    base.with_suffix(".md").write_text(f"{_page(study, facts, curves)}\n![{study.title}]({base.name}.svg)\n")
+    base.with_suffix(".json").write_text(report.plain(facts, curves))
+    report.plot(curves, study.title, study.target, base.with_suffix(".svg"))
 
 
 def _study(options: argparse.Namespace, folder: Path) -> Study:
@@ -90,9 +92,9 @@ def _quickstart(label: str, seed: int, trainer: dict[str, object]) -> Case:
     return Case(label, "quickstart", seed, trainer)
 
 
-def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> list[str]:
+def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> str:
     head = [f"# Learning: {study.title}", "", "| | |", "|-|-|", *(f"| {name} | {facts[name]} |" for name in facts)]
-    return [*head, "", study.text, "", *report.table(curves, study.what, study.target)]
+    return "\n".join([*head, "", study.text, "", *report.table(curves, study.what, study.target)]) + "\n"
 
 
 def _options() -> argparse.Namespace:

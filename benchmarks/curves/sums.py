@@ -20,7 +20,8 @@ dataset:
   dataset_path: sums.jsonl
   prompt_field: question
   answer_field: answer
-  max_tokens: 32
+  system_prompt: Answer with a number.
+  max_tokens: 24
   temperature: 1.0
   reward_functions: [{type: accuracy, params: {last_number: true}}]
 trainer:
