@@ -47,7 +47,12 @@ def start_api(stack: LocalStack, redis_port: int, port: int) -> Service:
 
 
 def start_vllm(
-    stack: LocalStack, weights_dir: Path, port: int, model: str = "tiny", models_dir: Path = MODELS_DIR
+    stack: LocalStack,
+    weights_dir: Path,
+    port: int,
+    model: str = "tiny",
+    models_dir: Path = MODELS_DIR,
+    lora_rank: int = 0,
 ) -> Service:
     """The model service. Fails, and does not skip, where its environment is missing: `make setup` makes it."""
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
@@ -56,6 +61,7 @@ def start_vllm(
         "MODEL_PORT": str(port),
         "GRISTMILL_MODELS_DIR": str(models_dir),
         "GRISTMILL_WEIGHTS_DIR": str(weights_dir),
+        "LORA_RANK": str(lora_rank),
     }
     server = stack.start("model", [str(VLLM_PYTHON), "-m", "gristmill_model"], environ)
     stack.wait_until(server, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=900)

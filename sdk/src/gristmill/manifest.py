@@ -34,6 +34,8 @@ class Manifest(BaseModel):
     """Of the original's weight files."""
     dtype: str
     max_model_len: int
+    lora_rank: int = 0
+    """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
 
     @classmethod
     def read(cls, models_dir: Path) -> Manifest:

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError, Manifest
 from gristmill.logs import line, setup
+from gristmill_model.adapters import first_adapter
 from gristmill_model.resolve import ResolvedModel, resolve
 from gristmill_model.server import become_vllm
 from gristmill_model.settings import Settings
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         manifest = describe(resolved, settings)
         manifest.write(settings.models_dir)
-        become_vllm(settings, manifest)
+        adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
+        become_vllm(settings, manifest, adapter)
     except GristmillError as error:
         print(f"gristmill-model: {error}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1
@@ -56,6 +58,7 @@ def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
         sha256=resolved.sha256,
         dtype=settings.dtype,
         max_model_len=min(own_limit, settings.max_length),
+        lora_rank=settings.lora_rank,
     )
 
 

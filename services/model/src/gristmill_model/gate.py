@@ -10,16 +10,10 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
 
 from gristmill import Deployment
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from gristmill_model.asgi import App, Receive, Scope, Send
 
 READING = frozenset({"/health", "/ping", "/version", "/metrics", "/load", "/v1/models", "/weight_info", "/is_paused"})
 GENERATING = frozenset(

@@ -14,11 +14,10 @@ import json
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from gristmill_model.gate import App, Receive, Scope, Send
+from gristmill_model.asgi import App, Receive, Scope, Send, read_body, sized, with_body
 
 PATH: Final = "/generate"
 _DOES_IT: Final = "/v1/completions"
-_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class AtroposGenerate:
@@ -31,16 +30,7 @@ class AtroposGenerate:
         if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", PATH):
             await self._app(scope, receive, send)
             return
-        asked = _question(await _body(receive))
-        sent = False
-
-        async def ask() -> MutableMapping[str, Any]:
-            nonlocal sent
-            if sent:
-                return await receive()  # whether the client is still there
-            sent = True
-            return {"type": "http.request", "body": asked, "more_body": False}
-
+        inner, ask = with_body(scope, receive, _question(await read_body(receive)))
         start: MutableMapping[str, Any] = {}
         answered = bytearray()
 
@@ -52,25 +42,10 @@ class AtroposGenerate:
             if message.get("more_body"):
                 return
             body = _answer(bytes(answered)) if start["status"] == 200 else bytes(answered)
-            await send({**start, "headers": _sized(start["headers"], body)})
+            await send({**start, "headers": sized(start["headers"], body)})
             await send({"type": "http.response.body", "body": body})
 
-        inner = {**scope, "path": _DOES_IT, "raw_path": _DOES_IT.encode(), "headers": _sized(scope["headers"], asked)}
-        await self._app(inner, ask, answer)
-
-
-async def _body(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        body.extend(message.get("body", b""))
-        if not message.get("more_body"):
-            return bytes(body)
-
-
-def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
-    return [*kept, (b"content-length", str(len(body)).encode())]
+        await self._app({**inner, "path": _DOES_IT, "raw_path": _DOES_IT.encode()}, ask, answer)
 
 
 def _question(body: bytes) -> bytes:

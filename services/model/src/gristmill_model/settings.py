@@ -13,6 +13,8 @@ from gristmill_model.errors import ModelError
 Device = Literal["cpu", "cuda"]
 DEFAULT_PORT = 9001
 DEFAULT_MAX_LENGTH = 4096
+LORA_RANKS = (0, 1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM can be started with. It takes adapters of any rank up to that."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Settings:
     """Most tokens of prompt and completion together; the model's own limit may be lower."""
     gpu_memory: float
     """Share of the GPU's memory that vLLM may take (CUDA only)."""
+    lora_rank: int
+    """Highest rank of LoRA adapters that the server is to take; 0: it takes whole weights."""
     models_dir: Path
     weights_dir: Path
 
@@ -47,6 +51,7 @@ class Settings:
             host=environ.get("MODEL_HOST") or "127.0.0.1",
             port=int(_number(environ, "MODEL_PORT", DEFAULT_PORT)),
             max_length=int(_number(environ, "MODEL_MAX_LENGTH", DEFAULT_MAX_LENGTH)),
+            lora_rank=_lora_rank(environ.get("LORA_RANK") or "0"),
             gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", 0.85),
             models_dir=deployment.models_dir.resolve(),
             weights_dir=deployment.weights_dir.resolve(),
@@ -56,6 +61,12 @@ class Settings:
     def dtype(self) -> str:
         """The type vLLM computes in: without AVX-512, float32 is five times as fast as bfloat16 on a CPU."""
         return "float32" if self.device == "cpu" else "bfloat16"
+
+
+def _lora_rank(text: str) -> int:
+    if not text.isdecimal() or int(text) > LORA_RANKS[-1]:
+        raise ModelError(f"LORA_RANK={text!r} is no rank; vLLM takes adapters of rank 1 to {LORA_RANKS[-1]}, 0 none")
+    return next(rank for rank in LORA_RANKS if rank >= int(text))
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:

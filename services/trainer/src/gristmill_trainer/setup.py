@@ -25,7 +25,7 @@ from gristmill_trainer.feed import Direct
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
-from gristmill_trainer.policy import ModelSource, find_model
+from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import (
     BackgroundPublisher,
@@ -75,6 +75,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         hook = None if settings.on_step is None else load_hook(settings.on_step)
         hub = Hub.read(settings.push_to_hub, environ)
         source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
+        if settings.publisher != "none":
+            check_publishable(settings.lora_rank, source)
         run_dir = deployment.runs_dir / run.run_id
         checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept)
         resumption = find_resumption(checkpoints, settings.resume)
@@ -98,7 +100,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         stack.callback(leases.close)
         amount = run.groups_per_step or 0
         ahead = settings.max_staleness > 0
-        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, source)
+        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, policy)
         if ahead:
             publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version), stop)
         stack.callback(publisher.close)
@@ -182,13 +184,14 @@ def _longest_completion(run: RunRecord) -> int | None:
 
 
 def _publisher(
-    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, source: ModelSource
+    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy
 ) -> WeightPublisher:
     if settings.publisher == "none":
         return NonePublisher()
     wait_for_all = settings.max_staleness == 0
     target = OneServer(servers[0]) if len(servers) == 1 else SeveralServers(servers, wait_for_all)
-    return FilesystemPublisher(target, folder, source.served_weights)
+    describe = policy.describe_adapters if policy.publishes_adapters else None
+    return FilesystemPublisher(target, folder, policy.source.served_weights, describe)
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:

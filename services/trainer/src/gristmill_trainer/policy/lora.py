@@ -2,7 +2,8 @@
 
     W' = W + (alpha / rank) B A,     A [rank, in], B [out, rank], B = 0 at the start
 
-The adapters lie inside the model, which stays the class it was. Only they get gradients; the server gets W'.
+The adapters lie inside the model, which stays the class it was. Only they get gradients; the server gets W', or A and B
+where it was started for them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from gristmill_trainer.errors import ModelError
 
-_CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # What peft's own files put before the model's names, so that PeftModel.from_pretrained reads ours.
 _PREFIX = "base_model.model."
 
@@ -35,7 +36,7 @@ class Lora:
 
 def adapter_rank(folder: Path) -> int | None:
     """Rank of the adapters in a checkpoint folder; None where it holds a whole model."""
-    file = folder / _CONFIG
+    file = folder / ADAPTER_CONFIG
     if not file.is_file():
         return None
     try:
@@ -90,18 +91,25 @@ def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def save_adapters(model: Any, folder: Path) -> None:
-    """Write the adapters as peft does; `PeftModel.from_pretrained(base, folder)` reads them too."""
+def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The adapters alone, under the names that peft's files give them."""
     from peft import get_peft_model_state_dict
 
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
-    save_file(
-        {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        folder / _WEIGHTS,
-        metadata={"format": "pt"},
-    )
+    return {f"{_PREFIX}{name}": tensor.detach() for name, tensor in tensors.items()}
+
+
+def describe_adapters(model: Any, folder: Path) -> None:
+    """Write adapter_config.json into `folder`."""
     model.peft_config["default"].save_pretrained(folder)
+
+
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write the adapters as peft does; `PeftModel.from_pretrained(base, folder)` reads them too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    describe_adapters(model, folder)
 
 
 def load_adapters(model: Any, folder: Path) -> None:
@@ -109,7 +117,7 @@ def load_adapters(model: Any, folder: Path) -> None:
     from peft import set_peft_model_state_dict
 
     try:
-        saved = load_file(folder / _WEIGHTS)
+        saved = load_file(folder / ADAPTER_WEIGHTS)
         result: Any = set_peft_model_state_dict(
             model, {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}, adapter_name="default"
         )

@@ -12,7 +12,16 @@ from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.check import prepare
-from gristmill_trainer.policy.lora import Lora, adapter_rank, attach, load_adapters, merged_tensors, save_adapters
+from gristmill_trainer.policy.lora import (
+    Lora,
+    adapter_rank,
+    adapter_tensors,
+    attach,
+    describe_adapters,
+    load_adapters,
+    merged_tensors,
+    save_adapters,
+)
 from gristmill_trainer.policy.source import ModelSource
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +82,11 @@ class Policy:
         """Rows of the embedding table: token ids are below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether the server gets the adapters alone: it was started to take such."""
+        return self.lora is not None and self.source.lora_rank > 0
+
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer steps: all parameters, or the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -84,7 +98,10 @@ class Policy:
         return nullcontext()
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors as the server holds them: adapters merged, the head written out although it may be tied here."""
+        """All tensors as the server holds them: adapters merged, the head written out although it may be tied here. Or
+        the adapters alone, where the server takes such."""
+        if self.publishes_adapters:
+            return adapter_tensors(self.model)
         tensors = self._tensors()
         tensors["lm_head.weight"] = self.model.get_output_embeddings().weight.detach().clone()
         return tensors
@@ -96,6 +113,10 @@ class Policy:
             self.model.save_pretrained(folder, safe_serialization=True)
         else:
             save_adapters(self.model, folder)
+
+    def describe_adapters(self, folder: Path) -> None:
+        """Write adapter_config.json, which belongs to the adapters' tensors."""
+        describe_adapters(self.model, folder)
 
     def save_whole(self, folder: Path) -> None:
         """Write a Hugging Face model folder, tied as the original, adapters merged."""

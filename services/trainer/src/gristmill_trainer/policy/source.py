@@ -21,6 +21,8 @@ class ModelSource:
     served_weights: Path | None
     """Folder that the server loaded, to compare shapes with; None when only the server knows."""
     max_model_len: int
+    lora_rank: int = 0
+    """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
@@ -42,7 +44,12 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
                 f"set MODEL={model_name} in .env and restart the model server, or leave model_name out"
             )
         return ModelSource(
-            manifest.weights_path, manifest.tokenizer_path, served_name, Path(manifest.serve_path), longest
+            manifest.weights_path,
+            manifest.tokenizer_path,
+            served_name,
+            Path(manifest.serve_path),
+            longest,
+            manifest.lora_rank,
         )
     if model_name is None:
         raise ModelError(
@@ -55,3 +62,14 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
             f"start it with MODEL={model_name} (in .env), or train --model_name {served_name}"
         )
     return ModelSource(model_name, model_name, served_name, None, longest)
+
+
+def check_publishable(lora_rank: int, source: ModelSource) -> None:
+    """Whether the server takes what this training makes. Raises ModelError."""
+    highest = source.lora_rank
+    if highest and not 1 <= lora_rank <= highest:
+        raise ModelError(
+            f"the model server takes LoRA adapters of rank 1 to {highest}, and lora_rank is {lora_rank}; set lora_rank "
+            f"to {highest} or less in the trainer's settings, or start the model server with "
+            f"LORA_RANK={lora_rank or ''} (in .env)"
+        )

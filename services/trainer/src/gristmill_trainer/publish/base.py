@@ -10,7 +10,8 @@ import torch
 from gristmill import PolicyVersion
 
 Tensors = Mapping[str, torch.Tensor]
-"""Every tensor under the name and with the shape that the server holds it by, its head written out."""
+"""Every tensor under the name and with the shape that the server holds it by, its head written out; or those of an
+adapter, under the names of peft's files."""
 
 
 class WeightPublisher(Protocol):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.base import Tensors
 from gristmill_trainer.publish.target import LoadTarget
 
@@ -18,16 +20,25 @@ KEPT = 2
 
 
 class FilesystemPublisher:
-    """Writes `folder`/<version>/model.safetensors and has `target` load it while it serves."""
+    """Writes `folder`/<version>/model.safetensors, or the files of an adapter, and has `target` load it while it
+    serves."""
 
-    def __init__(self, target: LoadTarget, folder: Path, served_weights: Path | None) -> None:
-        """`served_weights`: the folder that the server first loaded; publications are checked against its shapes."""
+    def __init__(
+        self,
+        target: LoadTarget,
+        folder: Path,
+        served_weights: Path | None,
+        describe_adapters: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`served_weights`: the folder that the server first loaded; publications are checked against its shapes.
+        `describe_adapters`, for tensors that are an adapter's: writes its adapter_config.json into a folder."""
         self._target = target
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         for partial in self._folder.glob(".*.partial"):  # A kill leaves it, and its name never comes again.
             shutil.rmtree(partial)
-        self._expected = None if served_weights is None else _shapes(served_weights)
+        self._describe_adapters = describe_adapters
+        self._expected = None if served_weights is None or describe_adapters is not None else _shapes(served_weights)
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         path = self._write(tensors, version)
@@ -47,7 +58,9 @@ class FilesystemPublisher:
         for leftover in (temporary, target):
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
-        file = temporary / "model.safetensors"
+        if self._describe_adapters is not None:
+            self._describe_adapters(temporary)
+        file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
             file,

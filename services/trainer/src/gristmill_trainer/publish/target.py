@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy.lora import ADAPTER_CONFIG
 from gristmill_trainer.publish.server import LOAD_TIMEOUT, ModelServer
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +92,10 @@ class OneServer:
 
     def _swap(self, path: Path, version: PolicyVersion) -> None:
         call = self.server.call
-        load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        if (path / ADAPTER_CONFIG).is_file():
+            load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
+        else:
+            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
         # Also the blocks of requests that stand still: they are computed anew from the new weights.
         reset = call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"}).json()

@@ -1,0 +1,157 @@
+"""A model server that takes LoRA adapters: it follows them, and a run trains by them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tests.support.stack import MODELS_DIR, ROOT, Output, Vllm, start_api, start_redis, start_vllm
+from transformers import AutoModelForCausalLM
+
+from gristmill import Manifest, PolicyVersion
+from gristmill.metrics import read_jsonl
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy import Lora, ModelSource, Policy, check_publishable
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+from gristmill_trainer.publish.token import publish_token
+from local_processes import LocalStack, free_port
+
+RANK = 4
+PROMPT = [40 + place % 20 for place in range(300)]
+"""Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
+SAMPLING = {"max_tokens": 12, "temperature": 0.8, "logprobs": 0, "seed": 1, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """The model service with `tiny` for adapters. Its manifest is its own; `vllm` has built the model."""
+    output = Output()
+    folder = tmp_path_factory.mktemp("lora")
+    models = folder / "models"
+    for built in MODELS_DIR.glob("tiny-*"):
+        shutil.copytree(built, models / built.name, copy_function=os.link)
+    (folder / "weights").mkdir()
+    with LocalStack(output.add) as stack:
+        port = free_port()
+        start_vllm(stack, folder / "weights", port, models_dir=models, lora_rank=RANK)
+        yield Vllm(f"http://127.0.0.1:{port}", folder / "weights", models, output)
+
+
+def _source(server: Vllm) -> ModelSource:
+    manifest = Manifest.read(server.models_dir)
+    assert manifest.lora_rank == 8, "vLLM's next larger one"
+    path = Path(manifest.serve_path)
+    return ModelSource(manifest.weights_path, manifest.tokenizer_path, manifest.name, path, 512, manifest.lora_rank)
+
+
+def _generated(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """A completion's tokens and the server's log-probabilities of them, asked for by the model's name."""
+    body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": SAMPLING}
+    choice = httpx.post(f"{server.url}/inference/v1/generate", json=body, timeout=60).json()["choices"][0]
+    return choice["token_ids"], np.array([entry["logprob"] for entry in choice["logprobs"]["content"]])
+
+
+def _generated_for_atropos(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """The same by the endpoint that names no model."""
+    body = {"prompt": {"prompt_token_ids": PROMPT}, **SAMPLING}
+    entries = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["logprobs"][0]
+    pairs = [pair for (entry,) in entries for pair in entry.items()]
+    return [int(token) for token, _ in pairs], np.array([logprob for _, logprob in pairs])
+
+
+def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    tokens = torch.tensor([PROMPT + completion])
+    with torch.no_grad():
+        logits = policy.model(input_ids=tokens).logits[0].double() / 0.8
+    logprobs = torch.log_softmax(logits, dim=-1)
+    values = [float(logprobs[len(PROMPT) + i - 1, token]) for i, token in enumerate(completion)]
+    return np.array(values)
+
+
+def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
+    policy = Policy(_source(server), "cpu", lora=Lora(RANK, 8.0))
+    completion, before = _generated(server)
+    assert np.abs(_computed(policy, completion) - before).max() < 1e-4, "the first adapter changes something"
+
+    target = OneServer(ModelServer(server.url, publish_token(server.weights_dir), patience=30))
+    folder = server.weights_dir / "followed"
+    publisher = FilesystemPublisher(target, folder, policy.source.served_weights, policy.describe_adapters)
+    torch.manual_seed(0)
+    kinds = sorted({name.split(".lora_")[0].rpartition(".")[2] for name, _ in _adapters(policy)})
+    assert len(kinds) == 7, kinds
+    for step, kind in enumerate(kinds):
+        with torch.no_grad():
+            for name, parameter in _adapters(policy):
+                if f".{kind}.lora_" in name:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        completion, before = _generated(server)
+        assert np.abs(_computed(policy, completion) - before).max() > 0.005, f"{kind}: too small a change to see"
+        publisher.publish(policy.served_tensors(), PolicyVersion(1, step))
+        for ask in (_generated, _generated_for_atropos):
+            completion, after = ask(server)
+            difference = np.abs(_computed(policy, completion) - after).max()
+            assert difference < 0.001, f"{kind}, {ask.__name__}: log-probabilities are {difference} apart"
+    assert httpx.get(f"{server.url}/weight_info").json()["weight_version"] == "1.6"
+    assert sorted(path.name for path in folder.iterdir()) == ["1.5", "1.6"]
+    whole = sum(path.stat().st_size for path in Path(policy.source.weights).glob("*.safetensors"))
+    assert sum(path.stat().st_size for path in (folder / "1.6").iterdir()) < whole / 10
+
+
+def test_a_run_trains_by_adapters_and_its_model_is_whole(server: Vllm, tmp_path: Path) -> None:
+    """With the environment a step ahead: adapters come while completions are under way."""
+    settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    settings["dataset"]["dataset_path"] = str(ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl")
+    lora = {"lora_rank": RANK, "lora_alpha": 16, "training_steps": 8, "max_staleness": 1, "checkpoint_interval": 4}
+    settings["trainer"] |= lora
+    (tmp_path / "adapters.yaml").write_text(yaml.safe_dump(settings))
+    output = Output()
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        places = {
+            "GRISTMILL_API_URL": f"http://127.0.0.1:{api_port}",
+            "GRISTMILL_MODEL_URL": server.url,
+            "GRISTMILL_CONFIG_DIR": str(tmp_path),
+            "GRISTMILL_MODELS_DIR": str(server.models_dir),
+            "GRISTMILL_WEIGHTS_DIR": str(server.weights_dir),
+            "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
+        }
+        trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
+        serve = [sys.executable, "-m", "gristmill_env", "serve", "--config", "adapters"]
+        env = stack.start("env", serve, places)
+        stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=180)
+        stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
+    rows = read_jsonl(tmp_path / "runs" / "adapters" / "metrics.jsonl")
+    assert len(rows) == 8
+    assert min(row["grad_norm"] for row in rows) > 0
+    fresh = [row for row in rows if row["staleness_mean"] == 0]
+    assert fresh
+    assert max(row["rollout_logprob_diff_max"] for row in fresh) < 1e-3
+    assert max(row["rollout_logprob_diff_max"] for row in rows) < 1.0
+    (last,) = (server.weights_dir / "adapters").glob("1.8")
+    assert load_file(last / "adapter_model.safetensors").keys()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "adapters" / "model")
+    assert not [name for name in model.state_dict() if "lora" in name]
+
+
+def test_a_server_of_adapters_takes_nothing_else(server: Vllm) -> None:
+    source = _source(server)
+    check_publishable(8, source)
+    with pytest.raises(ModelError, match=r"adapters of rank 1 to 8, and lora_rank is 0; set lora_rank to 8 or less"):
+        check_publishable(0, source)
+    with pytest.raises(ModelError, match=r"lora_rank is 9.*LORA_RANK=9 \(in \.env\)"):
+        check_publishable(9, source)
+
+
+def _adapters(policy: Policy) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in policy.model.named_parameters() if ".lora_" in name]

@@ -1,0 +1,101 @@
+"""A server for LoRA adapters: how vLLM is started, the first adapter, and who is led through it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.unit.model.models import save_random
+from transformers import AutoModelForCausalLM
+
+from gristmill_model.__main__ import describe
+from gristmill_model.adapters import first_adapter
+from gristmill_model.errors import ModelError
+from gristmill_model.resolve import resolve
+from gristmill_model.server import arguments
+from gristmill_model.settings import Settings
+from gristmill_model.through_adapter import ThroughAdapter
+
+
+def _settings(tmp_path: Path, **environ: str) -> Settings:
+    folders = {"GRISTMILL_MODELS_DIR": str(tmp_path / "models"), "GRISTMILL_WEIGHTS_DIR": str(tmp_path / "weights")}
+    return Settings.read({**folders, **environ}, cuda_available=False)
+
+
+def test_vllm_is_started_for_one_adapter_at_most_that_large(tmp_path: Path) -> None:
+    chosen = _settings(tmp_path, MODEL=str(save_random(tmp_path / "model", tied=True)), LORA_RANK="12")
+    resolved = resolve(chosen.model, chosen.models_dir)
+    manifest = describe(resolved, chosen)
+    assert manifest.lora_rank == 16
+    folder = first_adapter(resolved.weights_path, chosen.models_dir)
+    command = arguments(chosen, manifest, folder)
+    options = dict(itertools.pairwise(command))
+    assert (options["--max-lora-rank"], options["--max-loras"]) == ("16", "1")
+    assert json.loads(options["--lora-modules"]) == {"name": "lora", "path": str(folder)}
+    layers = [command[place + 1] for place, text in enumerate(command) if text == "--middleware"]
+    # From the inside out: what /generate asks of /v1/completions goes through the adapter too.
+    names = [layer.rpartition(".")[2] for layer in layers]
+    assert names == ["ThroughAdapter", "AtroposGenerate", "DeveloperGate"]
+    assert "--enable-lora" not in arguments(chosen, manifest)
+
+
+@pytest.mark.parametrize("rank", ["many", "-1", "513", "1.5"])
+def test_a_rank_that_vllm_does_not_take(tmp_path: Path, rank: str) -> None:
+    with pytest.raises(ModelError, match=f"LORA_RANK='{rank}' is no rank; vLLM takes adapters of rank 1 to 512"):
+        _settings(tmp_path, LORA_RANK=rank)
+
+
+def test_no_rank_is_none(tmp_path: Path) -> None:
+    assert _settings(tmp_path, LORA_RANK="").lora_rank == _settings(tmp_path).lora_rank == 0
+
+
+def test_the_first_adapter_is_of_zeros_and_peft_reads_it(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = save_random(tmp_path / "model", tied=True)
+    folder = first_adapter(model, tmp_path / "models")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert len(tensors) == 2 * 7  # of one layer's seven matrices; the head has none
+    assert not any(tensor.any() for tensor in tensors.values())
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(folder))
+    assert {name.replace(".default", "") for name in adapted.state_dict() if ".lora_" in name} == tensors.keys()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "served"}])
+def test_the_model_means_its_adapter(path: str, named: dict[str, Any]) -> None:
+    scope, body = _passed_on(path, json.dumps({"token_ids": [1, 2], **named}).encode())
+    assert json.loads(body) == {"token_ids": [1, 2], "model": "lora"}
+    assert dict(scope["headers"])[b"content-length"] == str(len(body)).encode()
+
+
+@pytest.mark.parametrize("body", [b'{"model": "another"}', b"[1]", b"no json", b""])
+def test_what_means_no_model_of_ours_is_passed_on_as_it_is(body: bytes) -> None:
+    assert _passed_on("/v1/completions", body)[1] == body
+
+
+def test_other_paths_are_left_alone() -> None:
+    assert _passed_on("/tokenize", b'{"model": "served"}')[1] == b'{"model": "served"}'
+
+
+def _passed_on(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Scope and body that the application gets."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend((scope, (await receive())["body"]))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"1")]}
+    asyncio.run(ThroughAdapter(app, "served")(scope, receive, send))
+    return dict(seen[0]), seen[1]
