@@ -81,7 +81,7 @@ class Ours:
                 "lora_rank": setting.shape.lora_rank,
             }
         )
-        source = ModelSource(setting.folder, setting.folder, setting.shape.name, None, max(2, load.tokens))
+        source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens))
         self._learner = build_crew(LearnerPlan(source, None, settings, None), World()).learner
         self._samples = samples(batch)
         self._steps = 0

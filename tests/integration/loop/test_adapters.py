@@ -50,7 +50,7 @@ def _source(server: Vllm) -> ModelSource:
     manifest = Manifest.read(server.models_dir)
     assert manifest.lora_rank == 8, "vLLM's next larger one"
     path = Path(manifest.serve_path)
-    return ModelSource(manifest.weights_path, manifest.tokenizer_path, manifest.name, path, 512, manifest.lora_rank)
+    return ModelSource(manifest.weights_path, manifest.tokenizer_path, path, 512, manifest.lora_rank)
 
 
 def _generated(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:

@@ -51,7 +51,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     """What the containers' end-to-end test asserts of `docker compose up`, of `make local`."""
     server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
-    untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, source.name, None, 512), "cpu")
+    untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, None, 512), "cpu")
     FilesystemPublisher(OneServer(server), vllm.weights_dir / "untrained", None).publish(
         untrained.served_tensors(), PolicyVersion(1, 0)
     )

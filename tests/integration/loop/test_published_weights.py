@@ -29,7 +29,7 @@ def _kinds(policy: Policy) -> list[str]:
 @pytest.fixture
 def policy(vllm: Vllm) -> Policy:
     manifest = Manifest.read(vllm.models_dir)
-    return Policy(ModelSource(manifest.weights_path, manifest.tokenizer_path, manifest.name, None, 512), "cpu")
+    return Policy(ModelSource(manifest.weights_path, manifest.tokenizer_path, None, 512), "cpu")
 
 
 @pytest.fixture

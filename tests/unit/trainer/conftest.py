@@ -31,7 +31,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def policy(model_dir: Path) -> Policy:
-    source = ModelSource(str(model_dir), str(model_dir), "random", None, 512)
+    source = ModelSource(str(model_dir), str(model_dir), None, 512)
     return Policy(source, "cpu")
 
 

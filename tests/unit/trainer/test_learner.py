@@ -18,7 +18,7 @@ from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.observed import measure
 from gristmill_trainer.optimizer import build_optimizer, build_schedule, learning_rate_factor
-from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
 
 Build = Callable[..., Learner]
@@ -32,8 +32,9 @@ def build(model_dir: Path) -> Build:
         """`plain`: plain steps along the gradient, which hide nothing of it. Adam's hide its size."""
         defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
         chosen = TrainerSettings(**(defaults | settings))
-        source = ModelSource(str(model_dir), str(model_dir), "random", None, 512)
-        policy = Policy(source, "cpu", packing=chosen.packing, checkpointing=chosen.gradient_checkpointing)
+        source = ModelSource(str(model_dir), str(model_dir), None, 512)
+        lora = Lora(chosen.lora_rank, chosen.lora_alpha) if chosen.lora_rank else None
+        policy = Policy(source, "cpu", packing=chosen.packing, checkpointing=chosen.gradient_checkpointing, lora=lora)
         parameters = policy.trained_parameters()
         optimizer = torch.optim.SGD(parameters, lr=1.0) if plain else build_optimizer(chosen, parameters)
         schedule = build_schedule(optimizer, chosen, chosen.training_steps)
@@ -344,6 +345,21 @@ def test_the_reference_model_speaks_where_groups_do_not(build: Build) -> None:
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
     assert found.seen.ref_logprobs == pytest.approx(wanted.seen.ref_logprobs, abs=1e-6)
     assert wanted.loss > build().step(samples, 1).loss + 1e-3
+
+
+def test_with_lora_the_reference_is_the_policy_without_its_adapters(build: Build) -> None:
+    samples = make_samples()
+    model = build().policy
+    torch.manual_seed(0)
+    without = build(lora_rank=2, kl_beta=1.0)
+    torch.manual_seed(0)
+    beside = build(lora_rank=2, kl_beta=1.0, reference=model)
+    for step in range(1, 4):
+        free, loaded = without.step(samples, step), beside.step(samples, step)
+        assert free.loss == pytest.approx(loaded.loss, abs=1e-6)
+        assert free.grad_norm == pytest.approx(loaded.grad_norm, rel=1e-5)
+    assert measure(free.seen).kl_ref == pytest.approx(measure(loaded.seen).kl_ref, abs=1e-6)
+    assert abs(free.seen.logprobs - free.seen.ref_logprobs).max() > 1e-3, "the adapters have not moved"
 
 
 def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(build: Build) -> None:

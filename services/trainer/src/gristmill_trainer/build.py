@@ -53,7 +53,7 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
     )
     if plan.weights is not None and settings.lora_rank:
         _compare_alpha(Path(plan.weights), settings.lora_alpha)
-    reference = _reference(plan) if settings.kl_beta > 0 else None
+    reference = _reference(plan)
     if world.size > 1:
         shard(policy, world)
     optimizer = build_optimizer(settings, policy.trained_parameters())
@@ -83,9 +83,12 @@ def _compare_alpha(folder: Path, asked: float) -> None:
         )
 
 
-def _reference(plan: LearnerPlan) -> Policy:
-    """The reference model, whole on every rank; it is never trained."""
+def _reference(plan: LearnerPlan) -> Policy | None:
+    """The reference model, whole on every rank; it is never trained. None without a KL penalty, and where it is the
+    model that LoRA adapters began on."""
     named = plan.settings.ref_model
+    if plan.settings.kl_beta == 0 or (plan.settings.lora_rank and named is None):
+        return None
     source = plan.source if named is None else replace(plan.source, weights=named)
     reference = Policy(source, plan.settings.device, packing=plan.settings.packing)
     reference.model.requires_grad_(False)

@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +80,7 @@ class Learner:
         world: World | None = None,
     ) -> None:
         """`max_completion_length`: what dr_grpo divides by. `reference`: for the KL penalty, where samples bring no
-        log-probabilities of it."""
+        log-probabilities of it; not needed with LoRA, where it is the policy without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -239,8 +240,8 @@ class Learner:
     def _with_reference(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         if not self.objective.wants_reference or all(sample.ref_logprobs is not None for sample in samples):
             return samples
-        assert self._reference is not None, "a KL penalty needs a reference model"
-        found = self.logprobs(samples, self._reference)
+        with nullcontext() if self._reference is not None else self.policy.without_adapters():
+            found = self.logprobs(samples, self._reference)
         return [
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, found, strict=True)

@@ -161,7 +161,7 @@ def test_the_others_end_with_rank_0_and_say_why(how: str, model_dir: Path, tmp_p
     [({"lora_rank": 4}, "LoRA trains in one process"), ({"optimizer": "adamw_8bit"}, "adamw_8bit trains in one")],
 )
 def test_what_trains_in_one_process_only_is_refused(setting: dict[str, Any], said: str, tmp_path: Path) -> None:
-    nowhere = ModelSource(str(tmp_path / "none"), "none", "none", None, 512)
+    nowhere = ModelSource(str(tmp_path / "none"), "none", None, 512)
     plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
     for rank in range(2):
         with pytest.raises(TrainerError, match=said):

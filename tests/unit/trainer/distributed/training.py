@@ -59,7 +59,7 @@ class Job:
 
     @property
     def plan(self) -> LearnerPlan:
-        source = ModelSource(str(self.model), str(self.model), "random", None, 512)
+        source = ModelSource(str(self.model), str(self.model), None, 512)
         weights = None if self.resume is None else str(self.resume)
         return LearnerPlan(source, weights, TrainerSettings(**SETTINGS[self.settings]), None)
 

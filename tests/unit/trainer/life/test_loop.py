@@ -99,7 +99,7 @@ def _all_unknown(group: TrajectoryGroup) -> TrajectoryGroup:
 
 @pytest.fixture
 def source(model_dir: Path) -> ModelSource:
-    return ModelSource(str(model_dir), str(model_dir), "random", None, 512)
+    return ModelSource(str(model_dir), str(model_dir), None, 512)
 
 
 def test_the_bound_on_skipped_steps_holds_over_restarts(source: ModelSource, tmp_path: Path) -> None:

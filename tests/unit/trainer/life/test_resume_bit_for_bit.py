@@ -31,7 +31,7 @@ def run(folder: Path, model: str, last: int) -> None:
     store = CheckpointStore(folder, kept=5)
     resumption = find_resumption(store, "auto")
     weights = None if resumption is None else str(resumption.checkpoint.path)
-    training = start_training(ModelSource(model, model, "random", None, 512), weights)
+    training = start_training(ModelSource(model, model, None, 512), weights)
     first = 0
     if resumption is not None:
         store.restore(resumption.checkpoint, training.learner)

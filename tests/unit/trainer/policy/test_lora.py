@@ -24,7 +24,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSource:
     tiny(tied=request.param).save_pretrained(folder)
     tokenizer: Any = PreTrainedTokenizerFast
     tokenizer(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(folder)
-    return ModelSource(folder, folder, "random", None, 512)
+    return ModelSource(folder, folder, None, 512)
 
 
 def batch() -> MicroBatch:
@@ -71,7 +71,7 @@ def test_served_tensors_are_the_trained_function_and_leave_the_live_weights(sour
 def test_an_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None:
     policy = trained(source)
     policy.save_whole(tmp_path / "export")
-    exported = Policy(ModelSource(str(tmp_path / "export"), "", "random", None, 512), "cpu", packing=True)
+    exported = Policy(ModelSource(str(tmp_path / "export"), "", None, 512), "cpu", packing=True)
     torch.testing.assert_close(exported.scorer(batch()).logprobs, policy.scorer(batch()).logprobs, rtol=1e-4, atol=1e-4)
     assert exported.model.config.tie_word_embeddings == policy.model.config.tie_word_embeddings
     assert "gristmill" not in (tmp_path / "export" / "config.json").read_text()

@@ -9,6 +9,8 @@ where it was started for them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,21 @@ def attach(model: Any, lora: Lora) -> None:
         base_model_name_or_path=model.config.name_or_path,
     )
     inject_adapter_in_model(config, model)
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """Within it, the model computes what it did before `attach`. No backward pass may go through."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def merged_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from gristmill_trainer.policy.lora import (
     load_adapters,
     merged_tensors,
     save_adapters,
+    without_adapters,
 )
 from gristmill_trainer.policy.source import ModelSource
 
@@ -96,6 +97,11 @@ class Policy:
         if self.device.type == "cuda":
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Within it, this is the model that its adapters began on: the reference of a KL penalty, for no memory."""
+        assert self.lora is not None, "a KL penalty needs a reference model"
+        return without_adapters(self.model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors as the server holds them: adapters merged, the head written out although it may be tied here. Or

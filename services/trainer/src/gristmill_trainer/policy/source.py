@@ -17,7 +17,6 @@ class ModelSource:
     weights: str
     """Folder or hub id of the original model, its head tied if it was."""
     tokenizer: str
-    served_name: str
     served_weights: Path | None
     """Folder that the server loaded, to compare shapes with; None when only the server knows."""
     max_model_len: int
@@ -27,7 +26,7 @@ class ModelSource:
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
         """A hub id or a folder that nobody serves."""
-        return cls(model, model, model, None, max_model_len)
+        return cls(model, model, None, max_model_len)
 
 
 def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:
@@ -43,14 +42,8 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
                 f"model_name is '{model_name}', but the model server runs '{served_name}'; "
                 f"set MODEL={model_name} in .env and restart the model server, or leave model_name out"
             )
-        return ModelSource(
-            manifest.weights_path,
-            manifest.tokenizer_path,
-            served_name,
-            Path(manifest.serve_path),
-            longest,
-            manifest.lora_rank,
-        )
+        serve_path = Path(manifest.serve_path)
+        return ModelSource(manifest.weights_path, manifest.tokenizer_path, serve_path, longest, manifest.lora_rank)
     if model_name is None:
         raise ModelError(
             f"the model server runs '{served_name}' and no manifest of it is here; "
@@ -61,7 +54,7 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
             f"model_name is '{model_name}', but the model server runs '{served_name}'; "
             f"start it with MODEL={model_name} (in .env), or train --model_name {served_name}"
         )
-    return ModelSource(model_name, model_name, served_name, None, longest)
+    return ModelSource(model_name, model_name, None, longest)
 
 
 def check_publishable(lora_rank: int, source: ModelSource) -> None:
