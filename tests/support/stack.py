@@ -100,6 +100,17 @@ class Vllm:
     models_dir: Path
     output: Output
 
+    def environ(self, api_url: str, runs_dir: Path, config_dir: Path = ROOT / "configs") -> dict[str, str]:
+        """Of an environment or a trainer beside this server."""
+        return {
+            "GRISTMILL_API_URL": api_url,
+            "GRISTMILL_MODEL_URL": self.url,
+            "GRISTMILL_CONFIG_DIR": str(config_dir),
+            "GRISTMILL_MODELS_DIR": str(self.models_dir),
+            "GRISTMILL_WEIGHTS_DIR": str(self.weights_dir),
+            "GRISTMILL_RUNS_DIR": str(runs_dir),
+        }
+
 
 @dataclass(frozen=True)
 class ApiServer:

@@ -118,14 +118,7 @@ def test_a_run_trains_by_adapters_and_its_model_is_whole(server: Vllm, tmp_path:
         redis_port, api_port = free_port(), free_port()
         start_redis(stack, tmp_path / "redis", redis_port)
         start_api(stack, redis_port, api_port)
-        places = {
-            "GRISTMILL_API_URL": f"http://127.0.0.1:{api_port}",
-            "GRISTMILL_MODEL_URL": server.url,
-            "GRISTMILL_CONFIG_DIR": str(tmp_path),
-            "GRISTMILL_MODELS_DIR": str(server.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(server.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
-        }
+        places = server.environ(f"http://127.0.0.1:{api_port}", tmp_path / "runs", tmp_path)
         trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
         serve = [sys.executable, "-m", "gristmill_env", "serve", "--config", "adapters"]
         env = stack.start("env", serve, places)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.support.groups import make_group
-from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.metrics import read_jsonl
@@ -52,14 +52,7 @@ def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
         api_url = f"http://127.0.0.1:{api_port}"
         with SyncClient(api_url) as api:
             api.create_run("bad", {"trainer": {}, "dataset": {"max_tokens": 64}}, group_size=2)
-            places = {
-                "GRISTMILL_API_URL": api_url,
-                "GRISTMILL_MODEL_URL": vllm.url,
-                "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
-                "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
-                "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
-                "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
-            }
+            places = vllm.environ(api_url, tmp_path / "runs")
             flags = ["--training_steps", str(STEPS), "--batch_size", str(2 * GROUPS), "--publisher", "none"]
             command = [sys.executable, "-m", "gristmill_trainer", *flags, "--learning_rate", "1e-4"]
             trainer = stack.start("trainer", command, places)

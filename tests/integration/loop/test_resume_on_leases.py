@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.groups import make_group
-from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
 from gristmill.metrics import read_jsonl
@@ -38,14 +38,7 @@ def _train(vllm: Vllm, folder: Path, *, kill: bool) -> dict[str, Any]:
         start_redis(stack, folder / "redis", redis_port)
         start_api(stack, redis_port, api_port)
         api_url = f"http://127.0.0.1:{api_port}"
-        places = {
-            "GRISTMILL_API_URL": api_url,
-            "GRISTMILL_MODEL_URL": vllm.url,
-            "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
-            "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(folder / "runs"),
-        }
+        places = vllm.environ(api_url, folder / "runs")
         flags = ["--training_steps", str(STEPS), "--batch_size", str(2 * GROUPS), "--publisher", "none"]
         flags += ["--checkpoint_interval", "2", "--learning_rate", "1e-4"]
         rows = folder / "runs" / "same" / "metrics.jsonl"

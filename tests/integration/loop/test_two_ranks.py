@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+from tests.support.stack import Output, Vllm, start_api, start_redis
 from transformers import AutoModelForCausalLM
 
 from gristmill import SyncClient
@@ -30,14 +30,7 @@ def test_two_processes_train_and_one_goes_on(vllm: Vllm, tmp_path: Path) -> None
         start_redis(stack, tmp_path / "redis", redis_port)
         start_api(stack, redis_port, api_port)
         api_url = f"http://127.0.0.1:{api_port}"
-        places = {
-            "GRISTMILL_API_URL": api_url,
-            "GRISTMILL_MODEL_URL": vllm.url,
-            "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
-            "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
-        }
+        places = vllm.environ(api_url, tmp_path / "runs")
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
         two = stack.start("two", [sys.executable, *TORCHRUN, *TRAINER, "--token_budget", "1500"], places)
         stack.wait_until(two, lambda: rows_file.exists() and len(read_jsonl(rows_file)) >= 3, timeout=180)
@@ -75,14 +68,7 @@ def test_two_processes_finish_a_run(vllm: Vllm, tmp_path: Path) -> None:
         redis_port, api_port = free_port(), free_port()
         start_redis(stack, tmp_path / "redis", redis_port)
         start_api(stack, redis_port, api_port)
-        places = {
-            "GRISTMILL_API_URL": f"http://127.0.0.1:{api_port}",
-            "GRISTMILL_MODEL_URL": vllm.url,
-            "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
-            "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
-        }
+        places = vllm.environ(f"http://127.0.0.1:{api_port}", tmp_path / "runs")
         refused = stack.start("lora", [sys.executable, *TORCHRUN, *TRAINER, "--lora_rank", "4"], places)
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
         stack.wait_until(refused, lambda: refused.exit_code == 1, timeout=120)
