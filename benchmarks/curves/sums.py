@@ -9,7 +9,8 @@ ROWS = 2000
 WHAT = "sums and differences of two numbers with up to two digits"
 TEXT = (
     "Questions and answers are reasoning-gym's `chain_sum` (2 terms, 1 to 2 digits, seed 1), 2000 rows. The reward is "
-    "1 when the completion's last number is right. 8 prompts × 8 completions a step, AdamW at 2e-5, synchronous `dapo`."
+    "1 when the completion's last number is right. 8 prompts × 8 completions a step, synchronous "
+    "`dapo`, AdamW at a rate that falls evenly from 1e-5 to 0."
 )
 _CONFIG = """
 group_size: 8
@@ -28,7 +29,8 @@ trainer:
   training_steps: 60
   batch_size: 16
   gradient_accumulation_steps: 4
-  learning_rate: 2.0e-5
+  learning_rate: 1.0e-5
+  lr_schedule: linear
   checkpoint_interval: 20
 """
 
