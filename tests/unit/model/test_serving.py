@@ -64,6 +64,7 @@ def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: P
     assert told["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert told["VLLM_SERVER_DEV_MODE"] == "1"
     assert told["TORCHDYNAMO_DISABLE"] == "1"
+    assert told["OMP_WAIT_POLICY"] == "PASSIVE"
     assert told["GRISTMILL_WEIGHTS_DIR"] == str(tmp_path / "weights")
 
 

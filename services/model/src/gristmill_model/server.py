@@ -76,6 +76,8 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
         # Asking for logprobs would compile a kernel, and a machine without a compiler dies of it.
         told["TORCHDYNAMO_DISABLE"] = "1"
         spared["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; unset, vLLM takes a large part of the machine's memory
+        # OpenMP's threads spin while they wait, on cores that a trainer beside it needs.
+        spared["OMP_WAIT_POLICY"] = "PASSIVE"
     return {**spared, **{key: value for key, value in environ.items() if value}, **told}
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from gristmill_trainer import openmp  # noqa: F401  The first import: see there.
+
+# isort: split
+
 import logging
 import os
 import sys

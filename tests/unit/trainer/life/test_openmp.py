@@ -1,0 +1,19 @@
+"""OpenMP as the trainer's process has it: the library itself tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(("wanted", "sleeps"), [(None, True), ("ACTIVE", False)])
+def test_threads_sleep_while_they_wait_unless_told_otherwise(wanted: str | None, sleeps: bool) -> None:
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environ |= {"OMP_DISPLAY_ENV": "VERBOSE"} | ({} if wanted is None else {"OMP_WAIT_POLICY": wanted})
+    command = [sys.executable, "-c", "import gristmill_trainer.__main__"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
+    assert "GOMP_SPINCOUNT" in done.stderr
+    assert ("GOMP_SPINCOUNT = '0'" in done.stderr) == sleeps
