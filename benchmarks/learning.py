@@ -79,8 +79,8 @@ def _study(options: argparse.Namespace, folder: Path) -> Study:
             for seed in range(options.seeds)
         ]
         text = (
-            "The environment may run that many steps ahead of the trainer; 0 is synchronous. All share two cores, so "
-            "that generating and training at the same time gain little here."
+            "The environment may run that many steps ahead of the trainer; 0 is synchronous. All share the "
+            "machine's cores."
         )
         return Study("tiny", "bound", "Quickstart, staleness", text, _TARGET, cases)
     config = sums.write(folder)

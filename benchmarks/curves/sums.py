@@ -26,12 +26,12 @@ dataset:
   temperature: 1.0
   reward_functions: [{type: accuracy, params: {last_number: true}}]
 trainer:
-  training_steps: 60
+  training_steps: 45
   batch_size: 16
   gradient_accumulation_steps: 4
   learning_rate: 1.0e-5
   lr_schedule: linear
-  checkpoint_interval: 20
+  checkpoint_interval: 15
 """
 
 
