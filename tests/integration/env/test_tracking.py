@@ -24,7 +24,8 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
-    env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
+    # One prompt at a time: an entry is of the prompts that were scored, and these are then those that were submitted.
+    env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset", "--max_num_workers", "1")
     trainer.take()
     groups = trainer.train(until=4)
     trainer.api.finish("sums", trainer.incarnation)
