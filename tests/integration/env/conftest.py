@@ -32,8 +32,10 @@ TRAINER = {
 }
 """With groups of 2: two groups a step."""
 
-RUN = """
-group_size: 2
+GROUP_SIZE = 2
+
+RUN = f"""
+group_size: {GROUP_SIZE}
 max_num_workers: 4
 max_token_length: 64
 ensure_scores_are_not_same: false
@@ -44,8 +46,8 @@ dataset:
   answer_field: answer
   max_tokens: 8
   reward_functions:
-    - {type: length, weight: 0.5, params: {target_tokens: 16}}
-    - {type: format, weight: 0.25}
+    - {{type: length, weight: 0.5, params: {{target_tokens: 16}}}}
+    - {{type: format, weight: 0.25}}
 """
 
 
@@ -86,8 +88,11 @@ class HandTrainer:
         httpx.post(url, json={"new_version": label}, headers=headers, timeout=30).raise_for_status()
 
     def lease(self, wait: float = 60) -> list[TrajectoryGroup]:
-        """The step's two groups."""
-        groups = self.api.lease(self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", 2, wait=wait)
+        """The step's groups."""
+        amount = self.trainer["batch_size"] // GROUP_SIZE
+        groups = self.api.lease(
+            self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", amount, wait=wait
+        )
         assert groups is not None, "no groups came"
         return groups
 

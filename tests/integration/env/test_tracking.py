@@ -24,10 +24,11 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
-    # One prompt at a time: an entry is of the prompts that were scored, and these are then those that were submitted.
-    env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset", "--max_num_workers", "1")
+    env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
+    # A group a step: an entry is of the prompts that were scored, and these are then those that were submitted.
+    trainer.trainer |= {"batch_size": 2, "training_steps": 8}
     trainer.take()
-    groups = trainer.train(until=4)
+    groups = trainer.train(until=8)
     trainer.api.finish("sums", trainer.incarnation)
     env.join()
     run = read_wandb(environments.folder / "runs" / "sums")
