@@ -32,10 +32,8 @@ TRAINER = {
 }
 """With groups of 2: two groups a step."""
 
-GROUP_SIZE = 2
-
-RUN = f"""
-group_size: {GROUP_SIZE}
+RUN = """
+group_size: 2
 max_num_workers: 4
 max_token_length: 64
 ensure_scores_are_not_same: false
@@ -46,8 +44,8 @@ dataset:
   answer_field: answer
   max_tokens: 8
   reward_functions:
-    - {{type: length, weight: 0.5, params: {{target_tokens: 16}}}}
-    - {{type: format, weight: 0.25}}
+    - {type: length, weight: 0.5, params: {target_tokens: 16}}
+    - {type: format, weight: 0.25}
 """
 
 
@@ -60,6 +58,7 @@ class HandTrainer:
     run_id: str
     incarnation: int = 0
     step: int = 0
+    groups_per_step: int = 2
     trainer: dict[str, Any] = field(default_factory=lambda: dict(TRAINER))
 
     def take(self, label: str | None = None) -> None:
@@ -89,7 +88,7 @@ class HandTrainer:
 
     def lease(self, wait: float = 60) -> list[TrajectoryGroup]:
         """The step's groups."""
-        amount = self.trainer["batch_size"] // GROUP_SIZE
+        amount = self.groups_per_step
         groups = self.api.lease(
             self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", amount, wait=wait
         )

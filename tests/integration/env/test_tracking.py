@@ -26,6 +26,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
     env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
     # A group a step: an entry is of the prompts that were scored, and these are then those that were submitted.
+    trainer.groups_per_step = 1
     trainer.trainer |= {"batch_size": 2, "training_steps": 8}
     trainer.take()
     groups = trainer.train(until=8)
