@@ -48,7 +48,7 @@ class PaddedBatch:
     tool_mask: torch.Tensor
     """int64[B, T]: 0 in the holes that the policy did not write."""
     advantages: torch.Tensor
-    """float32[B]."""
+    """float32[B]; on our side float64, too, as all that follow."""
     old: torch.Tensor
     """float32[B, T]: log pi_old; used where the variant says that it is given."""
     rollout: torch.Tensor

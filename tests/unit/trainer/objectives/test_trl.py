@@ -1,14 +1,19 @@
 """Loss and every gradient against TRL's `_compute_loss`, over all variants that both have.
 
-Bounds, in float32: |loss - TRL's| <= 1e-6 x max(1, |loss|); and for every parameter, the norm of the difference of its
-gradient is at most 1e-5 of the norm of the whole gradient. A loss of 10 has digits no finer than 1e-6, and each side's
-log-probabilities are off by some 3e-7 already.
+Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient is at
+most 1e-5 of the norm of the whole gradient. Some batches make more of rounding: a loss of 10 has digits no finer than
+1e-6, and of a gradient that almost cancels, such as that of a KL term near its minimum, little but rounding is left. Of
+the log-probabilities of this model, on either side, half are off by more than 2e-7 and one in a thousand by more than
+2e-6. So where a bound is passed, the difference has to be within what log-probabilities that are off by 2e-6 do to that
+very batch, worked out in float64.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -74,32 +79,37 @@ def make_batch(rng: np.random.Generator, sequences: int, prompt: int, completion
     advantages = torch.from_numpy(rng.normal(0, 1, sequences).astype(np.float32))
     blank = PaddedBatch(**tensors, advantages=advantages, old=near[0], rollout=near[1], ref=near[2])
     with torch.no_grad():
-        own = _forward(_model(model_dir), blank, 1.0)[0]
+        own = _forward(_model(model_dir, torch.float32), blank, 1.0)[0]
     return PaddedBatch(**tensors, advantages=advantages, old=own + near[0], rollout=own + near[1], ref=own + near[2])
 
 
 @cache
-def _model(model_dir: Path) -> Qwen2ForCausalLM:
-    model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(model_dir)
+def _model(model_dir: Path, dtype: torch.dtype) -> Qwen2ForCausalLM:
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(model_dir, dtype=dtype)
     model.train()
     return model
 
 
 def _forward(model: Qwen2ForCausalLM, batch: PaddedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[B, T] log-probabilities and entropies, by a softmax over everything."""
+    """[B, T] log-probabilities and entropies in the model's dtype, by a softmax over everything."""
     tokens = torch.cat([batch.prompts, batch.completions], dim=1)
     attention = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
     first = batch.prompts.shape[1] - 1
-    logits = model(input_ids=tokens, attention_mask=attention).logits[:, first:-1].float() / temperature
+    logits = model(input_ids=tokens, attention_mask=attention).logits[:, first:-1] / temperature
     everything = logits.log_softmax(dim=-1)
     chosen = everything.gather(2, batch.completions[..., None]).squeeze(2)
     return chosen, -(everything.exp() * everything).sum(dim=-1)
 
 
-def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[float, Gradient]:
-    model = _model(model_dir)
+def our_loss(
+    variant: Variant, batch: PaddedBatch, model_dir: Path, nudges: torch.Tensor | float = 0.0
+) -> tuple[float, Gradient]:
+    """In the batch's dtype; `nudges` are added to the policy's log-probabilities."""
+    dtype = batch.advantages.dtype
+    model = _model(model_dir, dtype)
     model.zero_grad()
     logprobs, entropy = _forward(model, batch, variant.temperature)
+    logprobs = logprobs + nudges
     old = batch.old if variant.old_given else logprobs.detach()
     level, how = variant.correction.split("_") if variant.correction != "none" else ("token", "none")
     name = "gspo" if (variant.level, variant.loss_type) == ("sequence", "grpo") else variant.loss_type
@@ -124,7 +134,7 @@ def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
         old_logprobs=old[sequence, column],
         rollout_logprobs=batch.rollout[sequence, column],
         advantages=batch.advantages[sequence],
-        weights=torch.from_numpy(weights).float()[sequence],
+        weights=torch.from_numpy(weights).to(dtype)[sequence],
         sequence=sequence,
         sequences=len(trained),
         entropy=entropy[sequence, column] if objective.wants_entropy_gradient else None,
@@ -139,12 +149,43 @@ def our_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
 def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:
     loss, found = our_loss(variant, batch, model_dir)
     expected_loss, expected = trl_loss(variant, batch, model_dir)
-    assert abs(loss - expected_loss) <= 1e-6 * max(1.0, abs(expected_loss))
+    apart = abs(loss - expected_loss)
+    assert apart <= 1e-6 or apart <= _rounding(variant, batch, model_dir).loss
     assert found.keys() == expected.keys()
-    norm = torch.stack([value.norm() for value in expected.values()]).norm().item()
+    norm = _norm(expected)
     for name in expected:
-        # 1e-8: where terms cancel to nothing, rounding is all that is left.
-        assert (found[name] - expected[name]).norm().item() <= 1e-5 * norm + 1e-8, name
+        apart = (found[name] - expected[name]).norm().item()
+        assert apart <= 1e-5 * norm or apart <= _rounding(variant, batch, model_dir).gradient, name
+
+
+class _Rounding(NamedTuple):
+    loss: float
+    gradient: float
+
+
+def _rounding(variant: Variant, batch: PaddedBatch, model_dir: Path) -> _Rounding:
+    """How far loss and gradient go, in float64, when each log-probability goes up or down by 2e-6: the furthest of
+    some random choices."""
+    exact = _in_float64(batch)
+    loss, here = our_loss(variant, exact, model_dir)
+    here = {name: value.clone() for name, value in here.items()}
+    rng = np.random.default_rng(0)
+    losses, gradients = [], []
+    for _ in range(8):
+        nudges = torch.from_numpy(rng.choice([-2e-6, 2e-6], tuple(batch.completions.shape)))
+        nudged, there = our_loss(variant, exact, model_dir, nudges)
+        losses.append(abs(nudged - loss))
+        gradients.append(_norm({name: there[name] - here[name] for name in here}))
+    return _Rounding(max(losses), max(gradients))
+
+
+def _in_float64(batch: PaddedBatch) -> PaddedBatch:
+    floats = {name: value.double() for name, value in vars(batch).items() if value.is_floating_point()}
+    return replace(batch, **floats)
+
+
+def _norm(of: Gradient) -> float:
+    return float(torch.stack([value.norm() for value in of.values()]).norm())
 
 
 def _check(data: st.DataObject, loss_type: str, level: str, correction: str, model_dir: Path) -> None:
