@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.stack import MODELS_DIR, start_api, start_redis, start_vllm
+from tests.support.stack import MODELS_DIR, environ, start_api, start_redis, start_vllm
 
 from local_processes import LocalStack, free_port
 
@@ -26,15 +26,7 @@ class Parts:
 
     def environ(self) -> dict[str, str]:
         """Where everything is, for an environment or a trainer."""
-        return {
-            "GRISTMILL_API_URL": self.api_url,
-            "GRISTMILL_MODEL_URL": self.model_url,
-            "GRISTMILL_CONFIG_DIR": str(self.folder),
-            "GRISTMILL_MODELS_DIR": str(self.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(self.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(self.folder / "runs"),
-            "GRISTMILL_RUN_ID": "",
-        }
+        return environ(self.api_url, self.model_url, self.folder / "runs", self.folder, self.weights_dir)
 
 
 @contextmanager

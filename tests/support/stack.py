@@ -32,6 +32,21 @@ class Output:
         return "\n".join(text for text in self.lines if text.startswith(f"{name} | "))
 
 
+def environ(
+    api_url: str, model_url: str, runs_dir: Path, config_dir: Path, weights_dir: Path, models_dir: Path = MODELS_DIR
+) -> dict[str, str]:
+    """Where everything is, for an environment or a trainer."""
+    return {
+        "GRISTMILL_API_URL": api_url,
+        "GRISTMILL_MODEL_URL": model_url,
+        "GRISTMILL_CONFIG_DIR": str(config_dir),
+        "GRISTMILL_MODELS_DIR": str(models_dir),
+        "GRISTMILL_WEIGHTS_DIR": str(weights_dir),
+        "GRISTMILL_RUNS_DIR": str(runs_dir),
+        "GRISTMILL_RUN_ID": "",
+    }
+
+
 def start_redis(stack: LocalStack, folder: Path, port: int) -> Service:
     folder.mkdir(parents=True, exist_ok=True)
     redis = stack.start("redis", redis_command(port, folder))
@@ -102,14 +117,7 @@ class Vllm:
 
     def environ(self, api_url: str, runs_dir: Path, config_dir: Path = ROOT / "configs") -> dict[str, str]:
         """Of an environment or a trainer beside this server."""
-        return {
-            "GRISTMILL_API_URL": api_url,
-            "GRISTMILL_MODEL_URL": self.url,
-            "GRISTMILL_CONFIG_DIR": str(config_dir),
-            "GRISTMILL_MODELS_DIR": str(self.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(self.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(runs_dir),
-        }
+        return environ(api_url, self.url, runs_dir, config_dir, self.weights_dir, self.models_dir)
 
 
 @dataclass(frozen=True)

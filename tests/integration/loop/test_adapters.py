@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
-from gristmill_trainer.errors import ModelError
-from gristmill_trainer.policy import Lora, ModelSource, Policy, check_publishable
+from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
 from gristmill_trainer.publish.token import publish_token
 from local_processes import LocalStack, free_port
@@ -135,15 +134,6 @@ def test_a_run_trains_by_adapters_and_its_model_is_whole(server: Vllm, tmp_path:
     assert load_file(last / "adapter_model.safetensors").keys()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "adapters" / "model")
     assert not [name for name in model.state_dict() if "lora" in name]
-
-
-def test_a_server_of_adapters_takes_nothing_else(server: Vllm) -> None:
-    source = _source(server)
-    check_publishable(8, source)
-    with pytest.raises(ModelError, match=r"adapters of rank 1 to 8, and lora_rank is 0; set lora_rank to 8 or less"):
-        check_publishable(0, source)
-    with pytest.raises(ModelError, match=r"lora_rank is 9.*LORA_RANK=9 \(in \.env\)"):
-        check_publishable(9, source)
 
 
 def _adapters(policy: Policy) -> list[tuple[str, torch.nn.Parameter]]:

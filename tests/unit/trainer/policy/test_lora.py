@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gristmill_trainer.data.tensors import MicroBatch
 from gristmill_trainer.errors import ModelError
-from gristmill_trainer.policy import Lora, ModelSource, Policy
+from gristmill_trainer.policy import Lora, ModelSource, Policy, check_publishable
 
 LORA = Lora(rank=3, alpha=7.0)
 
@@ -108,3 +109,24 @@ def test_a_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: 
         Policy(source, "cpu", str(tmp_path / "saved"), lora=Lora(4, 7.0))
     with pytest.raises(ModelError, match="holds a whole model, but lora_rank is 3"):
         Policy(source, "cpu", source.weights, lora=LORA)
+
+
+def test_a_server_of_adapters_takes_nothing_else(source: ModelSource) -> None:
+    served = replace(source, lora_rank=8)
+    check_publishable(8, served)
+    with pytest.raises(ModelError, match=r"adapters of rank 1 to 8, and lora_rank is 0; set lora_rank to 8 or less"):
+        check_publishable(0, served)
+    with pytest.raises(ModelError, match=r"lora_rank is 9.*LORA_RANK=9 \(in \.env\)"):
+        check_publishable(9, served)
+
+
+def test_a_server_of_whole_weights_takes_any_rank(source: ModelSource) -> None:
+    for rank in (0, 8):
+        check_publishable(rank, source)
+
+
+def test_a_server_of_adapters_gets_them_alone(source: ModelSource) -> None:
+    policy = trained(replace(source, lora_rank=8))
+    tensors = policy.served_tensors()
+    assert len(tensors) == len(policy.trained_parameters())
+    assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in tensors)
