@@ -12,6 +12,7 @@ from gristmill import RunRecord
 from gristmill_api.store import Amount, Store, Submission, keys
 
 RUN = "run-1"
+PREFIX = keys.prefix(RUN)
 
 
 def trainer(steps: int = 10, staleness: int = 0, groups: int = 4, **more: Any) -> dict[str, Any]:
@@ -59,16 +60,31 @@ class Bench:
             assert await self.submit(holder, group_id)
         return ids
 
+    async def send(self, *kinds: tuple[str, int, int], holder: str = "env-1") -> list[str]:
+        """Groups of (environment, tokens, step), in order."""
+        ids = await self.ask(holder, len(kinds))
+        assert len(ids) == len(kinds)
+        for group_id, (env_id, tokens, step) in zip(ids, kinds, strict=True):
+            await self.store.submit(RUN, holder, submission(group_id, env_id=env_id, tokens=tokens, step=step))
+        return ids
+
     async def lease(self, incarnation: int, batch_id: str, groups: int) -> list[str] | None:
         batch = await self.store.lease(RUN, incarnation, batch_id, Amount("groups", groups))
         return [leased.group_id for leased in batch.groups] or None
 
     async def expire_permits(self, *group_ids: str) -> None:
         """The named permits' time is over, as if their TTL had passed."""
-        assert await self.redis.zadd(keys.prefix(RUN) + "permits", dict.fromkeys(group_ids, 1), xx=True, ch=True)
+        assert await self.redis.zadd(PREFIX + "permits", dict.fromkeys(group_ids, 1), xx=True, ch=True)
 
     async def expire_lease(self, batch_id: str) -> None:
-        assert await self.redis.zadd(keys.prefix(RUN) + "leases", {batch_id: 1}, xx=True, ch=True)
+        assert await self.redis.zadd(PREFIX + "leases", {batch_id: 1}, xx=True, ch=True)
+
+    async def give_up(self, incarnation: int, *, groups: int = 1) -> None:
+        """Let the first groups run out of 3 attempts."""
+        for attempt in range(3):
+            await self.lease(incarnation, f"give_up{attempt}", groups)
+            await self.expire_lease(f"give_up{attempt}")
+        await self.lease(incarnation, "find", 1000)
 
     async def whereabouts(self) -> dict[str, list[str]]:
         """Group ids by state; only the states that hold any."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.bench import RUN, Bench
+from tests.integration.api.bench import PREFIX, RUN, Bench, submission
 
 from gristmill_api.errors import Refused
-from gristmill_api.store import Amount
+from gristmill_api.settings import Limits
+from gristmill_api.store import Amount, Store
 
 
 async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None:
@@ -123,3 +124,94 @@ async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns
     assert (status.dead, status.accepted, status.bytes) == (1, 3, 400)
     assert (await bench.store.ack(RUN, incarnation, ["b2"])).lost == ["b2"]
     assert await bench.ask("env-1", 9) == ["g00000004"], "training needs a group in its stead"
+
+
+async def test_given_back_is_ready_at_once_in_its_place(bench: Bench) -> None:
+    incarnation = await bench.start()
+    ids = await bench.fill(4)
+    await bench.lease(incarnation, "b1", 2)
+    assert await bench.store.nack(RUN, incarnation, ["b1", "never"]) == 2
+    assert await bench.store.nack(RUN, incarnation, ["b1"]) == 0, "a retry"
+    assert await bench.whereabouts() == {"ready": ids}
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert await bench.lease(incarnation, "b2", 4) == ids
+    assert (await bench.store.status(RUN)).redeliveries == 2
+
+
+async def test_a_fenced_trainer_gives_nothing_back(bench: Bench) -> None:
+    old = await bench.start()
+    new = await bench.start()
+    await bench.fill(1)
+    await bench.lease(new, "b1", 1)
+    with pytest.raises(Refused) as refused:
+        await bench.store.nack(RUN, old, ["b1"])
+    assert refused.value.code == "fenced"
+    assert (await bench.store.status(RUN)).leased == 1
+
+
+async def test_a_batch_tells_sizes_and_schema(bench: Bench) -> None:
+    incarnation = await bench.start()
+    (name,) = await bench.ask("env-1", 1)
+    sent = submission(name)
+    await bench.store.submit(RUN, "env-1", type(sent)(**{**vars(sent), "raw_bytes": 345}))
+    for _ in range(2):  # and so does the retry
+        (leased,) = (await bench.store.lease(RUN, incarnation, "b1", Amount("groups", 1))).groups
+        assert (leased.group_id, leased.size, leased.raw_size, leased.schema) == (name, 100, 345, "group")
+
+
+async def test_a_lease_tells_how_many_it_gave_up(bench: Bench) -> None:
+    bench.store = Store(bench.redis, Limits(max_attempts=1))
+    incarnation = await bench.start()
+    *_, last = await bench.fill(3)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.store.nack(RUN, incarnation, ["b1"])
+    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1))
+    assert ([group.group_id for group in batch.groups], batch.dead, batch.stale) == ([last], 2, 0)
+
+
+async def test_acked_names_are_kept_up_to_a_bound(bench: Bench) -> None:
+    incarnation = await bench.start()
+    await bench.redis.zadd(PREFIX + "acked", {f"old{number}": number for number in range(5000)})
+    await bench.fill(1)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.redis.zcard(PREFIX + "acked") == 4096
+    assert await bench.redis.zscore(PREFIX + "acked", "b1") is not None, "the newest stay"
+
+
+async def test_a_late_ack_is_told_twice_and_counts_once(bench: Bench) -> None:
+    incarnation = await bench.start()
+    await bench.fill(1)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.expire_lease("b1")
+    assert await bench.lease(incarnation, "b2", 2) is None
+    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    assert (done.batches, done.groups, done.already) == (1, 1, 0)
+    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    assert (done.batches, done.groups, done.already) == (0, 0, 1)
+
+
+async def test_a_batchs_name_that_is_used_again_owes_nothing_to_its_old_groups(bench: Bench) -> None:
+    bench.store = Store(bench.redis, Limits(max_attempts=1))
+    incarnation = await bench.start()
+    a, b, c, d = await bench.fill(4)
+    assert await bench.lease(incarnation, "b1", 2) == [a, b]
+    await bench.store.nack(RUN, incarnation, ["b1"])
+    assert await bench.lease(incarnation, "b1", 2) == [c, d], "the first two are dead now"
+    await bench.expire_lease("b1")
+    await bench.store.dead.replay(RUN, None)
+    assert await bench.lease(incarnation, "b2", 2) == [a, b]
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 2, "nobody has c and d"
+    assert await bench.whereabouts() == {"leased": [a, b], "trained": [c, d]}
+
+
+async def test_a_batch_of_which_a_group_was_dropped_cannot_be_acked(bench: Bench) -> None:
+    incarnation = await bench.start(staleness=3, groups=2)
+    ids = await bench.fill(2)
+    await bench.lease(incarnation, "b1", 2)
+    await bench.expire_lease("b1")
+    await bench.store.record_version(RUN, incarnation, 3)
+    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1), max_staleness=2)
+    assert (batch.groups, batch.stale) == ([], 2)
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.audit(RUN)).dropped == dict.fromkeys(ids, "stale")

@@ -1,22 +1,16 @@
-"""Leases by sequences and tokens, staleness, shares of environments, giving back."""
+"""Leases by groups, sequences and tokens: what a batch is made of, and how far a lease looks for it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench, submission, trainer
+from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
 from gristmill_api.settings import Limits
-from gristmill_api.store import Amount, Store, keys
-
-
-async def send(bench: Bench, *kinds: tuple[str, int, int], holder: str = "env-1") -> list[str]:
-    """Submit groups of (environment, tokens, step) in order."""
-    ids = await bench.ask(holder, len(kinds))
-    assert len(ids) == len(kinds)
-    for group_id, (env_id, tokens, step) in zip(ids, kinds, strict=True):
-        await bench.store.submit(RUN, holder, submission(group_id, env_id=env_id, tokens=tokens, step=step))
-    return ids
+from gristmill_api.store import Amount, Store
 
 
 async def lease(bench: Bench, incarnation: int, name: str, unit: str, count: int, **more: object) -> list[str]:
@@ -36,7 +30,7 @@ async def test_sequences_are_exact(bench: Bench) -> None:
 
 async def test_a_token_budget_is_filled_in_order(bench: Bench) -> None:
     incarnation = await bench.start(groups=8)
-    ids = await send(bench, *(("env-1", tokens, 0) for tokens in (10, 20, 50, 5, 5)))
+    ids = await bench.send(*(("env-1", tokens, 0) for tokens in (10, 20, 50, 5, 5)))
     assert await lease(bench, incarnation, "b1", "tokens", 45) == ids[:2], "50 do not fit, and nobody passes them"
     assert await lease(bench, incarnation, "b2", "tokens", 20) == ids[2:3], "one group at least, whatever its size"
     assert await lease(bench, incarnation, "b3", "tokens", 11) == [], "there may be more to come"
@@ -46,7 +40,7 @@ async def test_a_token_budget_is_filled_in_order(bench: Bench) -> None:
 
 async def test_stale_groups_are_dropped_with_a_reason_and_replaced(bench: Bench) -> None:
     incarnation = await bench.start(staleness=3, groups=1)
-    old, fresh = await send(bench, ("env-1", 10, 0), ("env-1", 10, 2))
+    old, fresh = await bench.send(("env-1", 10, 0), ("env-1", 10, 2))
     await bench.store.record_version(RUN, incarnation, 3)
     outstanding = await bench.ask("env-2", 9)
     assert len(outstanding) == 5
@@ -61,76 +55,9 @@ async def test_stale_groups_are_dropped_with_a_reason_and_replaced(bench: Bench)
 
 async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
     incarnation = await bench.start(staleness=3, groups=1)
-    (group,) = await send(bench, ("env-1", 10, 0))
+    (group,) = await bench.send(("env-1", 10, 0))
     await bench.store.record_version(RUN, incarnation, 2)
     assert await lease(bench, incarnation, "b1", "groups", 1, max_staleness=2) == [group]
-
-
-async def test_a_share_is_kept_for_a_living_environment(bench: Bench) -> None:
-    incarnation = await bench.start(groups=8)
-    await bench.store.envs.register(RUN, "small", None, 0.5)
-    big = await send(bench, *[("big", 10, 0)] * 4)
-    assert await lease(bench, incarnation, "b1", "groups", 4) == [], "half of the batch is for small's groups"
-    small = await send(bench, *[("small", 10, 0)] * 3)
-    assert await lease(bench, incarnation, "b1", "groups", 4) == [*big[:2], *small[:2]]
-    # A third of 2 groups is no whole group: nothing is kept.
-    await bench.store.envs.register(RUN, "small", None, 0.3)
-    assert await lease(bench, incarnation, "b2", "groups", 2) == big[2:]
-
-
-async def test_shares_beyond_the_whole_are_scaled_down(bench: Bench) -> None:
-    incarnation = await bench.start(groups=8)
-    await bench.store.envs.register(RUN, "a", None, 1.0)
-    await bench.store.envs.register(RUN, "b", None, 1.0)
-    a = await send(bench, *[("a", 10, 0)] * 3)
-    b = await send(bench, *[("b", 10, 0)] * 3)
-    assert await lease(bench, incarnation, "b1", "groups", 4) == [*a[:2], *b[:2]]
-
-
-async def test_a_dead_environments_share_blocks_nobody(bench: Bench) -> None:
-    incarnation = await bench.start(groups=8)
-    await bench.store.envs.register(RUN, "gone", None, 1.0)
-    ids = await send(bench, *[("big", 10, 0)] * 2)
-    assert await lease(bench, incarnation, "b1", "groups", 2) == []
-    await bench.redis.zadd(keys.prefix(RUN) + "envs", {"gone": 1}, xx=True)
-    assert [env.alive for env in await bench.store.envs.all(RUN)] == [False]
-    assert await lease(bench, incarnation, "b1", "groups", 2) == ids
-
-
-async def test_weights_share_the_permits(bench: Bench) -> None:
-    await bench.start(groups=8)
-    await bench.store.envs.register(RUN, "heavy", 3.0, None)
-    await bench.store.envs.register(RUN, "light", 1.0, None)
-    assert len(await bench.ask("light", 8)) == 2, "a quarter of 8"
-    assert len(await bench.ask("heavy", 8)) == 6
-    assert await bench.ask("light", 1) == []
-    await bench.store.abandon(RUN, "heavy")
-    assert await bench.ask("light", 8) == [], "it has its share already"
-    await bench.redis.zadd(keys.prefix(RUN) + "envs", {"heavy": 1}, xx=True)
-    assert len(await bench.ask("light", 8)) == 6, "a dead environment's share is anybody's"
-
-
-async def test_an_environment_lives_by_asking_and_leaves(bench: Bench) -> None:
-    await bench.start()
-    await bench.store.envs.register(RUN, "env-1", 1.0, None)
-    await bench.redis.zadd(keys.prefix(RUN) + "envs", {"env-1": 1}, xx=True)
-    await bench.ask("env-1", 1)
-    assert [env.alive for env in await bench.store.envs.all(RUN)] == [True]
-    assert await bench.store.envs.leave(RUN, "env-1")
-    assert not await bench.store.envs.leave(RUN, "env-1")
-    assert await bench.store.envs.all(RUN) == []
-
-
-async def test_given_back_is_ready_at_once_in_its_place(bench: Bench) -> None:
-    incarnation = await bench.start()
-    ids = await bench.fill(4)
-    await bench.lease(incarnation, "b1", 2)
-    assert await bench.store.nack(RUN, incarnation, ["b1", "never"]) == 2
-    assert await bench.store.nack(RUN, incarnation, ["b1"]) == 0, "a retry"
-    assert await bench.whereabouts() == {"ready": ids}
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert await bench.lease(incarnation, "b2", 4) == ids
-    assert (await bench.store.status(RUN)).redeliveries == 2
 
 
 async def test_the_walk_has_a_bound(redis: Redis) -> None:
@@ -169,3 +96,34 @@ async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench)
     assert await bench.lease(incarnation, "b2", 10) == ids[2050:]
     assert await bench.store.nack(RUN, incarnation, ["b1"]) == 2050
     assert (await bench.store.audit(RUN)).ready == ids[:2050]
+
+
+async def test_what_is_ready_is_counted_by_environment_and_size(bench: Bench) -> None:
+    """The counts that say what a batch can be made of, after every way into and out of the queue."""
+    bench.store = Store(bench.redis, Limits(max_attempts=1))
+    incarnation = await bench.start(groups=8)
+    ids = await bench.send(*((env_id, 10, 0) for env_id in "xyxyxx"))
+
+    async def agree() -> dict[str, int]:
+        counted: Any = await bench.redis.hgetall(PREFIX + "kinds")
+        found: Counter[str] = Counter()
+        for group_id in (await bench.store.audit(RUN)).ready:
+            facts: Any = await bench.redis.hmget(PREFIX + f"group:{group_id}", "sequences", "env_id")
+            found[" ".join(value.decode() for value in facts)] += 1
+        assert {kind.decode(): int(count) for kind, count in counted.items()} == found
+        return dict(found)
+
+    assert await agree() == {"2 x": 4, "2 y": 2}
+    await bench.lease(incarnation, "b1", 2)
+    assert await agree() == {"2 x": 3, "2 y": 1}
+    await bench.store.nack(RUN, incarnation, ["b1"])
+    assert await agree() == {"2 x": 4, "2 y": 2}
+    assert await bench.lease(incarnation, "b2", 2) == ids[2:4], "the first two are dead now"
+    assert await agree() == {"2 x": 2}
+    await bench.expire_lease("b2")
+    assert await bench.lease(incarnation, "b3", 1) == ids[4:5]
+    assert await agree() == {"2 x": 1}
+    await bench.store.dead.replay(RUN, ids[:2])
+    assert await agree() == {"2 x": 2, "2 y": 1}
+    await bench.store.take(RUN, trainer(groups=8), [ids[0]])
+    assert await agree() == {"2 x": 2, "2 y": 1}

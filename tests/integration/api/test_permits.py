@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.bench import RUN, Bench, trainer
+from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
+from gristmill import Protocol
 from gristmill_api.errors import Refused
 
 
@@ -104,3 +105,42 @@ async def test_only_the_holder_gives_back(bench: Bench) -> None:
             await bench.store.give_back(RUN, "env-1", submitted, reason)
         assert refused.value.code == "conflict"
     assert await bench.whereabouts() == {"ready": [submitted], "outstanding": [held]}
+
+
+async def test_rows_come_back_in_order_however_long_their_numbers(bench: Bench) -> None:
+    await bench.start()
+    await bench.redis.hset(PREFIX + "counters", "rows", 9_999_998)
+    ids = ["g09999998", "g09999999", "g10000000", "g10000001"]
+    assert await bench.ask("env-1", 4) == ids
+    await bench.store.abandon(RUN, "env-1")
+    assert await bench.ask("env-1", 4) == ids
+    for group_id in ids:
+        await bench.store.give_back(RUN, "env-1", group_id, "abandoned")
+    assert await bench.ask("env-1", 4) == ids
+    await bench.expire_permits(*ids)
+    assert await bench.ask("env-2", 4) == ids
+
+
+async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(bench: Bench) -> None:
+    await bench.start()
+    mine, others = await bench.ask("env-1", 2), await bench.ask("env-2", 2)
+    far = 5_000_000_000_000
+    await bench.redis.zadd(PREFIX + "permits", dict.fromkeys(mine + others, far))
+    assert (await bench.store.renew(RUN, "env-1", None)).renewed == 2
+    deadlines = await bench.redis.zmscore(PREFIX + "permits", mine + others)
+    assert [deadline == far for deadline in deadlines] == [False, False, True, True]
+
+
+async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_again(bench: Bench) -> None:
+    await bench.start()
+    (group,) = await bench.ask("env-1", 1)
+    await bench.store.abandon(RUN, "env-1")
+    assert await bench.store.give_back(RUN, "env-1", group, "too_long")
+    assert group not in await bench.ask("env-1", 2)
+
+
+async def test_a_run_fed_by_atropos_has_no_permits(bench: Bench) -> None:
+    await bench.store.create_run("other", {}, 2, None, Protocol.ATROPOS)
+    with pytest.raises(Refused) as refused:
+        await bench.store.permits("other", "env-1", 1)
+    assert refused.value.code == "no_permits"

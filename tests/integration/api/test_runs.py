@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.bench import RUN, Bench, trainer
+from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
+from tests.support.redis_contents import key_names
 
+from gristmill import MetricsRow
 from gristmill_api.errors import Refused
+from gristmill_api.store import Amount, keys
 
 
 async def test_the_same_settings_join_and_others_are_refused_by_name(bench: Bench) -> None:
@@ -159,3 +162,109 @@ async def test_versions_only_go_forward(bench: Bench) -> None:
     incarnation = (await bench.store.take(RUN, trainer(), [])).incarnation
     assert (await bench.store.record(RUN)).version == "1.3"
     assert (await bench.store.record_version(RUN, incarnation, 1)).version == "2.1"
+
+
+async def test_a_finished_runs_version_may_be_told_again(bench: Bench) -> None:
+    incarnation = await bench.start()
+    await bench.store.record_version(RUN, incarnation, 2)
+    await bench.store.finish(RUN, incarnation)
+    assert (await bench.store.record_version(RUN, incarnation, 2)).version == f"{incarnation}.2"
+    with pytest.raises(Refused) as refused:
+        await bench.store.record_version(RUN, incarnation, 3)
+    assert refused.value.code == "finished"
+
+
+async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
+    """The same ids, holders and batch names in two runs of two stacks; one ends and is deleted."""
+    incarnation = await bench.start()
+    ids = await bench.fill(4)
+    other = "run-2"
+    await bench.store.create_run(other, {}, 2, stack="second")
+    assert (await bench.store.open_run("second")).run_id == other  # type: ignore[union-attr]
+    assert (await bench.store.take(other, trainer(), [])).incarnation == incarnation
+    await bench.store.record_version(other, incarnation, 0)
+    granted = [permit.group_id for permit in (await bench.store.permits(other, "env-1", 4)).permits]
+    assert granted == ids
+    for group_id in granted:
+        assert await bench.store.submit(other, "env-1", submission(group_id, "other"))
+    await bench.lease(incarnation, "b1", 2)
+    leased = await bench.store.lease(other, incarnation, "b1", Amount("groups", 3))
+    assert len(leased.groups) == 3
+    await bench.store.ack(other, incarnation, ["b1"])
+    assert await bench.whereabouts() == {"leased": ids[:2], "ready": ids[2:]}
+    with pytest.raises(Refused) as refused:
+        await bench.store.delete_run(other)
+    assert refused.value.code == "run_open"
+    await bench.store.close_run(other)
+    await bench.store.delete_run(other)
+    assert await bench.store.open_run("second") is None
+    assert [record.run_id for record in await bench.store.runs()] == [RUN]
+    assert await bench.redis.keys("*run-2*") == []
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 400
+    assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 2
+    with pytest.raises(Refused, match="no run 'run-2'"):
+        await bench.store.delete_run(other)
+
+
+async def test_a_run_without_a_stack_stands_in_nobodys_way(bench: Bench) -> None:
+    for name in ("a", "b"):
+        _, new = await bench.store.create_run(name, {}, 2, stack=None)
+        assert new
+    assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
+    with pytest.raises(Refused, match="stack: None -> 'default'"):
+        await bench.store.create_run("a", {}, 2)
+    await bench.store.close_run("a")
+    assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
+
+
+async def test_a_deleted_run_leaves_nothing(bench: Bench) -> None:
+    incarnation = await bench.start()
+    await bench.store.envs.register(RUN, "env-1", 1.0, None)
+    await bench.fill(4)
+    await bench.give_up(incarnation)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.lease(incarnation, "b2", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.lease(incarnation, "b3", 1)
+    await bench.expire_lease("b3")
+    await bench.lease(incarnation, "b4", 9)
+    assert await bench.redis.sismember(PREFIX + "expired", "b3")
+    await bench.ask("env-1", 1)
+    await bench.store.journal.measure(RUN, MetricsRow(source="trainer", step=1, values={"loss": 1.0}))
+    await bench.store.close_run(RUN)
+    await bench.store.delete_run(RUN)
+    assert await key_names(bench.redis) == {keys.BYTES}
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 0
+    assert (await bench.create()).state == "open", "the id is free again"
+
+
+async def test_a_run_that_is_not_there_is_missing_to_every_verb(bench: Bench) -> None:
+    store, run = bench.store, "none"
+    for call in (
+        store.permits(run, "env-1", 1),
+        store.renew(run, "env-1", None),
+        store.give_back(run, "env-1", "g00000000", "abandoned"),
+        store.abandon(run, "env-1"),
+        store.submit(run, "env-1", submission("g00000000")),
+        store.lease(run, 1, "b1", Amount("groups", 1)),
+        store.extend(run, 1, ["b1"]),
+        store.nack(run, 1, ["b1"]),
+        store.ack(run, 1, ["b1"]),
+        store.record_version(run, 1, 0),
+        store.finish(run, 1),
+        store.close_run(run),
+        store.delete_run(run),
+        store.status(run),
+        store.dead.replay(run, None),
+        store.dead.purge(run, None),
+        store.envs.register(run, "env-1", None, None),
+        store.envs.heartbeat(run, "env-1"),
+        store.envs.leave(run, "env-1"),
+        store.journal.measure(run, MetricsRow(source="trainer", step=1, values={"loss": 1.0})),
+    ):
+        with pytest.raises(Refused) as refused:
+            await call
+        assert refused.value.code == "run_missing", call
+    for script, arguments in {"take": ("{}", 1, 1, 1, ""), "archived": ("g00000000",)}.items():
+        assert await store.scripts.run(script, keys.prefix(run), *arguments) == [b"MISSING"]
+    assert await bench.redis.keys(keys.prefix(run) + "*") == []

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench, submission, trainer
+from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
 
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
@@ -65,7 +65,7 @@ async def test_bytes_that_went_on_the_way_are_sent_again(bench: Bench) -> None:
     await bench.start()
     (group,) = await bench.ask("env-1", 1)
     gone = ("env-1", b"digest", 2, 10, 100, "env-1", 0, 1 << 30, 1 << 30, 100, 100, "gm:{run-1}:sent:never")
-    assert await bench.store.scripts.run("submit", keys.prefix(RUN), group, *gone) == [b"GONE"]
+    assert await bench.store.scripts.run("submit", PREFIX, group, *gone) == [b"GONE"]
     assert await bench.whereabouts() == {"outstanding": [group]}
     assert await bench.submit("env-1", group)
 
@@ -125,18 +125,8 @@ async def test_a_group_may_come_without_those_that_could_not_be_scored(
     assert await bench.lease(incarnation, "b1", 1) == [group]
 
 
-async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
-    bench = Bench(Store(redis, Limits(max_stored_bytes=250)), redis)
-    await bench.create()
-    incarnation = await bench.start()
-    a, b, c = await bench.ask("env-1", 3)
-    await bench.submit("env-1", a)
-    await bench.submit("env-1", b)
-    with pytest.raises(Refused, match="200 bytes are stored; 100 more would pass 250") as refused:
-        await bench.submit("env-1", c)
-    assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
-    assert not await bench.submit("env-1", a), "a retry needs no room"
-    assert (await bench.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
-    await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
-    assert await bench.submit("env-1", c)
+async def test_a_stored_payload_stays(bench: Bench) -> None:
+    """Until then it was under a key that goes by itself."""
+    await bench.start()
+    (group,) = await bench.fill(1)
+    assert await bench.redis.pttl(keys.payload(RUN, group)) == -1

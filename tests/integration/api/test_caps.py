@@ -1,0 +1,88 @@
+"""What a run, and Redis in all, may hold: refused beyond, and room again after an ack."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import RUN, Bench
+
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store
+
+
+async def refusal(bench: Bench, group_id: str) -> str:
+    with pytest.raises(Refused) as refused:
+        await bench.submit("env-1", group_id)
+    assert refused.value.status == 429
+    return refused.value.message
+
+
+async def test_caps_are_reached_and_not_passed(bench: Bench) -> None:
+    await bench.start()
+    a, b, c, d = await bench.ask("env-1", 4)
+    bench.store = Store(bench.redis, Limits(max_stored_bytes=100))
+    assert await bench.submit("env-1", a)
+    assert "would pass 100" in await refusal(bench, b)
+    bench.store = Store(bench.redis, Limits(max_run_bytes=200))
+    assert await bench.submit("env-1", b)
+    assert "holds 2 groups of 200 bytes" in await refusal(bench, c)
+    bench.store = Store(bench.redis, Limits(max_run_groups=3))
+    assert await bench.submit("env-1", c)
+    assert "holds 3 groups" in await refusal(bench, d)
+
+
+async def test_groups_in_every_state_count_against_the_cap(bench: Bench) -> None:
+    """Leased, dead and waiting for the archive: they all hold memory."""
+    bench.store = Store(bench.redis, Limits(max_attempts=1), archive=True)
+    incarnation = await bench.start(groups=8)
+    await bench.fill(4)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.lease(incarnation, "b2", 1)
+    await bench.store.nack(RUN, incarnation, ["b2"])
+    await bench.lease(incarnation, "b3", 1)
+    status = await bench.store.status(RUN)
+    assert (status.ready, status.leased, status.dead, status.archiving, status.trained) == (1, 1, 1, 1, 1)
+    (more,) = await bench.ask("env-1", 1)
+    bench.store = Store(bench.redis, Limits(max_run_groups=4))
+    assert "holds 4 groups" in await refusal(bench, more)
+    bench.store = Store(bench.redis, Limits(max_run_groups=5))
+    assert await bench.submit("env-1", more)
+
+
+async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
+    bench = Bench(Store(redis, Limits(max_stored_bytes=250)), redis)
+    await bench.create()
+    incarnation = await bench.start()
+    a, b, c = await bench.ask("env-1", 3)
+    await bench.submit("env-1", a)
+    await bench.submit("env-1", b)
+    with pytest.raises(Refused, match="200 bytes are stored; 100 more would pass 250") as refused:
+        await bench.submit("env-1", c)
+    assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
+    assert not await bench.submit("env-1", a), "a retry needs no room"
+    assert (await bench.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.submit("env-1", c)
+
+
+async def test_a_runs_caps_hold(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b, c, d = await bench.ask("env-1", 4)
+    bench.store = Store(bench.redis, Limits(max_run_bytes=250))
+    await bench.submit("env-1", a)
+    await bench.submit("env-1", b)
+    with pytest.raises(Refused, match="run 'run-1' holds 2 groups of 200 bytes") as refused:
+        await bench.submit("env-1", c)
+    assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
+    bench.store = Store(bench.redis, Limits(max_run_groups=2))
+    with pytest.raises(Refused, match="API_MAX_RUN_GROUPS"):
+        await bench.submit("env-1", c)
+    await bench.lease(incarnation, "b1", 1)
+    with pytest.raises(Refused):
+        await bench.submit("env-1", c)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.submit("env-1", c)
+    assert (await bench.whereabouts())["outstanding"] == [d]

@@ -1,0 +1,56 @@
+"""Whatever is held is held until its deadline, by Redis' clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from redis.asyncio import Redis
+from tests.integration.api.bench import PREFIX, RUN, Bench
+
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store
+
+
+async def test_times_are_redis_clock_in_milliseconds(bench: Bench) -> None:
+    bench.store = Store(bench.redis, Limits(permit_ttl_s=1000, lease_ttl_s=2000, env_ttl_s=3000))
+    before = time.time()
+    incarnation = await bench.start()
+    await bench.store.envs.register(RUN, "env-1", None, None)
+    _, b, _ = await bench.fill(3)
+    await bench.lease(incarnation, "b1", 1)
+    (permit,) = await bench.ask("env-1", 1)
+    after = time.time()
+
+    async def deadline(key: str, member: str) -> float:
+        score = await bench.redis.zscore(PREFIX + key, member)
+        assert score is not None
+        return float(score) / 1000
+
+    slack = 0.01
+    assert before + 2000 - slack <= await deadline("leases", "b1") <= after + 2000 + slack
+    assert before + 3000 - slack <= await deadline("envs", "env-1") <= after + 3000 + slack
+    at = int(await bench.redis.hget(PREFIX + f"group:{b}", "at") or 0) / 1000
+    assert before - slack <= at <= after + slack
+    assert (await bench.store.record(RUN)).created_at <= after + slack
+    assert before + 1000 - slack <= await deadline("permits", permit) <= after + 1000 + slack
+    await bench.store.extend(RUN, incarnation, ["b1"])
+    await bench.store.renew(RUN, "env-1", [permit])
+    assert before + 2000 - slack <= await deadline("leases", "b1") <= time.time() + 2000 + slack
+    assert before + 1000 - slack <= await deadline("permits", permit) <= time.time() + 1000 + slack
+
+
+async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
+    """A lease or permit lives until its deadline, and not at it; an environment the same."""
+    bench = Bench(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
+    await bench.create()
+    incarnation = await bench.start()
+    await bench.store.envs.register(RUN, "env-1", 1.0, 1.0)
+    first = await bench.ask("env-2", 1)
+    await asyncio.sleep(0.01)
+    assert await bench.ask("env-3", 1) == first, "it went to another"
+    await bench.submit("env-3", first[0])
+    assert await bench.lease(incarnation, "b1", 1) == first, "nobody's share is kept any more"
+    await asyncio.sleep(0.01)
+    assert await bench.lease(incarnation, "b2", 1) == first
+    assert (await bench.store.status(RUN)).lease_expiries == 1

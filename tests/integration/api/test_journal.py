@@ -1,0 +1,46 @@
+"""What is kept beside a run's groups: metrics and examples."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.api.bench import PREFIX, RUN, Bench, submission
+
+from gristmill import MetricsRow
+from gristmill_api.errors import Refused
+
+
+async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None:
+    journal = bench.store.journal
+
+    async def measure(step: int, loss: float, source: str = "trainer") -> None:
+        await journal.measure(RUN, MetricsRow(source=source, step=step, values={"loss": loss}))
+
+    await bench.redis.zadd(
+        PREFIX + "metrics:trainer", {f'{{"step": {step}, "values": {{}}}}': step for step in range(10_000)}
+    )
+    await measure(9_999, 1.0)
+    assert await bench.redis.zcard(PREFIX + "metrics:trainer") == 10_000
+    await measure(10_000, 2.0)
+    await measure(10_000, 3.0)
+    await measure(1, 4.0, "env-1")
+    assert await bench.redis.zcard(PREFIX + "metrics:trainer") == 10_000
+    rows = await journal.rows(RUN, "trainer", 9_997, 9)
+    assert [(row.step, row.values.get("loss")) for row in rows] == [(9998, None), (9999, 1.0), (10_000, 3.0)]
+    assert (await journal.rows(RUN, "trainer", -1, 1))[0].step == 1
+    assert await journal.sources(RUN) == ["env-1", "trainer"]
+    with pytest.raises(Refused):
+        await journal.measure("nowhere", MetricsRow(source="t", step=1, values={}))
+
+
+async def test_examples_outlive_their_groups(bench: Bench) -> None:
+    incarnation = await bench.start(groups=16)
+    ids = await bench.fill(10)
+    await bench.lease(incarnation, "b1", 9)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    latest = await bench.store.journal.examples(RUN, 8)
+    assert [group_id for group_id, _ in latest] == list(reversed(ids[2:]))
+    assert [body for _, body in latest] == [submission(group_id).body for group_id, _ in latest]
+    more = await bench.fill(3)
+    assert [group_id for group_id, _ in await bench.store.journal.examples(RUN, 3)] == list(reversed(more))
+    kept = await bench.redis.keys(PREFIX + "example:*")
+    assert len(kept) == 4, "9 were trained, of which 4 are among the latest 8"
