@@ -59,7 +59,8 @@ def _mean(values: list[float]) -> float:
 def _token_loss(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
     loss = _importance(settings, token, sequence) * _surrogate(settings, token, sequence)
     if settings.kl_beta:
-        loss += settings.kl_beta * _kl(settings.kl_estimator, token)
+        ratio = _ratio(settings, token, sequence) if settings.kl_bias_correction else 1.0
+        loss += settings.kl_beta * ratio * _kl(settings.kl_estimator, token)
     return loss + settings.distill_coef * _divergence(settings.distill_divergence, token.teacher)
 
 
@@ -78,11 +79,15 @@ def _surrogate(settings: ObjectiveSettings, token: Token, sequence: Sequence) ->
     high = settings.clip_epsilon_high or default_high
     if settings.objective == "cispo":
         return -min(math.exp(token.still - token.old), high) * token.advantage * token.logprob
-    ratio = math.exp(token.logprob - token.old)
-    if settings.objective == "gspo":
-        ratio = math.exp(_mean([each.logprob - each.old for each in sequence]))
+    ratio = _ratio(settings, token, sequence)
     clipped = max(1 - low, min(ratio, 1 + high))
     return -min(ratio * token.advantage, clipped * token.advantage)
+
+
+def _ratio(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+    if settings.objective == "gspo":
+        return math.exp(_mean([each.logprob - each.old for each in sequence]))
+    return math.exp(token.logprob - token.old)
 
 
 def _kl(estimator: str, token: Token) -> float:

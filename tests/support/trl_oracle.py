@@ -29,6 +29,7 @@ class Variant:
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
+    kl_bias_correction: bool = False
     entropy_coef: float = 0.0
     temperature: float = 1.0
     old_given: bool = True
@@ -140,8 +141,7 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
         epsilon=variant.epsilon,
         epsilon_high=variant.epsilon_high,
         beta=variant.beta,
-        # By default TRL multiplies the KL term by the ratio (DeepSeek-V3.2); ours is the plain one of GRPO.
-        use_bias_correction_kl=False,
+        use_bias_correction_kl=variant.kl_bias_correction,
         entropy_coef=variant.entropy_coef,
         temperature=variant.temperature,
         max_completion_length=MAX_COMPLETION_LENGTH,

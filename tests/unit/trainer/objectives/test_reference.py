@@ -25,6 +25,7 @@ KINDS: list[dict[str, Any]] = [
         for how, level, cap in itertools.product(["truncate", "mask"], ["token", "sequence"], [0.7, 2.0])
     ),
     *({"importance_correction": "none", "kl_beta": 0.3, "kl_estimator": name} for name in ("k1", "k2", "k3")),
+    *({"kl_beta": 0.3, "kl_estimator": name, "kl_bias_correction": True} for name in ("k2", "k3")),
     *({"distill_coef": 0.7, "distill_divergence": direction} for direction in ("forward", "reverse")),
     {"entropy_coef": 0.05, "clip_epsilon": 0.1, "clip_epsilon_high": 0.4},
 ]

@@ -52,6 +52,7 @@ def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Va
         epsilon=draw(st.sampled_from([0.2, 3e-4])),
         epsilon_high=draw(st.sampled_from(highs)),
         beta=draw(st.sampled_from([0.0, 0.04])),
+        kl_bias_correction=draw(st.booleans()),
         # TRL takes the mean of the entropy over a micro-batch, we take it over the update: one where there is one.
         entropy_coef=draw(st.sampled_from([0.0, 0.01])) if micro_batches == 1 else 0.0,
         temperature=draw(st.sampled_from([1.0, 0.7])),
@@ -121,6 +122,7 @@ def our_loss(
         importance_level=level,  # type: ignore[arg-type]
         importance_cap=variant.cap,
         kl_beta=variant.beta,
+        kl_bias_correction=variant.kl_bias_correction,
         entropy_coef=variant.entropy_coef,
     )
     objective = Objective.of(chosen)

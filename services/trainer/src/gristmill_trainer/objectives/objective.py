@@ -48,6 +48,7 @@ class Objective:
     importance: ImportanceCorrection
     kl_beta: float
     kl_estimator: Literal["k1", "k2", "k3"]
+    kl_bias_correction: bool
     entropy_coef: float
     distill_coef: float
     distill_divergence: Literal["forward", "reverse"]
@@ -67,6 +68,7 @@ class Objective:
             ),
             kl_beta=settings.kl_beta,
             kl_estimator=settings.kl_estimator,
+            kl_bias_correction=settings.kl_bias_correction,
             entropy_coef=settings.entropy_coef,
             distill_coef=settings.distill_coef,
             distill_divergence=settings.distill_divergence,
@@ -123,7 +125,9 @@ class Objective:
                 f"kl_beta is {self.kl_beta}, and the batch brings no log-probabilities of the reference model; "
                 "load one (wants_reference), or set kl_beta to 0"
             )
-        return ESTIMATORS[self.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
+        kl = ESTIMATORS[self.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
+        # With its gradient, DeepSeek-AI 2025 (DeepSeek-V3.2): d(rho k3) = -log r d(log pi) on policy, as that of k2.
+        return self.log_ratio(tokens).exp() * kl if self.kl_bias_correction else kl
 
     def _distillation(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.teacher_logprobs is None or tokens.student_logprobs is None:

@@ -34,6 +34,8 @@ class ObjectiveSettings(Settings):
     """Weight of the KL divergence to the reference model; 0 loads none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence a token."""
+    kl_bias_correction: bool = False
+    """Multiply a token's KL term by its policy ratio: with k3 its gradient is then that of the divergence, unbiased."""
     ref_model: str | None = None
     """Reference model: a hub id or a folder. Default: the model that the run began with."""
     entropy_coef: float = Field(default=0.0, ge=0)
