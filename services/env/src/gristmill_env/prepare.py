@@ -7,7 +7,7 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+AT_A_TERMINAL: Final = 20.0
+"""Seconds to wait for the model server where somebody looks on."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gristmill_env.drops import ROW_ERRORS, reason_of
 from gristmill_env.errors import SavedError
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task, meet_model
+from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
 from gristmill_env.roller import Roller
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.differences import differences
@@ -26,8 +26,6 @@ from gristmill_env.saved.page import write_page
 from gristmill_env.together import together
 
 logger = logging.getLogger(__name__)
-
-_STARTUP_PATIENCE = 20.0
 
 
 async def process(launch: Launch, options: ProcessOptions, console: Console) -> None:
@@ -41,7 +39,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
     config = launch.config
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
     async with task.scorer, servers as server:
-        patience = config.startup_patience or _STARTUP_PATIENCE
+        patience = config.startup_patience or AT_A_TERMINAL
         served, roller = await meet_model(launch, task, server, patience)
         done = _rows_there(path, settings_of(config, served.name))
         rows = [row for row in range(options.groups) if row not in done]

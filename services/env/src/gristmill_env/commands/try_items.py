@@ -13,19 +13,18 @@ from gristmill_env.commands.show import figure, plain
 from gristmill_env.drops import ROW_ERRORS
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task, meet_model
+from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
 from gristmill_env.roller import Roller
 from gristmill_env.rollout import Rollout
 
 _ITEMS = 5
-_STARTUP_PATIENCE = 20.0
 
 
 async def try_items(launch: Launch, console: Console) -> None:
     """Show the first five items of the run's order. Raises GristmillError."""
     config = launch.config
     task = Task.load(launch)
-    patience = config.startup_patience or _STARTUP_PATIENCE
+    patience = config.startup_patience or AT_A_TERMINAL
     servers = ModelServers(config.server_configs, patience=patience, thinking=Thinking.of(config))
     async with task.scorer, servers as server:
         served, roller = await meet_model(launch, task, server, patience)

@@ -24,13 +24,12 @@ from gristmill_env.evaluation.telling import SOURCE_BY_HAND, row
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import meet_model
+from gristmill_env.prepare import AT_A_TERMINAL, meet_model
 from gristmill_env.versions import is_version
 
 logger = logging.getLogger(__name__)
 
 COMPARISON_FILE = "comparison.json"
-_STARTUP_PATIENCE = 20.0
 _API_PATIENCE = 5.0
 
 
@@ -55,7 +54,7 @@ async def _evaluate(launch: Launch, options: EvaluateOptions, console: Console) 
     task = evaluation_task(launch)
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
     async with task.scorer, servers as server:
-        served, roller = await meet_model(launch, task, server, config.startup_patience or _STARTUP_PATIENCE)
+        served, roller = await meet_model(launch, task, server, config.startup_patience or AT_A_TERMINAL)
         plan = make_plan(launch, task, model=served.name, weights=await _weights(server))
         errors = Console(stderr=True)
         with SampleFile(folder, plan, resume=options.resume) as file:

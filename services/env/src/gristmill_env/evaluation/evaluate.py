@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterator
+from typing import Protocol
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item, PromptDataset
@@ -17,6 +17,7 @@ from gristmill_env.evaluation.samples import SampleFile
 from gristmill_env.evaluation.summary import summarise
 from gristmill_env.rewards import Decision
 from gristmill_env.rollout import Rollout
+from gristmill_env.together import together
 
 
 class Roll(Protocol):
@@ -42,7 +43,7 @@ async def evaluate(
     started, before = time.time(), len(file.done)
     missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
     with progress:
-        await _all([_work(file, dataset, roll, decision, missing, progress) for _ in range(workers)])
+        await together(_work(file, dataset, roll, decision, missing, progress) for _ in range(workers))
     # On a thread: serve goes on with rollouts meanwhile.
     return await asyncio.to_thread(_conclude, file, started, before)
 
@@ -75,14 +76,3 @@ async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, decision: D
     except ROW_ERRORS as error:
         return skipped(number, reason_of(error), str(error))
     return answered(number, rollout, decision)
-
-
-async def _all(works: list[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all. When one fails the others are cancelled, and its error is raised as it is."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
