@@ -1,0 +1,34 @@
+"""A learner on the small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.trainer.learner.learning import Build
+
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.optimizer import build_optimizer, build_schedule
+from gristmill_trainer.policy import Lora, ModelSource, Policy
+from gristmill_trainer.settings import TrainerSettings
+
+
+@pytest.fixture
+def build(model_dir: Path) -> Build:
+    """A learner on the small model, with these settings."""
+
+    def learner(*, reference: Policy | None = None, plain: bool = False, **settings: Any) -> Learner:
+        """`plain`: plain steps along the gradient, which hide nothing of it. Adam's hide its size."""
+        defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
+        chosen = TrainerSettings(**(defaults | settings))
+        source = ModelSource(str(model_dir), str(model_dir), None, 512)
+        lora = Lora(chosen.lora_rank, chosen.lora_alpha) if chosen.lora_rank else None
+        policy = Policy(source, "cpu", packing=chosen.packing, checkpointing=chosen.gradient_checkpointing, lora=lora)
+        parameters = policy.trained_parameters()
+        optimizer = torch.optim.SGD(parameters, lr=1.0) if plain else build_optimizer(chosen, parameters)
+        schedule = build_schedule(optimizer, chosen, chosen.training_steps)
+        return Learner(policy, optimizer, chosen, schedule=schedule, max_completion_length=16, reference=reference)
+
+    return learner

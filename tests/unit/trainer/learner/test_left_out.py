@@ -1,0 +1,103 @@
+"""Updates and steps that are left out or given up: whole, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, moments, weights
+
+from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.optimizer import learning_rate_factor
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_leaves_everything_bit_for_bit(build: Build, bad: float) -> None:
+    learner, samples = build(batch_size=2), make_samples()
+    learner.step(samples, 1)
+    before, state = weights(learner), moments(learner)
+    advantages = samples[5].advantages.copy()
+    advantages[-1] = bad
+    broken = [*samples[:5], replace(samples[5], advantages=advantages), *samples[6:]]
+    result = learner.step(broken, 2)
+    assert result.skipped is not None
+    assert "loss" in result.skipped
+    assert_same_bits(weights(learner), before)
+    assert all(torch.equal(one, other) for one, other in zip(moments(learner), state, strict=True))
+    after = learner.step(samples, 3)
+    assert after.skipped is None, "nothing of the bad gradient is left"
+    assert math.isfinite(after.grad_norm)
+    assert farthest(weights(learner), before) > 0
+
+
+def test_one_update_of_several_is_left_out_and_the_others_count(build: Build) -> None:
+    learner, samples = build(minibatches=4), make_samples()
+    bad = replace(samples[5], advantages=samples[5].advantages * np.float32(np.nan))
+    before = weights(learner)
+    result = learner.step([*samples[:5], bad, *samples[6:]], 1)
+    assert (result.skipped, result.left_out) == (None, 1)
+    assert math.isfinite(result.loss)
+    assert math.isfinite(result.grad_norm)
+    assert farthest(weights(learner), before) > 0
+    none = learner.step([replace(one, advantages=bad.advantages[-1:].repeat(len(one))) for one in samples], 2)
+    assert none.left_out == 4
+    assert none.skipped is not None
+
+
+def test_without_a_trained_token_nothing_moves_but_the_schedule(build: Build) -> None:
+    learner, samples = build(lr_schedule="linear", training_steps=4), make_samples()
+    learner.step(samples, 1)
+    before, state = weights(learner), moments(learner)
+    for left in ([replace(one, trained=np.zeros_like(one.trained)) for one in samples], []):
+        result = learner.step(left, 2)
+        assert result.skipped is not None
+        assert "nothing is left" in result.skipped
+        assert math.isnan(result.loss)
+    assert_same_bits(weights(learner), before)
+    assert all(torch.equal(one, other) for one, other in zip(moments(learner), state, strict=True))
+    assert learner.learning_rate == pytest.approx(1e-3 * learning_rate_factor(3, "linear", 0, 4))
+
+
+def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
+    learner, untouched, samples = build(batch_size=2), build(batch_size=2), make_samples()
+    answers: Iterator[bool] = iter([True, True, False])
+    with pytest.raises(AbandonedError) as abandoned:
+        learner.step(samples, 1, lambda: next(answers))
+    assert abandoned.value.untouched
+    assert_same_bits(weights(learner), weights(untouched))
+    assert learner.step(samples, 1).loss == untouched.step(samples, 1).loss
+    assert_same_bits(weights(learner), weights(untouched))
+
+
+def test_a_step_that_is_given_up_after_an_update_says_so(build: Build) -> None:
+    learner, samples = build(minibatches=2), make_samples()
+    before = weights(learner)
+    answers: Iterator[bool] = iter([True, False])
+    with pytest.raises(AbandonedError) as abandoned:
+        learner.step(samples, 1, lambda: next(answers))
+    assert not abandoned.value.untouched
+    assert farthest(weights(learner), before) > 0
+
+
+def test_a_step_given_up_after_an_update_that_was_left_out_is_untouched(build: Build) -> None:
+    learner = build(num_epochs=2)
+    broken = [replace(sample, advantages=sample.advantages * np.float32(np.nan)) for sample in make_samples()]
+    before = weights(learner)
+    answers: Iterator[bool] = iter([True, False])
+    with pytest.raises(AbandonedError) as abandoned:
+        learner.step(broken, 1, lambda: next(answers))
+    assert abandoned.value.untouched
+    assert_same_bits(weights(learner), before)
+
+
+def test_the_schedule_goes_on_once_a_step(build: Build) -> None:
+    learner = build(num_epochs=2, minibatches=2, warmup_steps=2, lr_schedule="linear", training_steps=6)
+    samples, rates = make_samples(), []
+    for step in range(1, 7):
+        rates.append(learner.learning_rate)
+        learner.step(samples, step)
+    assert rates == pytest.approx([1e-3 * learning_rate_factor(done, "linear", 2, 6) for done in range(6)])

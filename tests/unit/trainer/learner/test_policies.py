@@ -1,0 +1,152 @@
+"""The policies beside the one that is trained: old, rollout, reference, teacher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.trainer.learner.learning import Build, farthest, make_samples, teach, weights
+
+from gristmill_trainer.data.sample import Sample, Teacher
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.observed import measure
+
+
+def test_the_old_policy_is_the_one_before_the_first_update(build: Build) -> None:
+    learner, samples = build(num_epochs=2, learning_rate=1e-2), make_samples()
+    tokens = sum(sample.trained_tokens for sample in samples)
+    before = np.concatenate([row[one.trained] for row, one in zip(learner.logprobs(samples), samples, strict=True)])
+    seen = learner.step(samples, 1).seen
+    ratio = np.exp(seen.logprobs - seen.old_logprobs)
+    assert len(ratio) == 2 * tokens
+    assert ratio[:tokens] == pytest.approx(1.0, abs=1e-5)
+    assert np.abs(ratio[tokens:] - 1.0).max() > 0.01
+    assert seen.old_logprobs[:tokens] == pytest.approx(before, abs=1e-6)
+    assert seen.old_logprobs[tokens:] == pytest.approx(before, abs=1e-6)
+
+
+def test_the_second_minibatch_meets_a_policy_that_has_moved(build: Build) -> None:
+    learner, samples = build(minibatches=4, learning_rate=1e-2), make_samples()
+    result = learner.step(samples, 1)
+    assert len(result.seen.logprobs) == sum(sample.trained_tokens for sample in samples), "each token once"
+    assert result.tokens == sum(len(sample) for sample in samples)
+    ratio = np.exp(result.seen.logprobs - result.seen.old_logprobs)
+    assert np.abs(ratio - 1.0).max() > 0.01
+    assert np.abs(ratio - 1.0).min() <= 1e-5, "the first minibatch meets the old policy"
+
+
+def test_one_update_needs_no_old_policy(build: Build) -> None:
+    seen = build().step(make_samples(), 1).seen
+    assert np.array_equal(seen.logprobs, seen.old_logprobs)
+
+
+def test_the_old_policy_stands_in_for_a_rollout_policy_that_nobody_recorded(build: Build) -> None:
+    samples = make_samples()
+    unknown = [
+        replace(one, rollout_logprobs=np.where(one.trained, np.nan, 0).astype(np.float32), rollout_known=False)
+        for one in samples
+    ]
+    learner, corrected = build(importance_cap=1.5), build(importance_correction="none")
+    result = learner.step(unknown, 1)
+    assert result.skipped is None
+    assert np.array_equal(result.seen.rollout_logprobs, result.seen.old_logprobs)
+    assert result.loss == pytest.approx(corrected.step(samples, 1).loss, abs=1e-6)
+    assert farthest(weights(learner), weights(corrected)) <= 1e-6
+
+
+def test_the_rollout_policy_counts_where_it_is_known(build: Build) -> None:
+    samples = make_samples()
+    assert abs(build().step(samples, 1).loss - build(importance_correction="none").step(samples, 1).loss) > 1e-4
+
+
+def with_reference(learner: Learner, samples: Sequence[Sample], shift: float = 0.0) -> list[Sample]:
+    found = learner.logprobs(samples)
+    return [
+        replace(one, ref_logprobs=np.where(one.trained, row + shift, 0).astype(np.float32))
+        for one, row in zip(samples, found, strict=True)
+    ]
+
+
+def test_a_groups_own_reference_is_used_and_no_model_is_needed(build: Build) -> None:
+    samples = make_samples()
+    near, far = build(kl_beta=1.0), build(kl_beta=1.0)
+    assert near.step(with_reference(near, samples), 1).loss == pytest.approx(build().step(samples, 1).loss, abs=1e-6)
+    # k3 of a difference of 0.5 at every token.
+    penalty = math.exp(0.5) - 1 - 0.5
+    loss = far.step(with_reference(far, samples, shift=0.5), 1).loss
+    assert loss == pytest.approx(build().step(samples, 1).loss + penalty, abs=1e-5)
+
+
+def test_the_reference_model_speaks_where_groups_do_not(build: Build) -> None:
+    samples, moved = make_samples(), build(learning_rate=1e-2)
+    teach(moved, samples, steps=3)
+    own, model = build(kl_beta=1.0), build(kl_beta=1.0, reference=moved.policy)
+    spoken = moved.logprobs(samples)
+    brought = [replace(one, ref_logprobs=row) for one, row in zip(samples, spoken, strict=True)]
+    wanted = own.step(brought, 1)
+    # One group brings its own, and it stands.
+    found = model.step([*brought[:2], *samples[2:]], 1)
+    assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
+    assert found.seen.ref_logprobs == pytest.approx(wanted.seen.ref_logprobs, abs=1e-6)
+    assert wanted.loss > build().step(samples, 1).loss + 1e-3
+
+
+def test_with_lora_the_reference_is_the_policy_without_its_adapters(build: Build) -> None:
+    samples = make_samples()
+    model = build().policy
+    torch.manual_seed(0)
+    without = build(lora_rank=2, kl_beta=1.0)
+    torch.manual_seed(0)
+    beside = build(lora_rank=2, kl_beta=1.0, reference=model)
+    for step in range(1, 4):
+        free, loaded = without.step(samples, step), beside.step(samples, step)
+        assert free.loss == pytest.approx(loaded.loss, abs=1e-6)
+        assert free.grad_norm == pytest.approx(loaded.grad_norm, rel=1e-5)
+    assert measure(free.seen).kl_ref == pytest.approx(measure(loaded.seen).kl_ref, abs=1e-6)
+    assert abs(free.seen.logprobs - free.seen.ref_logprobs).max() > 1e-3, "the adapters have not moved"
+
+
+def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(build: Build) -> None:
+    learner, samples = build(batch_size=2), make_samples()
+    seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).seen
+    assert np.isnan(seen.ref_logprobs).any()
+    assert measure(seen).kl_ref is None
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(build: Build, direction: str) -> None:
+    """Of a teacher of two tokens, some places bring one, and others none: what is absent must not pull."""
+    learner = build(distill_divergence=direction, plain=True, max_grad_norm=1e6)
+    silent = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
+    ids = [np.stack([one.tokens, (one.tokens + 1) % 64], axis=1).astype(np.int32) for one in silent]
+    spoken = []
+    for column in (0, 1):
+        # The policy's own words: its log-probability of each token where it would stand.
+        asked = [
+            replace(one, tokens=np.where(one.trained, own[:, column], one.tokens).astype(np.int32))
+            for one, own in zip(silent, ids, strict=True)
+        ]
+        spoken.append([_first_trained(learner, one, other) for one, other in zip(silent, asked, strict=True)])
+    taught = []
+    for number, (one, own) in enumerate(zip(silent, ids, strict=True)):
+        first = int(np.flatnonzero(one.trained)[0])
+        known, said = np.full_like(own, -1), np.zeros(own.shape, np.float32)
+        for column in range(1 + number % 2):
+            known[first, column], said[first, column] = own[first, column], spoken[column][number]
+        taught.append(replace(one, teacher=Teacher(known, said)))
+    result = learner.step(taught, 1)
+    assert result.loss == pytest.approx(0, abs=1e-6)
+    assert result.grad_norm <= 1e-4
+    # And one that differs is learned from.
+    apart = [replace(one, teacher=Teacher(one.teacher.ids, one.teacher.logprobs - 1)) for one in taught if one.teacher]
+    assert build(distill_divergence=direction).step(apart, 1).loss > 1e-3
+
+
+def _first_trained(learner: Learner, one: Sample, other: Sample) -> float:
+    """The policy's log-probability of `other`'s first trained token, after `one`'s prompt."""
+    first = int(np.flatnonzero(one.trained)[0])
+    return float(learner.logprobs([other])[0][first])

@@ -1,0 +1,64 @@
+"""What a step tells: clips, weights, log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.trainer.learner.learning import Build, make_samples
+from transformers import AutoModelForCausalLM
+
+from gristmill_trainer.observed import measure
+
+
+def test_what_is_told_of_clips_is_what_the_objective_clips(build: Build) -> None:
+    """Ratios that moved far, by old log-probabilities that are far away: the share of tokens without a gradient."""
+    samples = make_samples()
+    now = build().logprobs(samples)
+    moved = [
+        replace(one, old_logprobs=np.where(one.trained, row - 2.0, 0).astype(np.float32))
+        for one, row in zip(samples, now, strict=True)
+    ]
+    positive = np.concatenate([one.advantages[one.trained] > 0 for one in samples])
+    for objective, share in (("dapo", positive.mean()), ("cispo", 1.0), ("gspo", positive.mean())):
+        found = measure(build(objective=objective).step(moved, 1).seen)
+        assert found.clip_high_share == pytest.approx(share), objective
+        assert found.clip_low_share == 0.0
+        assert found.ratio is not None
+        assert found.ratio["p50"] == pytest.approx(math.exp(2.0), rel=1e-3)
+    assert measure(build(objective="cispo", clip_epsilon_high=8.0).step(moved, 1).seen).clip_high_share == 0.0
+
+
+def test_a_sequences_weight_is_told_where_a_sequences_weight_is_used(build: Build) -> None:
+    samples = make_samples()
+    now = build().logprobs(samples)
+    known = [
+        replace(one, rollout_logprobs=np.where(one.trained, row - 0.1, 0).astype(np.float32))
+        for one, row in zip(samples, now, strict=True)
+    ]
+    token = measure(build(importance_cap=1.5).step(known, 1).seen)
+    sequence = measure(build(importance_cap=1.5, importance_level="sequence").step(known, 1).seen)
+    lengths = np.repeat([one.trained_tokens for one in samples], [one.trained_tokens for one in samples])
+    assert token.importance is not None
+    assert sequence.importance is not None
+    assert token.importance["max"] == pytest.approx(math.exp(0.1), rel=1e-3)
+    assert token.importance_capped_share == 0.0
+    assert sequence.importance["max"] == pytest.approx(math.exp(0.1 * lengths.max()), rel=1e-3)
+    assert sequence.importance_capped_share == pytest.approx((np.exp(0.1 * lengths) > 1.5).mean())
+
+
+def test_scores_are_the_models_own(build: Build, model_dir: Path) -> None:
+    learner, samples = build(token_budget=24), make_samples()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir)
+    for sample, found in zip(samples, learner.logprobs(samples), strict=True):
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+        with torch.no_grad():
+            logits = model(input_ids=tokens[None]).logits[0, :-1].double() / 0.8
+        wanted = logits.log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1).numpy()
+        assert found[1:][sample.trained[1:]] == pytest.approx(wanted[sample.trained[1:]], abs=1e-5)
+        assert not found[~sample.trained].any()
