@@ -1,0 +1,172 @@
+"""Rewards that hang, spin or block their loop: an error of exactly the samples concerned, and nothing else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, Waiting, fine, fine_async
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.running import runner
+
+
+def spins(completion: str) -> float:
+    while completion == "bad":
+        pass
+    return 1.0
+
+
+async def spins_async(completion: str) -> float:
+    return spins(completion)
+
+
+HANGS = {
+    "hangs": "it took longer than 0.3 s",
+    "hangs_async": "it took longer than 0.3 s",
+    "blocks": "it blocked its event loop for 0.3 s; await what it waits for, or use def",
+    "blocks_in_a_task": "it blocked its event loop for 0.3 s; await what it waits for, or use def",
+    "spins": "it took longer than 0.3 s",
+    "spins_async": "it blocked its event loop for 0.3 s; await what it waits for, or use def",
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: Waiting, name: str) -> None:
+    reward = {"spins": spins, "spins_async": spins_async}.get(name) or getattr(waiting, name)
+    made = scorer(fine, reward, fine_async, timeout=0.3)
+    scores = await made.score(GROUP)
+    assert [score.error for score in scores] == [None, f"{name}: {HANGS[name]}", None, None]
+    assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
+    assert made.errors == {name: 1}
+
+
+@pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
+async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, waiting: Waiting, name: str) -> None:
+    """Fifty groups are scored, by rewards of both kinds, while one still hangs; nothing waits for its deadline.
+
+    The group's other rewards are not waited for by anybody else either.
+    """
+    made = scorer(fine, getattr(waiting, name))
+    stuck = asyncio.create_task(made.score([BAD, GOOD]))
+    await asyncio.to_thread(waiting.begun.acquire)
+    others = scorer(fine, fine_async) if name == "blocks" else made
+    for _ in range(50):
+        assert all(score.error is None for score in await others.score([GOOD] * 4))
+    assert not stuck.done()
+    stuck.cancel()
+
+
+@pytest.mark.parametrize("name", ["blocks", "spins_async"])
+async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make, waiting: Waiting, name: str) -> None:
+    """Also where the blocked thread can be freed at once, and so cancels them itself."""
+    called: list[str] = []
+
+    async def judge(completion: str) -> float:
+        called.append(completion)
+        if len(called) <= 2:
+            await asyncio.get_running_loop().create_future()  # what it waits for comes by the loop that is blocked
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    made = scorer(judge, spins_async if name == "spins_async" else waiting.blocks, timeout=0.3)
+    scores = await made.score([BAD, GOOD])
+    assert [score.parts["judge"] for score in scores] == [1.0, 1.0]
+    assert [score.error is None for score in scores] == [False, True]
+    assert sorted(called) == ["bad", "bad", "good", "good"]
+    # From now on it blocks a loop of its own: a judge that waits is not begun a second time.
+    called[:] = ["", ""]
+    assert [score.parts["judge"] for score in await made.score([BAD, GOOD])] == [1.0, 1.0]
+    assert called[2:] == ["bad", "good"]
+
+
+async def test_a_stopped_loop_goes_on(scorer: Make) -> None:
+    async def stops(completion: str) -> float:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        return 1.0
+
+    made = scorer(stops)
+    assert [score.total for score in await made.score(GROUP)] == [1.0] * 4
+
+
+async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> None:
+    """What the others wait for comes while the loop is blocked, and is seen only after their deadline."""
+
+    async def blocks_for_a_while(completion: str) -> float:
+        await asyncio.sleep(2.8)
+        time.sleep(1.0)  # noqa: ASYNC251
+        return 1.0
+
+    async def waits(completion: str) -> float:
+        await asyncio.sleep(2.9)
+        return 1.0
+
+    made = scorer(blocks_for_a_while, waits, timeout=3.0)
+    assert [score.failed for score in await made.score([GOOD])] == [{}]
+
+
+async def test_a_process_that_stood_still_blames_nobody(scorer: Make) -> None:
+    def holds_the_lock(completion: str) -> float:
+        if completion == "bad":
+            ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL: the interpreter's lock is not let go
+        return 1.0
+
+    async def waits(completion: str) -> float:
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    def waits_too(completion: str) -> float:
+        time.sleep(0.2)
+        return 1.0
+
+    made = scorer(waits, waits_too, holds_the_lock, timeout=0.5)
+    assert [score.failed for score in await made.score(GROUP)] == [{}] * 4
+
+
+async def test_threads_that_spin_are_reclaimed(scorer: Make) -> None:
+    made = scorer(spins, timeout=0.1)
+    for _ in range(runner.MOST_HANGING + 2):  # more than may hang: none of them does for good
+        [score] = await made.score([BAD])
+        assert score.error is not None
+    [score] = await made.score([GOOD])
+    assert score.total == 1.0
+
+
+@pytest.mark.parametrize("name", ["hangs", "blocks"])
+async def test_too_many_threads_that_hang_end_the_run(
+    scorer: Make, waiting: Waiting, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST_HANGING", 3)
+    made = scorer(getattr(waiting, name), fine, timeout=0.1)
+    for _ in range(3):
+        [score] = await made.score([BAD])
+        assert score.error is not None
+    with pytest.raises(RewardError, match=f"reward '{name}' hangs: 4 threads are lost"):
+        await made.score([BAD])
+    with pytest.raises(RewardError, match=f"reward '{name}' hangs"):
+        await made.score([GOOD])
+
+
+HANGS_AT_EXIT = """
+import asyncio, time
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
+def hangs(completion): time.sleep(1000)
+async def blocks(completion): time.sleep(1000)
+async def main():
+    rewards = [WeightedReward(create_reward(function), 1.0) for function in (hangs, blocks)]
+    async with Scorer(rewards, has_answer=True, timeout=0.1) as scorer:
+        print((await scorer.score([Sample("")]))[0].failed)
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_a_reward_hangs() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS_AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "'hangs': 'it took longer" in done.stdout
+    assert "'blocks': 'it blocked its event loop" in done.stdout
