@@ -7,7 +7,6 @@ is versioned by its media type and its `format` key; readers ignore keys they do
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from dataclasses import dataclass, field
@@ -260,10 +259,8 @@ def _check(group: TrajectoryGroup) -> None:
     highest = _finite("logprobs", group.logprobs)
     if highest > 1e-3:
         raise GroupError(f"log-probabilities must not be positive, found {highest:.4f}")
-    starts = list(itertools.accumulate(lengths[:-1], initial=0))
-    trained = np.logical_or.reduceat(group.mask, starts)
-    if not trained.all():
-        raise GroupError(f"sequence {int(trained.argmin())} has no trained token (an all-zero mask)")
+    if not group.mask.any():
+        raise GroupError("no token of the group is trained (an all-zero mask)")
     if not 0 < group.sampling.temperature < float("inf"):
         raise GroupError(f"sampling temperature must be positive, found {group.sampling.temperature}")
     for index, (spans, length) in enumerate(zip(group.versions, lengths, strict=True)):

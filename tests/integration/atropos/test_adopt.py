@@ -12,6 +12,10 @@ from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
 from gristmill import Client, PolicyVersion
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.rejected import Reason
+from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.settings.advantages import AdvantageSettings
 
 RUN = "default"
 
@@ -92,14 +96,15 @@ async def test_what_it_gives_back_goes_out_as_json_again(http: httpx.AsyncClient
     assert drawn == [expand({"group": 2, "is": 1}), expand({"group": 2, "is": 2})]
 
 
-async def test_sequences_of_which_nothing_is_trained_are_left_out(http: httpx.AsyncClient, client: Client) -> None:
+async def test_a_sequence_that_is_not_trained_is_one_of_its_group(http: httpx.AsyncClient, client: Client) -> None:
     group = expand({"group": 3, "is": 1})
     group["masks"][1] = [-100, -100]
     (await http.post("/scored_data", json=group)).raise_for_status()
     incarnation, _ = await client.take(RUN, settings(), [])
     batch = await client.lease(RUN, incarnation, "b1", 1, wait=0)
     assert batch is not None
-    assert batch[0].rewards.tolist() == [0.0, 2.0]
-    assert (await client.status(RUN)).sequences["leased"] == 2
-    await client.nack(RUN, incarnation, ["b1"])
-    assert (await client.status(RUN)).sequences == {"ready": 2, "leased": 0, "dead": 0}
+    assert batch[0].rewards.tolist() == [0.0, 1.0, 2.0], "its reward is in the mean of the group"
+    limits = Limits(vocabulary=2**31, seq_len=99, policy=PolicyVersion(1, 0))
+    prepared = to_samples(batch, limits, AdvantageSettings(advantage_scale="none"))
+    assert [(one.sequence, one.reason) for one in prepared.rejected] == [(1, Reason.NOTHING_TRAINED)]
+    assert [float(one.advantages[-1]) for one in prepared.samples] == [-1.0, 1.0]

@@ -60,7 +60,7 @@ def _broken(**changes: Any) -> bytes:
         (_broken(logprobs=np.full(8, 0.5, "<f4").tobytes()), "positive"),
         (_broken(rewards=np.array([1, np.inf], "<f4").tobytes()), "rewards holds NaN"),
         (_broken(rewards=np.array([1], "<f4").tobytes()), "rewards has 1 entries for 2"),
-        (_broken(mask=b"\x00"), "no trained token"),
+        (_broken(mask=b"\x00"), "no token of the group is trained"),
         (_broken(mask=b"\xff\xff"), "mask has 2 bytes"),
         (_broken(reward_parts={"length": [1.0]}), "reward_parts"),
         (_broken(finish_reasons=["stop"]), "finish_reasons"),

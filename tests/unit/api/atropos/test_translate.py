@@ -79,15 +79,26 @@ async def test_json_goes_out_as_it_came() -> None:
     assert json.loads(await as_json(binary(full()).encode())) == full()
 
 
-def test_sequences_that_are_not_trained_are_left_out() -> None:
+def test_a_sequence_that_is_not_trained_stays_one_of_its_group() -> None:
     group = full()
     group["masks"][0] = [-100, -100, -100]
+    found = TrajectoryGroup.decode(binary(group).encode())
+    assert found.lengths.tolist() == [3, 4]
+    assert not found.mask[:3].any()
+    assert found.rewards.tolist() == group["scores"]
+
+
+def test_positions_that_an_environment_filled_have_no_teacher() -> None:
+    group = small()
+    group |= {"distill_token_ids": [[[0, 0], [2, 7]]], "distill_logprobs": [[[0.0, 0.0], [-0.1, -3.0]]]}
     found = binary(group)
-    assert found.tokens.tolist() == [1, 2, 4, 5]
-    assert found.rewards.tolist() == [-0.5]
-    assert found.overrides == {"sequences": [{}], "group": {"group_size": 2}}
-    assert found.messages == group["messages"][1:]
-    found.encode()
+    assert found.distill_ids is not None
+    assert found.distill_logprobs is not None
+    assert found.distill_ids.tolist() == [-1, -1, 2, 7]
+    assert found.distill_logprobs.tolist() == pytest.approx([0.0, 0.0, -0.1, -3.0])
+    sure = binary({**small(), "distill_token_ids": [[[0], [2]]], "distill_logprobs": [[[0.0], [0.0]]]})
+    assert sure.distill_ids is not None
+    assert sure.distill_ids.tolist() == [0, 2], "a teacher of one token may be certain"
 
 
 def _with(**changes: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,47 @@ def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: T
 def test_what_a_kill_tore_is_cleared_away(training: Training, tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(1)).path
     (tmp_path / ".step-000002.partial").mkdir()
+    (tmp_path / ".step-000000.removed").mkdir()
     path.rename(tmp_path / ".step-000001.replaced")
     resumption = find_resumption(CheckpointStore(tmp_path, kept=2), "auto")
     assert resumption is not None
     assert resumption.step == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_kill_within_pruning_leaves_nothing_in_the_way(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, **_: object) -> None:
+        if path.name.startswith(".step-000001"):
+            (path / "trainer_state.json").unlink()
+            raise KeyboardInterrupt
+
+    store = CheckpointStore(tmp_path, kept=1)
+    store.save(training.learner, progress(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(training.learner, progress(2))
+    resumption = find_resumption(CheckpointStore(tmp_path, kept=1), "auto")
+    assert resumption is not None
+    assert resumption.step == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_one_that_does_not_tell_its_version_does_not_end_a_training(training: Training, tmp_path: Path) -> None:
+    """Nor does it stand in the way of one that is named, or of a checkpoint of its step."""
+    store = CheckpointStore(tmp_path, kept=2)
+    for step in (1, 2):
+        store.save(training.learner, progress(step))
+    (tmp_path / "step-000002" / "trainer_state.json").unlink()
+    resumption = find_resumption(store, str(tmp_path / "step-000001"))
+    assert resumption is not None
+    assert resumption.step == 1
+    store.save(training.learner, progress(3))
+    store.save(training.learner, progress(2, 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+    assert store.newest() == tmp_path / "step-000002"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "random.pt", "config.json"])

@@ -78,6 +78,15 @@ def test_the_folder_that_was_named_may_be_pruned_since(store: CheckpointStore, t
     assert (found.step, found.own, found.origin) == (3, True, str(named))
 
 
+def test_a_folder_of_this_run_is_known_by_any_of_its_names(store: CheckpointStore, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(store.folder)
+    for named in (tmp_path / "link" / "step-000002", store.folder / ".." / store.folder.name / "step-000002"):
+        for same in (store, CheckpointStore(tmp_path / "link", kept=3)):
+            found = find_resumption(same, str(named))
+            assert found is not None
+            assert (found.own, found.step) == (True, 2)
+
+
 def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> None:
     """As the error about the broken one advises."""
     (store.folder / "step-000004" / "optimizer.pt").unlink()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from gristmill import GroupError, TrajectoryGroup
+from gristmill import GroupError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.atropos.translate import is_json, to_group
@@ -47,13 +47,11 @@ async def _adopt(store: Store, run_id: str, batch_id: str, group_id: str) -> Non
         raise errors.lease_lost(run_id, [batch_id])
     if not is_json(text):
         return  # by a call at the same time
-    body, group = await asyncio.to_thread(_binary, text, group_id, run_id, version)
-    arguments = group_id, batch_id, group.size, len(group.tokens), body
-    status, *_ = await store.scripts.run("adopt", keys.prefix(run_id), *arguments)
+    body = await asyncio.to_thread(_binary, text, group_id, run_id, version)
+    status, *_ = await store.scripts.run("adopt", keys.prefix(run_id), group_id, batch_id, body)
     if status != b"OK":
         raise errors.lease_lost(run_id, [batch_id])
 
 
-def _binary(text: bytes, group_id: str, run_id: str, version: str) -> tuple[bytes, TrajectoryGroup]:
-    group = to_group(text, group_id, run_id, int(group_id[1:]), version)
-    return group.encode(), group
+def _binary(text: bytes, group_id: str, run_id: str, version: str) -> bytes:
+    return to_group(text, group_id, run_id, int(group_id[1:]), version).encode()

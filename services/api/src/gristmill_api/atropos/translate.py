@@ -9,6 +9,7 @@ Values that one side has and the other has not:
     no inference_logprobs                                                <->  logprobs_known is False
     images, and what else generation_params has                          <->  meta
     distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0
+    distill_* of k > 1 times the same id, each of probability 1           ->  a position without a teacher
     policy version        JSON has none: stamped when the group was received
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -73,7 +74,6 @@ def _as_json(payload: bytes) -> bytes:
 def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
     """Atropos' JSON as a binary group. `version`: the weights that were served when it came.
 
-    Sequences of which no token is trained are left out: they carry no gradient, and /v1 knows no such sequence.
     Raises GroupError for a group that /v1 cannot say: inference_logprobs that miss a trained token, token ids
     below zero, nothing trained at all.
     """
@@ -86,12 +86,10 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
 
 def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
     masks = [np.array(mask, np.int64) != NOT_TRAINED for mask in scored.masks]
-    kept = [index for index, mask in enumerate(masks) if mask.any()]
-    if not kept:
-        raise GroupError("no token of it is trained (every mask is -100)")
-    mask = np.concatenate([masks[index] for index in kept])
-    logprobs = _optional(scored.inference_logprobs, kept)
-    lengths = np.array([len(scored.tokens[index]) for index in kept], np.int32)
+    mask = np.concatenate(masks)
+    logprobs = _optional(scored.inference_logprobs)
+    lengths = np.array([len(tokens) for tokens in scored.tokens], np.int32)
+    distill_ids, distill_logprobs = _teacher(scored)
     params = dict(scored.generation_params or {})
     return TrajectoryGroup(
         group_id=group_id,
@@ -99,20 +97,20 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
         env_id="atropos" if scored.env_id is None else f"atropos-{scored.env_id}",
         row=row,
         lengths=lengths,
-        tokens=np.concatenate([np.array(scored.tokens[index], np.int32) for index in kept]),
+        tokens=np.concatenate([np.array(tokens, np.int32) for tokens in scored.tokens]),
         logprobs=np.zeros(len(mask), np.float32) if logprobs is None else np.where(mask, logprobs, np.float32(0)),
         mask=mask,
-        rewards=np.array([scored.scores[index] for index in kept], np.float32),
+        rewards=np.array(scored.scores, np.float32),
         reward_parts={},
-        finish_reasons=["stop"] * len(kept),
+        finish_reasons=["stop"] * len(masks),
         sampling=_sampling(params, int(lengths.max())),
-        versions=[[VersionSpan(version, 0, _completion(masks[index]))] for index in kept],
-        advantages=_optional(scored.advantages, kept),
-        ref_logprobs=_optional(scored.ref_logprobs, kept),
-        distill_ids=_padded(scored.distill_token_ids, kept, _PADDING, np.int32),
-        distill_logprobs=_padded(scored.distill_logprobs, kept, 0.0, np.float32),
-        overrides=_overrides(scored, kept),
-        messages=_of(scored.messages, kept),
+        versions=[[VersionSpan(version, 0, _completion(of_sequence))] for of_sequence in masks],
+        advantages=_optional(scored.advantages),
+        ref_logprobs=_optional(scored.ref_logprobs),
+        distill_ids=distill_ids,
+        distill_logprobs=distill_logprobs,
+        overrides=_overrides(scored),
+        messages=scored.messages or None,
         meta={
             "generation_params": scored.generation_params,
             "images": scored.images,
@@ -158,21 +156,12 @@ def _sampled(group: TrajectoryGroup) -> F32 | None:
     return np.where(group.mask, group.logprobs, np.float32(NOT_SAMPLED)) if group.logprobs_known else None
 
 
-def _flat(rows: Sequence[Sequence[float]], kept: Sequence[int]) -> F32:
-    return np.concatenate([np.array(rows[index], np.float32) for index in kept])
+def _optional(rows: Sequence[Sequence[float]] | None) -> F32 | None:
+    return np.concatenate([np.array(row, np.float32) for row in rows]) if rows else None
 
 
-def _optional(rows: Sequence[Sequence[float]] | None, kept: Sequence[int]) -> F32 | None:
-    return _flat(rows, kept) if rows else None
-
-
-def _of(values: Sequence[Any] | None, kept: Sequence[int]) -> list[Any] | None:
-    """Those of the sequences kept. A list that is shorter than the group cannot be told whose it is, and stays."""
-    return [values[index] for index in kept] if values and len(values) > kept[-1] else list(values or ()) or None
-
-
-def _overrides(scored: _Scored, kept: Sequence[int]) -> dict[str, Any] | None:
-    found = {"sequences": _of(scored.overrides, kept), "group": scored.group_overrides or None}
+def _overrides(scored: _Scored) -> dict[str, Any] | None:
+    found = {"sequences": scored.overrides or None, "group": scored.group_overrides or None}
     return {name: value for name, value in found.items() if value is not None} or None
 
 
@@ -195,17 +184,36 @@ def _completion(mask: Bool) -> int:
     return len(mask) - int(mask.argmax())
 
 
+def _teacher(scored: _Scored) -> tuple[I32 | None, F32 | None]:
+    """Token ids i32[N*K] and log-probabilities f32[N*K], K the widest position. One may come without the other: that is
+    the trainer's to refuse."""
+    ids, logprobs = _positions(scored.distill_token_ids), _positions(scored.distill_logprobs)
+    spoken = [not _fills(*pair) for pair in zip(ids, logprobs, strict=True)] if ids and logprobs else None
+    return _padded(ids, spoken, _PADDING, np.int32), _padded(logprobs, spoken, 0.0, np.float32)
+
+
+_Row = TypeVar("_Row", list[int], list[float])
+
+
+def _positions(rows: list[list[_Row]] | None) -> list[_Row]:
+    return [position for sequence in rows or () for position in sequence]
+
+
+def _fills(ids: list[int], logprobs: list[float]) -> bool:
+    """What environments put where they have nothing to say, such as [0] * k beside [0.0] * k: several times the same
+    token, each time certain, is no distribution."""
+    return len(ids) > 1 and not any(logprobs) and len(set(ids)) == 1
+
+
 def _padded(
-    rows: Sequence[Sequence[Sequence[float]]] | None, kept: Sequence[int], padding: float, dtype: type[Any]
+    positions: Sequence[Sequence[float]], spoken: Sequence[bool] | None, padding: float, dtype: type[Any]
 ) -> Any:
-    """i32|f32[N*K], K the widest position."""
-    if not rows:
+    if not positions:
         return None
-    positions = [position for index in kept for position in rows[index]]
-    width = max(map(len, positions), default=0)
-    flat = np.full((len(positions), width), padding, dtype)
-    for row, position in zip(flat, positions, strict=True):
-        row[: len(position)] = position
+    flat = np.full((len(positions), max(map(len, positions))), padding, dtype)
+    for row, position, present in zip(flat, positions, spoken or itertools.repeat(True), strict=False):
+        if present:
+            row[: len(position)] = position
     return flat.reshape(-1)
 
 

@@ -45,8 +45,8 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
     A folder that is named is where this training began. A trainer that is started again with the same words goes on
     from the newest checkpoint since then, not from the beginning once more.
     """
-    newest = store.newest()
     if resume == "never":
+        newest = store.newest()
         if newest is not None:
             raise CheckpointError(
                 f"resume is 'never', but the run has checkpoints, the newest in {newest}; "
@@ -54,8 +54,9 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
             )
         return None
     if resume == "auto":
+        newest = store.newest()
         return None if newest is None else _own(store.load(newest))
-    named = Path(resume).absolute()
+    named, newest = Path(resume).resolve(), store.newest_readable()
     # Before the folder itself is looked at: the run may have pruned it since.
     if newest is not None and read_progress(newest).origin == str(named):
         checkpoint = store.load(newest)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Checkpoint, Progress, Resumable
 from gristmill_trainer.checkpoint.manifest import remedy, verify, write_manifest
 from gristmill_trainer.checkpoint.random_state import random_state, restore_random_state
@@ -23,11 +24,11 @@ class CheckpointStore:
     """Folders step-000020 and so on in `folder`; the last `kept` stay."""
 
     def __init__(self, folder: Path, kept: int) -> None:
-        self.folder = folder.absolute()
+        self.folder = folder.resolve()
         self._kept = kept
         self.folder.mkdir(parents=True, exist_ok=True)
-        for partial in self.folder.glob(".*.partial"):
-            shutil.rmtree(partial)
+        for left in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
+            shutil.rmtree(left)
         # A kill between the two renames of `save` leaves the old one under this name alone.
         for replaced in self.folder.glob(".*.replaced"):
             name = replaced.name[1:].removesuffix(".replaced")
@@ -37,9 +38,15 @@ class CheckpointStore:
                 replaced.rename(self.folder / name)
 
     def newest(self) -> Path | None:
-        """The folder of the highest policy version. Raises CheckpointError for one that does not tell its own."""
-        folders = self._by_age()
-        return folders[-1] if folders else None
+        """The folder of the highest policy version, not of the highest step: a run that went back to step 10 has its
+        newest weights at step 15, beside those of step 20 that it left behind. Raises CheckpointError for a folder that
+        does not tell its version."""
+        return max(self.folder.glob("step-*"), key=lambda path: read_progress(path).version, default=None)
+
+    def newest_readable(self) -> Path | None:
+        """The same, past folders that do not tell their version."""
+        versions = self._versions()
+        return max(versions, key=lambda path: versions[path], default=None)
 
     def load(self, path: Path) -> Checkpoint:
         """Verify every file of a checkpoint, of this run or another. Raises CheckpointError."""
@@ -62,8 +69,8 @@ class CheckpointStore:
         for entry in (*partial.rglob("*"), partial):
             _sync(entry)
         if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
-            there = read_progress(path).version
-            if there > progress.version:
+            there = _version(path)
+            if there is not None and there > progress.version:
                 shutil.rmtree(partial)
                 raise CheckpointError(
                     f"checkpoint {path} is of version {there}, and version {progress.version} does not replace it: "
@@ -73,8 +80,7 @@ class CheckpointStore:
         partial.rename(path)
         _sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self._by_age()[: -self._kept]:
-            shutil.rmtree(old)
+        self._prune()
         return Checkpoint(path, progress)
 
     @staticmethod
@@ -100,10 +106,17 @@ class CheckpointStore:
         restore_random_state(states[1])
         _LOG.info("resumed from %s", checkpoint.path)
 
-    def _by_age(self) -> list[Path]:
-        """By policy version, not by step: a run that went back to step 10 has its newest weights at step 15, beside
-        those of step 20 that it left behind."""
-        return sorted(self.folder.glob("step-*"), key=lambda path: read_progress(path).version)
+    def _prune(self) -> None:
+        """Away with all but the last `kept`, each out of sight before it is taken apart. One that does not tell its
+        version stays."""
+        versions = self._versions()
+        for old in sorted(versions, key=lambda path: versions[path])[: -self._kept]:
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
+
+    def _versions(self) -> dict[Path, PolicyVersion]:
+        """Those that can be read."""
+        found = {path: _version(path) for path in self.folder.glob("step-*")}
+        return {path: version for path, version in found.items() if version is not None}
 
 
 def read_progress(path: Path) -> Progress:
@@ -112,6 +125,15 @@ def read_progress(path: Path) -> Progress:
         return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path / STATE} is not readable ({error}). {remedy(path)}") from error
+
+
+def _version(path: Path) -> PolicyVersion | None:
+    """None, with a warning, where it cannot be read: what goes on without that one need not end for it."""
+    try:
+        return read_progress(path).version
+    except CheckpointError as error:
+        _LOG.warning("%s", error)
+        return None
 
 
 def _sync(path: Path) -> None:

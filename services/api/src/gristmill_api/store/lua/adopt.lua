@@ -1,18 +1,16 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- A leased group in another form, which is smaller. Sequences of which nothing is trained may be left out of it.
--- ARGV: group id, batch id, sequences, tokens, payload
+-- A leased group in another form, which is smaller.
+-- ARGV: group id, batch id, payload
 -- -> {MISSING} | {LOST} | {OK}
-local id, batch_id, sequences, tokens, body = unpack(ARGV)
+local id, batch_id, body = unpack(ARGV)
 
 if not state() then return {'MISSING'} end
 if redis.call('HGET', LEASED, id) ~= batch_id then return {'LOST'} end
-local before = redis.call('HMGET', group(id), 'sequences', 'bytes')
+local before = redis.call('HGET', group(id), 'bytes')
 redis.call('SET', payload(id), body)
-redis.call('HSET', group(id), 'schema', 'group', 'bytes', #body, 'raw_bytes', #body, 'sequences', sequences, 'tokens',
-  tokens)
-redis.call('HINCRBY', COUNTERS, 'leased_sequences', sequences - before[1])
-redis.call('HINCRBY', COUNTERS, 'leased_bytes', #body - before[2])
-redis.call('HINCRBY', COUNTERS, 'bytes', #body - before[2])
-redis.call('INCRBY', BYTES, #body - before[2])
+redis.call('HSET', group(id), 'schema', 'group', 'bytes', #body, 'raw_bytes', #body)
+redis.call('HINCRBY', COUNTERS, 'leased_bytes', #body - before)
+redis.call('HINCRBY', COUNTERS, 'bytes', #body - before)
+redis.call('INCRBY', BYTES, #body - before)
 return {'OK'}
