@@ -39,7 +39,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int = 0
     """Those that the loss counts."""
     seconds: dict[str, float]
-    """Wall time by phase: wait, pack, train, checkpoint, publish."""
+    """Wall time by phase since the row before: checkpoint and publish (of the step before), wait, pack, train."""
     learning_rate: float = 0.0
     skipped: str | None = None
     """Why the step changed nothing: its loss or gradient was not finite, or nothing was left of its groups."""

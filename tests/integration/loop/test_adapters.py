@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 from gristmill_trainer.publish.token import publish_token
 from local_processes import LocalStack, free_port
 
@@ -81,7 +81,7 @@ def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
     completion, before = _generated(server)
     assert np.abs(_computed(policy, completion) - before).max() < 1e-4, "the first adapter changes something"
 
-    target = OneServer(ModelServer(server.url, publish_token(server.weights_dir), patience=30))
+    target = ModelServers([ModelServer(server.url, publish_token(server.weights_dir), patience=30)])
     folder = server.weights_dir / "followed"
     publisher = FilesystemPublisher(target, folder, policy.source.served_weights, policy.describe_adapters)
     torch.manual_seed(0)

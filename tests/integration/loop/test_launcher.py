@@ -20,7 +20,7 @@ from tests.support.stack import Vllm, start_vllm
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 from gristmill_trainer.publish.token import publish_token
 from local_processes import LocalStack, free_port, listens
 
@@ -52,7 +52,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
     untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, None, 512), "cpu")
-    FilesystemPublisher(OneServer(server), vllm.weights_dir / "untrained", None).publish(
+    FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "untrained", None).publish(
         untrained.served_tensors(), PolicyVersion(1, 0)
     )
     assert exact_match(vllm.url) <= 0.35

@@ -14,7 +14,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 from gristmill_trainer.publish.token import publish_token
 
 PROMPT = [40 + place % 20 for place in range(300)]
@@ -36,7 +36,7 @@ def policy(vllm: Vllm) -> Policy:
 def publisher(vllm: Vllm) -> FilesystemPublisher:
     server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
-    return FilesystemPublisher(OneServer(server), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    return FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
 
 
 def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:

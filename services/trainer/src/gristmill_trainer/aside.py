@@ -55,21 +55,21 @@ def read_aside(path: Path) -> tuple[list[TrajectoryGroup], Reason]:
 
 @dataclass
 class SkippedSteps:
-    """Counts the steps in a row that trained nothing.
+    """Counts the steps in a row that trained nothing, or left an update out.
 
     A skipped step is a step: its groups were used up, its number is taken and its version published, with the weights
     of the one before. (The API counts permits by steps; repeating the number would ask for groups that never come.)
     """
 
     allowed: int
-    """Steps in a row that may be skipped; one more ends the training."""
+    """Steps in a row that may be so; one more ends the training."""
     files: list[str] = field(default_factory=list)
-    """Of the steps skipped in a row so far. They are in every checkpoint: a trainer that is started again counts on."""
+    """Of those in a row so far. They are in every checkpoint: a trainer that is started again counts on."""
 
     def skipped(self, file: Path, problem: str) -> None:
         """One more."""
         self.files.append(str(file))
-        _LOG.warning("step skipped: %s; its groups are kept in %s", problem, file)
+        _LOG.warning("step not trained on, or not on all of it: %s; its groups are kept in %s", problem, file)
 
     @property
     def too_many(self) -> bool:
@@ -79,12 +79,12 @@ class SkippedSteps:
         """Raises TrainerError: once a checkpoint covers them, and whenever the training is resumed from that one."""
         if self.too_many:
             raise TrainerError(
-                f"{len(self.files)} steps in a row had no finite loss and gradient. Their groups are kept, with the "
-                f"reasons beside: {', '.join(self.files)}. Look at them; then begin another run from a checkpoint "
-                "(RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a higher "
-                "max_skipped_steps"
+                f"{len(self.files)} steps in a row had updates without a finite loss and gradient. Their groups are "
+                f"kept, with the reasons beside: {', '.join(self.files)}. Look at them; begin another from a "
+                "checkpoint (RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a "
+                "higher max_skipped_steps"
             )
 
     def trained(self) -> None:
-        """A step was finite: the count begins anew."""
+        """All of a step was finite: the count begins anew."""
         self.files.clear()

@@ -56,6 +56,8 @@ class StepResult:
     """Why the step changed nothing: nothing was left to train on, or no update was finite."""
     left_out: int = 0
     """Updates whose loss or gradient was not finite."""
+    problem: str | None = None
+    """What was not finite in the last of those."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ class Learner:
     def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
         """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
 
-        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it. So it
-        does without any trained token: AdamW's momentum would move it on. The schedule goes on in any case.
+        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it. So is one
+        without any trained token: AdamW's momentum would move the policy on. The schedule goes on in any case.
         `go_on` is asked before each micro-batch, on rank 0; where it says no, every rank raises AbandonedError.
         """
         settings = self._settings
@@ -115,7 +117,10 @@ class Learner:
             return self._nothing()
         for epoch in range(settings.num_epochs):
             for part in split(groups, settings.minibatches, seed=settings.seed, step=step, epoch=epoch):
-                update = self._update([samples[number] for number in part], go_on, untouched=not taken)
+                members = [samples[number] for number in part]
+                if not any(sample.trained_tokens for sample in members):
+                    continue
+                update = self._update(members, go_on, untouched=not taken)
                 found = _not_finite(update)
                 if found is None:
                     self.optimizer.step()
@@ -137,6 +142,7 @@ class Learner:
             flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
             skipped=None if taken else problem,
             left_out=len(left_out),
+            problem=problem,
         )
 
     def logprobs(self, samples: Sequence[Sample], policy: Policy | None = None) -> list[F32]:

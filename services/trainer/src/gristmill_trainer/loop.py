@@ -47,7 +47,8 @@ _POLL = 5.0
 
 @dataclass
 class Phases:
-    """Wall time of one step, by phase."""
+    """Wall time from one step's metrics to the next one's, by phase: checkpoint and publication of the step before are
+    in it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -56,6 +57,10 @@ class Phases:
         started = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    def slower_than(self, slowest: dict[str, float]) -> dict[str, float]:
+        """The longer of two times for each phase."""
+        return slowest | {name: max(value, slowest.get(name, 0.0)) for name, value in self.seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,9 @@ def train(training: Training) -> None:
 
     slowest: dict[str, float] = {}
     reward: float | None = None
+    phases = Phases()
     while version.step < settings.training_steps:
-        step, phases = version.step + 1, Phases()
+        step = version.step + 1
         with phases("wait"):
             groups = wait_for_groups(training, version)
         with phases("pack"):
@@ -117,18 +123,23 @@ def train(training: Training) -> None:
                 leave_step(training, version, abandoned)
         settle(training, version, step, groups, result)
         version = PolicyVersion(training.incarnation, step)
+        # Before the checkpoint: a step that is in one has its metrics, wherever a kill falls.
+        with keeping(training, version):
+            metrics = report(training, version, prepared, result, learning_rate, phases)
+        reward = prepared.statistics.reward_mean
+        slowest, phases = phases.slower_than(slowest), Phases()
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
         if due or training.stop.requested or training.skipped.too_many:
             with phases("checkpoint"):
                 checkpoint(training, version)
+            slowest = phases.slower_than(slowest)
         training.skipped.raise_if_too_many()
         with phases("publish"), keeping(training, version):
             publish(training, version)
+        if training.hook is not None:
+            training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
         with keeping(training, version):
-            report(training, version, prepared, result, learning_rate, phases)
             training.stop.raise_if_requested()
-        slowest = {name: max(value, slowest.get(name, 0.0)) for name, value in phases.seconds.items()}
-        reward = prepared.statistics.reward_mean
 
     finish(training, version, reward)
 
@@ -143,7 +154,7 @@ def wait_for_groups(training: Training, version: PolicyVersion) -> list[Trajecto
             if groups is not None:
                 return groups
             # A restarted server is back on its first weights, and the environment waits for ours.
-            training.publisher.ensure(version)
+            training.publisher.ensure()
             publishing = isinstance(training.publisher, BackgroundPublisher) and training.publisher.publishing
             training.watchdog.look(str(version), publishing=publishing)
 
@@ -165,9 +176,9 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
 def settle(
     training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
 ) -> None:
-    """Note what became of the step's groups. Those that changed nothing are put aside."""
+    """Note what became of the step's groups. Those of which not all went into the weights are put aside."""
     training.leases.trained(step)
-    problem = result.skipped
+    problem = result.skipped or result.problem
     if problem is None:
         training.skipped.trained()
         return
@@ -246,7 +257,7 @@ def report(
     result: StepResult,
     learning_rate: float,
     phases: Phases,
-) -> None:
+) -> StepMetrics:
     """Tell the step's metrics to everybody who wants them."""
     metrics: StepMetrics = step_metrics(
         version,
@@ -264,8 +275,7 @@ def report(
     training.display.step(metrics)
     if training.tracker is not None:
         training.tracker.step(metrics)
-    if training.hook is not None:
-        training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
+    return metrics
 
 
 def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:

@@ -31,9 +31,8 @@ from gristmill_trainer.publish import (
     BackgroundPublisher,
     FilesystemPublisher,
     ModelServer,
+    ModelServers,
     NonePublisher,
-    OneServer,
-    SeveralServers,
     WeightPublisher,
 )
 from gristmill_trainer.publish.token import publish_token
@@ -100,7 +99,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         stack.callback(leases.close)
         amount = run.groups_per_step or 0
         ahead = settings.max_staleness > 0
-        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, policy)
+        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, policy, stop)
         if ahead:
             publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version), stop)
         stack.callback(publisher.close)
@@ -126,6 +125,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
                 policy=PolicyVersion(incarnation, first_step),
                 max_staleness=staleness_bound(run),
                 token_budget=settings.token_budget,
+                distill=settings.distill_coef > 0,
             ),
             aside=Aside(run_dir / "aside"),
             skipped=skipped,
@@ -184,14 +184,17 @@ def _longest_completion(run: RunRecord) -> int | None:
 
 
 def _publisher(
-    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy
+    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy, stop: StopRequest
 ) -> WeightPublisher:
     if settings.publisher == "none":
         return NonePublisher()
-    wait_for_all = settings.max_staleness == 0
-    target = OneServer(servers[0]) if len(servers) == 1 else SeveralServers(servers, wait_for_all)
+    together = ModelServers(
+        servers,
+        wait_for_all=settings.max_staleness == 0,
+        closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
+    )
     describe = policy.describe_adapters if policy.publishes_adapters else None
-    return FilesystemPublisher(target, folder, policy.source.served_weights, describe)
+    return FilesystemPublisher(together, folder, policy.source.served_weights, describe)
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:

@@ -112,6 +112,26 @@ def test_a_teacher_of_wrong_values_drops_the_sequence(token: int, logprob: float
     gone_alone(group_with(distill_ids=ids.reshape(-1), distill_logprobs=logprobs.reshape(-1)), Reason.DISTILLATION)
 
 
+@pytest.mark.parametrize(("tokens", "logprobs"), [((3, 3), (-1.0, -1.0)), ((3, 5), (-0.1, -0.2)), ((0, 0), (0.0, 0.0))])
+def test_a_teacher_who_has_no_distribution_drops_the_sequence(
+    tokens: tuple[int, int], logprobs: tuple[float, float]
+) -> None:
+    ids, said = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
+    ids[4], said[4] = tokens, logprobs
+    bad = group_with(distill_ids=ids.reshape(-1), distill_logprobs=said.reshape(-1))
+    gone_alone(bad, Reason.DISTILLATION)
+    unseen = prepare(bad, bounds=limits(distill=False))
+    assert not unseen.rejected
+    assert all(sample.teacher is None for sample in unseen.samples)
+
+
+def test_a_teacher_rounded_to_bfloat16_is_one() -> None:
+    ids, said = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
+    ids[4], said[4] = (3, 5), np.log([0.501, 0.502])
+    good = group_with(distill_ids=ids.reshape(-1), distill_logprobs=said.reshape(-1))
+    assert not prepare(good).rejected
+
+
 @pytest.mark.parametrize("place", [0, 4])
 @pytest.mark.parametrize("token", [64, 1 << 30, -1])
 def test_a_token_outside_the_vocabulary_drops_its_sequence(place: int, token: int) -> None:

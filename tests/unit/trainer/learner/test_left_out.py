@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,25 @@ import pytest
 import torch
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, moments, weights
 
+from gristmill_trainer.data.minibatches import split
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.optimizer import learning_rate_factor
+
+
+def test_an_update_without_a_trained_token_moves_nothing(build: Build) -> None:
+    """Nor is it in the means that are told."""
+    learner, samples = build(minibatches=2, seed=1), make_samples()
+    learner.step(samples, 1)
+    groups = [one.group_id for one in samples]
+    half = {groups[number] for number in split(groups, 2, seed=1, step=2, epoch=0)[0]}
+    other = build(minibatches=1)
+    other.policy.model.load_state_dict(learner.policy.model.state_dict())
+    other.optimizer.load_state_dict(deepcopy(learner.optimizer.state_dict()))
+    quiet = [one if one.group_id in half else replace(one, trained=np.zeros_like(one.trained)) for one in samples]
+    result = learner.step(quiet, 2)
+    alone = other.step([one for one in samples if one.group_id in half], 2)
+    assert farthest(weights(learner), weights(other)) <= 1e-6
+    assert (result.loss, result.grad_norm) == pytest.approx((alone.loss, alone.grad_norm), abs=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -28,7 +28,7 @@ class _Slow:
             raise self.error
         self.seen.append((float(tensors["w"][0]), version))
 
-    def ensure(self, version: PolicyVersion) -> None:
+    def ensure(self) -> None:
         """Nothing is lost here."""
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, OneServer
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 
 
 def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     killed = tmp_path / ".1.20.partial"
     killed.mkdir()
     (killed / "model.safetensors").write_bytes(b"half")
-    publisher = FilesystemPublisher(OneServer(ModelServer(server.url, "token")), tmp_path, None)
+    publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
     for step in range(20, 23):
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(2, step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.21", "2.22"]

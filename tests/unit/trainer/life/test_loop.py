@@ -23,6 +23,7 @@ from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.feed import Direct
+from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
@@ -33,6 +34,17 @@ from gristmill_trainer.watchdog import Wanted, Watchdog
 SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})
 
 
+class _Feed(Direct):
+    def __init__(self, leases: Leases, amount: int, leased: Callable[[int], object]) -> None:
+        super().__init__(leases, amount)
+        self._told = leased
+
+    def get(self, step: int, wait: float) -> list[TrajectoryGroup] | None:
+        groups = super().get(step, wait)
+        self._told(step)
+        return groups
+
+
 class Trainer:
     """One process of a training after the other, in one run folder."""
 
@@ -40,24 +52,29 @@ class Trainer:
         self.source, self.folder, self.api = source, folder, api
         self.incarnation = 0
         self.publisher: WeightPublisher = NonePublisher()
+        self.settings = SKIPS
+        self.grace = 50.0
+        self.leased: Callable[[int], object] = lambda step: None
+        """Called with a step whose groups are there."""
+        self.hook: Hook | None = None
 
     def run(self) -> None:
         """As setup.py puts it together."""
-        stop = StopRequest(50.0)
+        stop = StopRequest(self.grace)
         store = CheckpointStore(self.folder / "checkpoints", 2)
         resumption = find_resumption(store, "auto")
-        skipped = SkippedSteps(SKIPS.max_skipped_steps, [] if resumption is None else resumption.skipped)
+        skipped = SkippedSteps(self.settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        crew = build_crew(LearnerPlan(self.source, weights, SKIPS, None), World())
+        crew = build_crew(LearnerPlan(self.source, weights, self.settings, None), World())
         self.incarnation += 1
         first_step = 0 if resumption is None else resumption.step
         leases = Leases(self.api.client, "run", self.incarnation)
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-        with stop.cutting_short(), metrics, Display(SKIPS.training_steps, first_step) as display:
+        with stop.cutting_short(), metrics, Display(self.settings.training_steps, first_step) as display:
             train(
                 Training(
-                    settings=SKIPS,
+                    settings=self.settings,
                     run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id"])("run")),
                     api=self.api.client,
                     crew=crew,
@@ -65,14 +82,14 @@ class Trainer:
                     publisher=self.publisher,
                     checkpoints=store,
                     leases=leases,
-                    feed=Direct(leases, 2),
+                    feed=_Feed(leases, 2, self.leased),
                     limits=LIMITS,
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
                     metrics=metrics,
                     tracker=None,
-                    hook=None,
+                    hook=self.hook,
                     model_urls=(),
                     display=display,
                     stop=stop,
@@ -173,4 +190,75 @@ def test_stopped_while_the_api_is_away_it_keeps_the_finished_steps(source: Model
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
     assert resumption is not None
     assert resumption.step == 2
-    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1]
+    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2]
+
+
+def test_a_step_in_a_checkpoint_has_its_metrics_wherever_the_process_ends(source: ModelSource, tmp_path: Path) -> None:
+    def killed(version: PolicyVersion) -> None:
+        if version.step == 2:
+            raise KeyboardInterrupt
+
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": 1, "training_steps": 3})
+    trainer.publisher = _Publisher(killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    trainer.publisher = _Publisher(lambda version: None if version.step < 3 else killed(PolicyVersion(1, 2)))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == api.rows == [1, 2, 3]
+
+
+def test_a_step_that_cannot_end_in_time_is_handed_back(source: ModelSource, tmp_path: Path) -> None:
+    api = ApiStandIn(_steps([], _all_unknown))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.grace = 0.0
+    trainer.leased = lambda step: signal.raise_signal(signal.SIGTERM) if step == 3 else None
+    with pytest.raises(StoppedError, match="within a step; its groups are ready again"):
+        trainer.run()
+    assert not api.leased
+    assert api.ready[0].group_id == "g00000006", "in its place"
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    assert resumption is not None
+    assert resumption.step == 2
+    assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
+
+
+def test_steps_that_leave_updates_out_are_kept_and_bounded(source: ModelSource, tmp_path: Path) -> None:
+    """One of a step's two updates overflows, step after step."""
+
+    def overflows(group: TrajectoryGroup) -> TrajectoryGroup:
+        spoiled = int(group.group_id[1:]) % 2
+        return dataclasses.replace(group, advantages=np.full(len(group.tokens), 3e38, np.float32)) if spoiled else group
+
+    api = ApiStandIn(_steps([2, 3, 4], overflows))
+    trainer = Trainer(source, tmp_path, api)
+    trainer.settings = SKIPS.model_copy(update={"num_epochs": 1})
+    with pytest.raises(TrainerError, match="3 steps in a row"):
+        trainer.run()
+    rows = list(read_jsonl(tmp_path / METRICS_FILE))
+    assert [(row["step"], row.get("updates_left_out"), row.get("skipped")) for row in rows] == [
+        (1, 0, None),
+        (2, 1, None),
+        (3, 1, None),
+        (4, 1, None),
+    ]
+    names = [path.name for path in sorted((tmp_path / "aside").glob("*.groups"))]
+    assert names == [f"step-{step:06d}.1.groups" for step in (2, 3, 4)]
+
+
+def test_on_step_is_called_with_each_step_once_it_is_served(source: ModelSource, tmp_path: Path) -> None:
+    served: list[PolicyVersion] = []
+    seen: list[tuple[int, int]] = []
+
+    def hook(event: StepEvent) -> None:
+        seen.append((PolicyVersion.parse(event.metrics.policy_version).step, served[-1].step))
+        if len(seen) == 3:
+            raise ValueError("enough")
+
+    trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
+    trainer.publisher, trainer.hook = _Publisher(served.append), hook
+    with pytest.raises(ValueError, match="enough"):
+        trainer.run()
+    assert seen == [(1, 1), (2, 2), (3, 3)]

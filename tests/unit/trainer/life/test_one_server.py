@@ -1,10 +1,12 @@
-"""One server that is away is looked at again and again, as long as its patience and nobody's request to stop last."""
+"""One server that is away, or does not come to an end, is waited for as long as patience and nobody's request to stop
+last."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, OneServer, SeveralServers
+from gristmill_trainer.publish import ModelServer, ModelServers
 from gristmill_trainer.stop import StopRequest
 
 FOLDER, VERSION = Path("/weights/1.4"), PolicyVersion(1, 4)
@@ -25,31 +27,41 @@ def server() -> Iterator[ModelServerStandIn]:
     server.stop()
 
 
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
 def test_one_that_is_away_is_not_waited_for_and_has_its_weights_when_it_is_back(server: ModelServerStandIn) -> None:
-    target = OneServer(ModelServer(server.url, "token"))
+    target = ModelServers([ModelServer(server.url, "token")])
     target.load(FOLDER, VERSION)
     server.stop()
-    target.ensure(FOLDER, VERSION)
+    target.ensure()
     server.start()
-    target.ensure(FOLDER, VERSION)
-    assert server.version == "1.4"
-    assert not server.paused
+    _until(lambda: server.version == "1.4" and not server.paused)
+    target.close()
 
 
 def test_one_that_stays_away_ends_the_training(server: ModelServerStandIn) -> None:
-    target = OneServer(ModelServer(server.url, "token", 0.0))
+    target = ModelServers([ModelServer(server.url, "token", 0.5)])
+    target.load(FOLDER, VERSION)
     server.stop()
-    with pytest.raises(PublishError, match=r"did not answer GET /weight_info .*\(tried for"):
-        target.ensure(FOLDER, VERSION)
+
+    def looked() -> None:
+        while True:
+            target.ensure()
+            time.sleep(0.01)
+
+    with pytest.raises(PublishError, match=r"did not answer .*\(tried for"):
+        looked()
+    target.close()
     server.start()
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn, several: bool) -> None:
+def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn) -> None:
     stop = StopRequest(50.0)
     stop.grace = 0.0
-    away = ModelServer(server.url, "token", stop.patience)
-    target = SeveralServers([away], wait_for_all=True) if several else OneServer(away)
+    target = ModelServers([ModelServer(server.url, "token", stop.patience)])
     server.stop()
     threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
     with pytest.raises(PublishError, match=r"did not answer .*\(tried for"):
@@ -57,3 +69,32 @@ def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn, several: b
     assert stop.requested
     target.close()
     server.start()
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_request_to_stop_ends_the_wait_for_one_that_hangs(server: ModelServerStandIn, synchronous: bool) -> None:
+    """In the background it may take the rest of the grace: nobody stands still for it."""
+    stop = StopRequest(50.0)
+    stop.grace = 3.0
+    model_server = ModelServer(server.url, "token", lambda: 0.5 if stop.requested else 600.0)
+    target = ModelServers([model_server], wait_for_all=synchronous, closing=lambda: stop.seconds_left)
+    server.load_seconds = 60.0
+    threading.Timer(1.0, signal.raise_signal, [signal.SIGTERM]).start()
+    began = time.monotonic()
+    with pytest.raises(PublishError, match=r"is still loading \(tried for"):
+        target.load(FOLDER, VERSION)
+    assert stop.requested
+    assert (time.monotonic() - began < 3.0) == synchronous
+    assert server.paused, "and it does not keep the process from its end"
+    server.load_seconds = 0.0
+
+
+def test_a_load_under_way_may_end_before_the_process_does(server: ModelServerStandIn) -> None:
+    target = ModelServers([ModelServer(server.url, "token", 0.2)], closing=lambda: 30.0)
+    server.load_seconds = 1.5
+    with pytest.raises(PublishError, match="is still loading"):
+        target.load(FOLDER, VERSION)
+    assert server.paused
+    target.close()
+    assert server.version == "1.4"
+    assert not server.paused

@@ -12,7 +12,7 @@ from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, SeveralServers
+from gristmill_trainer.publish import ModelServer, ModelServers
 
 FOLDER = Path("/weights/run")
 
@@ -25,8 +25,8 @@ def pair() -> Iterator[list[ModelServerStandIn]]:
         server.stop()
 
 
-def _target(pair: list[ModelServerStandIn], wait_for_all: bool, patience: float = 30.0) -> SeveralServers:
-    return SeveralServers([ModelServer(server.url, "token", patience) for server in pair], wait_for_all)
+def _target(pair: list[ModelServerStandIn], wait_for_all: bool, patience: float = 30.0) -> ModelServers:
+    return ModelServers([ModelServer(server.url, "token", patience) for server in pair], wait_for_all=wait_for_all)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -74,7 +74,7 @@ def test_one_that_was_restarted_is_published_to_again_and_nobody_waits(pair: lis
     target = _target(pair, wait_for_all=True)
     target.load(FOLDER / "1.4", PolicyVersion(1, 4))
     pair[0].stop()
-    target.ensure(FOLDER / "1.4", PolicyVersion(1, 4))
+    target.ensure()
     pair[0].start()
     _until(lambda: pair[0].version == "1.4")
     assert len(pair[1].loads) == 1

@@ -13,7 +13,7 @@ from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.prefetch import Prefetch
-from gristmill_trainer.publish import ModelServer, SeveralServers
+from gristmill_trainer.publish import ModelServer, ModelServers
 
 
 def test_the_heartbeat_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_the_prefetch() -> None:
 def test_one_of_several_servers() -> None:
     servers = [ModelServerStandIn(), ModelServerStandIn()]
     servers[1].broken = True
-    target = SeveralServers([ModelServer(server.url, "token") for server in servers], wait_for_all=True)
+    target = ModelServers([ModelServer(server.url, "token") for server in servers])
     with pytest.raises(PublishError, match=f"{servers[1].url} took no weights: JSONDecodeError"):
         target.load(Path("/weights/1.0"), PolicyVersion(1, 0))
     target.close()

@@ -14,10 +14,14 @@ import numpy as np
 from gristmill import PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.run import Protocol
 from gristmill_trainer.data.rejected import Reason, Rejected
-from gristmill_trainer.data.sample import F32, Sample
+from gristmill_trainer.data.sample import F32, I32, Sample
 
 HIGHEST_LOGPROB = 1e-3
 """What rounding may make of log 1; the SDK's bound as well."""
+
+
+HIGHEST_SUM = 1.01
+"""What bfloat16 log-probabilities may make of a teacher's whole distribution."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Limits:
     """Steps between those and a group's oldest token; None: no bound."""
     token_budget: int | None = None
     """Most tokens of a micro-batch; None: no bound."""
+    distill: bool = True
+    """Whether a teacher's tokens are trained on; else nobody looks at them."""
 
 
 def staleness_bound(run: RunRecord) -> int | None:
@@ -57,7 +63,7 @@ def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
 
     if wrong := _wrong_length(group):
         return rejected(Reason.WRONG_LENGTHS, wrong)
-    if wrong := _wrong_teacher_shape(group):
+    if limits.distill and (wrong := _wrong_teacher_shape(group)):
         return rejected(Reason.DISTILLATION, wrong)
     if not np.isfinite(group.rewards).all():
         return rejected(Reason.REWARDS, f"rewards are {group.rewards.tolist()}")
@@ -94,7 +100,7 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
         ids, logprobs = sample.teacher.ids[trained], sample.teacher.logprobs[trained]
         if ((ids < -1) | (ids >= limits.vocabulary)).any():
             return Reason.DISTILLATION, f"a teacher's token is not among the model's {limits.vocabulary}"
-        if wrong := _wrong_logprobs(logprobs[ids >= 0]):
+        if wrong := _wrong_logprobs(logprobs[ids >= 0]) or _no_distribution(ids, logprobs):
             return Reason.DISTILLATION, f"the teacher's: {wrong}"
     if limits.token_budget is not None and len(sample) > limits.token_budget:
         return Reason.OVER_TOKEN_BUDGET, f"{len(sample)} tokens; token_budget is {limits.token_budget}"
@@ -140,6 +146,17 @@ def _wrong_teacher_shape(group: TrajectoryGroup) -> str | None:
         return f"{len(ids)} distill_ids, {len(logprobs)} distill_logprobs"
     if len(ids) % total:
         return f"{len(ids)} distill_ids are no whole number for each of {total} tokens"
+    return None
+
+
+def _no_distribution(ids: I32, logprobs: F32) -> str | None:
+    """Of a teacher's tokens at each position, [M, K]."""
+    ordered = np.sort(ids, axis=1)
+    if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+        return "a token is there twice at one position"
+    highest = float(np.where(ids >= 0, np.exp(logprobs), 0).sum(axis=1).max(initial=0))
+    if highest > HIGHEST_SUM:
+        return f"the probabilities of one position add up to {highest:.4f}"
     return None
 
 

@@ -57,7 +57,7 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Adva
         tally.zeroed += int(overrides.zeroed.sum())
         tally.unknown += overrides.unknown
         filtered = cut_off(group) if settings.overlong == "filter" else np.zeros(group.size, np.bool_)
-        for index, sample in enumerate(_sequences(group, flat, limits.seq_len)):
+        for index, sample in enumerate(_sequences(group, flat, limits)):
             if wrong := check_sample(sample, limits):
                 rejected.append(Rejected(group.group_id, index, *wrong))
                 continue
@@ -88,15 +88,15 @@ def _per_token(group: TrajectoryGroup, of_sequences: F32, overrides: Overrides) 
     return np.where(np.repeat(overrides.zeroed, group.lengths), np.float32(0), flat)
 
 
-def _sequences(group: TrajectoryGroup, flat_advantages: F32, seq_len: int) -> Iterator[Sample]:
-    bounds, width = starts(group), teacher_width(group)
+def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> Iterator[Sample]:
+    bounds, width = starts(group), teacher_width(group) if limits.distill else 0
     teacher_ids = teacher_logprobs = None
     rollout = group.logprobs if group.logprobs_known else np.full_like(group.logprobs, np.nan)
     if width and group.distill_ids is not None and group.distill_logprobs is not None:
         teacher_ids = group.distill_ids.reshape(-1, width)
         teacher_logprobs = group.distill_logprobs.reshape(-1, width)
     for start, end in itertools.pairwise(bounds):
-        piece = slice(start, min(end, start + seq_len))
+        piece = slice(start, min(end, start + limits.seq_len))
         trained = group.mask[piece].copy()
         trained[0] = False  # A first token has no predecessor that could predict it.
         yield Sample(

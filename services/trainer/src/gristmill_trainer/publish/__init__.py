@@ -5,17 +5,14 @@ from gristmill_trainer.publish.base import Tensors, WeightPublisher
 from gristmill_trainer.publish.filesystem import FilesystemPublisher
 from gristmill_trainer.publish.none import NonePublisher
 from gristmill_trainer.publish.server import ModelServer
-from gristmill_trainer.publish.several import SeveralServers
-from gristmill_trainer.publish.target import LoadTarget, OneServer
+from gristmill_trainer.publish.servers import ModelServers
 
 __all__ = [
     "BackgroundPublisher",
     "FilesystemPublisher",
-    "LoadTarget",
     "ModelServer",
+    "ModelServers",
     "NonePublisher",
-    "OneServer",
-    "SeveralServers",
     "Tensors",
     "WeightPublisher",
 ]

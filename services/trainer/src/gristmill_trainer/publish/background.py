@@ -40,12 +40,12 @@ class BackgroundPublisher:
         """Whether a publication is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def ensure(self, version: PolicyVersion) -> None:
+    def ensure(self) -> None:
         """As the publisher's own; while a publication is under way there is nothing to look after."""
         if self.publishing:
             return
         self.wait()
-        self._publisher.ensure(version)
+        self._publisher.ensure()
 
     def wait(self) -> None:
         """Return when the last publication is served and told. Raises what it failed of, and StoppedError when asked to

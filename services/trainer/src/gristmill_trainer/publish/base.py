@@ -20,9 +20,9 @@ class WeightPublisher(Protocol):
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Return when these weights are served under this version. Raises PublishError."""
 
-    def ensure(self, version: PolicyVersion) -> None:
-        """Publish the last weights again where a server no longer has them: it was restarted. One that is away is not
-        waited for: call again. Raises PublishError."""
+    def ensure(self) -> None:
+        """See that the last weights are published again where a server no longer has them: it was restarted. Waits for
+        none: call again. Raises PublishError."""
 
     def close(self) -> None:
         """End what works in the background."""

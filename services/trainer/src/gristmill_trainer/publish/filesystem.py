@@ -14,25 +14,25 @@ from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.base import Tensors
-from gristmill_trainer.publish.target import LoadTarget
+from gristmill_trainer.publish.servers import ModelServers
 
 KEPT = 2
 
 
 class FilesystemPublisher:
-    """Writes `folder`/<version>/model.safetensors, or the files of an adapter, and has `target` load it while it
-    serves."""
+    """Writes `folder`/<version>/model.safetensors, or the files of an adapter, and has `servers` load it while they
+    serve."""
 
     def __init__(
         self,
-        target: LoadTarget,
+        servers: ModelServers,
         folder: Path,
         served_weights: Path | None,
         describe_adapters: Callable[[Path], None] | None = None,
     ) -> None:
         """`served_weights`: the folder that the server first loaded; publications are checked against its shapes.
         `describe_adapters`, for tensors that are an adapter's: writes its adapter_config.json into a folder."""
-        self._target = target
+        self._servers = servers
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         for partial in self._folder.glob(".*.partial"):  # A kill leaves it, and its name never comes again.
@@ -43,14 +43,14 @@ class FilesystemPublisher:
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         path = self._write(tensors, version)
         self._check(path)
-        self._target.load(path, version)
+        self._servers.load(path, version)
         self._prune()
 
-    def ensure(self, version: PolicyVersion) -> None:
-        self._target.ensure(self._folder / str(version), version)
+    def ensure(self) -> None:
+        self._servers.ensure()
 
     def close(self) -> None:
-        self._target.close()
+        self._servers.close()
 
     def _write(self, tensors: Tensors, version: PolicyVersion) -> Path:
         target = self._folder / str(version)

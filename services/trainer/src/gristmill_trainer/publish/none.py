@@ -12,7 +12,7 @@ class NonePublisher:
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Do nothing."""
 
-    def ensure(self, version: PolicyVersion) -> None:
+    def ensure(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy.lora import ADAPTER_CONFIG
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,10 +81,36 @@ class ModelServer:
             permanent=answer.is_client_error,
         )
 
-    def paused(self, update: Callable[[], None]) -> None:
+    def served_version(self) -> str:
+        """The label of the weights it serves now. Raises PublishError at once when it does not answer."""
+        return str(self.call("GET", "/weight_info").json()["weight_version"])
+
+    def load(self, path: Path, version: PolicyVersion) -> None:
+        """pause(keep) -> reload -> reset prefix cache -> set version -> resume -> read the version back, once.
+
+        `path`: a folder with the whole weights, or with an adapter's. Raises PublishError.
+        """
+        self._paused(lambda: self._swap(path, version))
+        found = self.served_version()
+        if found != str(version):
+            raise PublishError(f"published version {version}, but the model server at {self.url} says {found}")
+
+    def _paused(self, update: Callable[[], None]) -> None:
         """Run `update` while generation stands still, requests kept; generation goes on whatever happens."""
         self.call("POST", "/pause", params={"mode": "keep"})
         try:
             update()
         finally:
             self.call("POST", "/resume")
+
+    def _swap(self, path: Path, version: PolicyVersion) -> None:
+        if (path / ADAPTER_CONFIG).is_file():
+            load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
+        else:
+            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        self.call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
+        # Also the blocks of requests that stand still: they are computed anew from the new weights.
+        reset = self.call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
+        if not reset["success"]:
+            raise PublishError(f"the model server at {self.url} kept its prefix cache, which is of the old weights")
+        self.call("POST", "/update_weight_version", json={"new_version": str(version)})

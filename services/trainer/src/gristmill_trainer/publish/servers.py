@@ -1,0 +1,178 @@
+"""The model servers that load what was written to the weights folder, each by a thread of its own: none waits for
+another, and the trainer waits no longer than it wants to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill import PolicyVersion
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.publish.server import ModelServer
+
+_LOG = logging.getLogger(__name__)
+# Seconds between two attempts at a server that is away, or did not take the weights.
+_PAUSE = 0.5
+
+
+@dataclass
+class _Standing:
+    """Where one server is, guarded by `ModelServers._changed`."""
+
+    server: ModelServer
+    served: PolicyVersion | None = None
+    look: bool = False
+    """Whether it is to be asked if it still serves that."""
+    problem: PublishError | None = None
+    """Why its last attempt failed; None while it is served or was not tried yet."""
+    away_since: float | None = None
+
+
+class ModelServers:
+    """Loads every publication into all servers at once.
+
+    A server may be killed at any point and come back on its first weights. One that is away is tried on and gets the
+    newest weights when it is back; meanwhile the others serve theirs.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ModelServer],
+        *,
+        wait_for_all: bool = True,
+        closing: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`wait_for_all`: `load` returns only when every server has the version, as a synchronous run needs it.
+        Otherwise it returns when all that answer have it, and one at least. `closing`: seconds that `close` may wait
+        for a server that is loading."""
+        self._wait_for_all = wait_for_all
+        self._closing = closing
+        self._standings = [_Standing(server) for server in servers]
+        self._wanted: tuple[Path, PolicyVersion] | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._follow, args=(standing,), name=f"publish-{number}", daemon=True)
+            for number, standing in enumerate(self._standings)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def load(self, path: Path, version: PolicyVersion) -> None:
+        """Return when the weights in `path` are served as `version`. Raises PublishError for a server that refuses, and
+        for one that is waited for beyond its patience, whether it is away or does not come to an end."""
+        with self._changed:
+            self._wanted, since = (path, version), time.monotonic()
+            self._changed.notify_all()
+            while not self._enough(version, since):
+                self._changed.wait(timeout=1.0)  # A request to stop cuts patience short, and notifies nobody.
+
+    def ensure(self) -> None:
+        """Have each server asked whether it still serves what it loaded; one that does not gets it again. Waits for
+        none. Raises PublishError for a server that refuses, and when none has been there for longer than its
+        patience."""
+        with self._changed:
+            self._raise_what_is_permanent()
+            if all(standing.away_since is not None for standing in self._standings):
+                for standing in self._standings:
+                    self._raise_if_late(standing, time.monotonic())
+            for standing in self._standings:
+                standing.look = standing.served is not None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads. A load under way may end: cut off, it would leave the server paused."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + self._closing()
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _enough(self, version: PolicyVersion, since: float) -> bool:
+        """Under the lock. Raises what no more waiting can cure."""
+        self._raise_what_is_permanent()
+        missing = [standing for standing in self._standings if standing.served != version]
+        served = len(missing) < len(self._standings)
+        if not missing:
+            return True
+        if served and not self._wait_for_all:
+            return all(standing.problem is not None for standing in missing)
+        for standing in missing:
+            self._raise_if_late(standing, since)
+        return False
+
+    def _raise_what_is_permanent(self) -> None:
+        for standing in self._standings:
+            if standing.problem is not None and standing.problem.permanent:
+                raise standing.problem
+
+    def _raise_if_late(self, standing: _Standing, since: float) -> None:
+        """`since`: when it was first waited for, where it has been there until then."""
+        spent = time.monotonic() - min(since, standing.away_since or since)
+        if spent <= standing.server.patience:
+            return
+        if standing.problem is None and not self._wait_for_all and self._closing() > 0:
+            return  # It is loading, in the background: nobody stands still for it.
+        why = standing.problem or f"the model server at {standing.server.url} is still loading"
+        raise PublishError(f"{why} (tried for {spent:.0f} s)", permanent=True)
+
+    def _follow(self, standing: _Standing) -> None:
+        """Keep one server at the newest version."""
+        while True:
+            with self._changed:
+                while not self._closed and not self._work_for(standing):
+                    self._changed.wait()
+                if self._closed or self._wanted is None:
+                    return
+                (path, version), standing.look = self._wanted, False
+                there = standing.served == version
+            problem, served = _look(standing.server, version) if there else _load(standing.server, path, version)
+            with self._changed:
+                standing.served, standing.problem = served, problem
+                if problem is None:
+                    standing.away_since = None
+                elif standing.away_since is None:
+                    standing.away_since = time.monotonic()
+                    _LOG.warning("publishing version %s: %s; trying again", version, problem)
+                self._changed.notify_all()
+                if problem is not None:
+                    if problem.permanent:
+                        return
+                    self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
+
+    def _work_for(self, standing: _Standing) -> bool:
+        return self._wanted is not None and (standing.look or standing.served != self._wanted[1])
+
+
+_Outcome = tuple[PublishError | None, PolicyVersion | None]
+"""A problem, or none, and what is served now."""
+
+
+def _look(server: ModelServer, version: PolicyVersion) -> _Outcome:
+    try:
+        found = server.served_version()
+    except PublishError as error:
+        return error, None
+    if found == str(version):
+        return None, version
+    _LOG.warning(
+        "the model server at %s no longer serves version %s (was it restarted?): publishing again", server.url, version
+    )
+    return None, None
+
+
+def _load(server: ModelServer, path: Path, version: PolicyVersion) -> _Outcome:
+    try:
+        server.load(path, version)
+    except PublishError as error:
+        return error, None
+    except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: they would wait for ever.
+        failure = PublishError(f"{server.url} took no weights: {type(error).__name__}: {error}", permanent=True)
+        failure.__cause__ = error
+        return failure, None
+    return None, version
