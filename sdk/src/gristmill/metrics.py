@@ -35,7 +35,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """|log-probability by the trainer - by the model server| on sampled tokens. On policy it is rounding
     error; anything more means wrong tokens, masks, temperature or weights."""
     tokens: int
-    """All tokens of the step, prompts included."""
+    """Tokens that the step's updates put through the model, prompts included: each of num_epochs counts."""
     trained_tokens: int = 0
     """Those that the loss counts."""
     seconds: dict[str, float]
@@ -48,7 +48,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     reward_parts: dict[str, float] = msgspec.field(default_factory=dict)
     """Mean of each reward, over the sequences that it did not skip."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sequences that were not trained on, by reason."""
+    """What was not trained on, by reason: sequences, and whole groups, which count once."""
     staleness: dict[str, int] = msgspec.field(default_factory=dict)
     """Groups by staleness in steps."""
     zero_advantage_share: float = 0.0

@@ -106,9 +106,9 @@ class Learner:
         `go_on` is asked before each micro-batch, on rank 0; where it says no, every rank raises AbandonedError.
         """
         settings = self._settings
-        samples = self._with_reference(samples)
+        samples = self._with_reference(samples, go_on)
         if settings.updates_per_step > 1:
-            samples = self._with_old_logprobs(samples)
+            samples = self._with_old_logprobs(samples, go_on)
         groups = [sample.group_id for sample in samples]
         taken: list[_Update] = []
         left_out: list[_Update] = []
@@ -145,13 +145,16 @@ class Learner:
             problem=problem,
         )
 
-    def logprobs(self, samples: Sequence[Sample], policy: Policy | None = None) -> list[F32]:
+    def logprobs(
+        self, samples: Sequence[Sample], policy: Policy | None = None, go_on: Callable[[], bool] = lambda: True
+    ) -> list[F32]:
         """float32[L] a sample: log-probabilities of its trained tokens under `policy` (default: the one in training),
-        0 elsewhere. No gradient."""
+        0 elsewhere. No gradient. `go_on` as in `step`."""
         scored = policy or self.policy
         found: dict[int, F32] = {}
         with torch.no_grad(), scored.compute():
             for micro in self._micro_batches(samples, np.zeros(len(samples))):
+                self._ask(go_on, untouched=True)
                 scores = scored.scorer(micro)
                 flat = scores.logprobs.float().cpu().numpy()
                 for place, number in enumerate(micro.index):
@@ -175,9 +178,7 @@ class Learner:
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
         losses, rows = [], []
         for micro in self._micro_batches(samples, weights):
-            if not self._world.share(go_on() if self._world.leads else None):
-                self.optimizer.zero_grad(set_to_none=True)
-                raise AbandonedError("the step was given up", untouched=untouched)
+            self._ask(go_on, untouched=untouched)
             with self.policy.compute():
                 scores = self.policy.scorer(
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
@@ -239,15 +240,20 @@ class Learner:
             else:
                 yield collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
 
-    def _with_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        found = self.logprobs(samples)
+    def _ask(self, go_on: Callable[[], bool], *, untouched: bool) -> None:
+        if not self._world.share(go_on() if self._world.leads else None):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise AbandonedError("the step was given up", untouched=untouched)
+
+    def _with_old_logprobs(self, samples: Sequence[Sample], go_on: Callable[[], bool]) -> list[Sample]:
+        found = self.logprobs(samples, go_on=go_on)
         return [dataclasses.replace(one, old_logprobs=old) for one, old in zip(samples, found, strict=True)]
 
-    def _with_reference(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def _with_reference(self, samples: Sequence[Sample], go_on: Callable[[], bool]) -> Sequence[Sample]:
         if not self.objective.wants_reference or all(sample.ref_logprobs is not None for sample in samples):
             return samples
         with nullcontext() if self._reference is not None else self.policy.without_adapters():
-            found = self.logprobs(samples, self._reference)
+            found = self.logprobs(samples, self._reference, go_on)
         return [
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, found, strict=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,10 +92,22 @@ def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
     assert_same_bits(weights(learner), weights(untouched))
 
 
+@pytest.mark.parametrize("settings", [{"minibatches": 2}, {"kl_beta": 0.1, "lora_rank": 2}])
+def test_a_step_that_is_given_up_before_its_first_update_is_untouched(build: Build, settings: dict[str, Any]) -> None:
+    """While the old policy, or the reference, is still asked for its log-probabilities."""
+    learner = build(**settings)
+    before = weights(learner)
+    answers: Iterator[bool] = iter([False])
+    with pytest.raises(AbandonedError) as abandoned:
+        learner.step(make_samples(), 1, lambda: next(answers))
+    assert abandoned.value.untouched
+    assert_same_bits(weights(learner), before)
+
+
 def test_a_step_that_is_given_up_after_an_update_says_so(build: Build) -> None:
     learner, samples = build(minibatches=2), make_samples()
     before = weights(learner)
-    answers: Iterator[bool] = iter([True, False])
+    answers: Iterator[bool] = iter([True, True, False])
     with pytest.raises(AbandonedError) as abandoned:
         learner.step(samples, 1, lambda: next(answers))
     assert not abandoned.value.untouched
@@ -105,7 +118,7 @@ def test_a_step_given_up_after_an_update_that_was_left_out_is_untouched(build: B
     learner = build(num_epochs=2)
     broken = [replace(sample, advantages=sample.advantages * np.float32(np.nan)) for sample in make_samples()]
     before = weights(learner)
-    answers: Iterator[bool] = iter([True, False])
+    answers: Iterator[bool] = iter([True, True, False])
     with pytest.raises(AbandonedError) as abandoned:
         learner.step(broken, 1, lambda: next(answers))
     assert abandoned.value.untouched

@@ -1,4 +1,4 @@
-"""Where and how it is computed. No result depends on these beyond rounding."""
+"""Where and how it is computed. No result depends on these beyond rounding, but for what `token_budget` drops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ComputeSettings(Settings):
     """auto takes CUDA where there is one."""
     token_budget: int | None = Field(default=None, ge=2)
     """Most tokens that go through the model at once, instead of batch_size sequences; a longer sequence is dropped
-    and counted. It changes memory and speed, and no result."""
+    and counted. For the others it changes memory and speed, and no result."""
     packing: bool = True
     """Sequences lie one after the other in a row, without padding, and attend to themselves only. false: padded rows,
     for models whose attention cannot do that."""

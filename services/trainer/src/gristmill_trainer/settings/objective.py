@@ -37,7 +37,7 @@ class ObjectiveSettings(Settings):
     kl_bias_correction: bool = False
     """Multiply a token's KL term by its policy ratio: with k3 its gradient is then that of the divergence, unbiased."""
     ref_model: str | None = None
-    """Reference model: a hub id or a folder. Default: the model that the run began with."""
+    """Reference model: a hub id or a folder. Default: the run's model as it was before any training."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     distill_coef: float = Field(default=1.0, ge=0)

@@ -1,0 +1,29 @@
+"""What the trainer tells W&B, read back from an offline run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.wandb_file import read_wandb
+from tests.unit.trainer.test_report import metrics, result, statistics
+
+from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.tracking import WandbTracker
+
+
+def test_a_steps_metrics_are_told_by_policy_step(tmp_path: Path) -> None:
+    settings = TrainerSettings(device="cpu", wandb_name="sums-1", learning_rate=1e-4)
+    tracker = WandbTracker("sums", settings, tmp_path, {"NETRC": str(tmp_path / "none")})
+    told = metrics(statistics(), result())
+    tracker.step(told)
+    tracker.close()
+    run = read_wandb(tmp_path)
+    assert run.group == "sums"
+    assert run.name.startswith("sums-1")
+    assert run.config["learning_rate"] == 1e-4
+    (entry,) = run.history
+    assert entry["policy_step"] == 4
+    assert (entry["train/loss"], entry["train/grad_norm"]) == (0.25, 1.5)
+    assert entry["train/seconds/wait"] == 1.0
+    assert entry["train/reward_mean"] == told.reward_mean
+    assert "train/skipped" not in entry, "words are no metrics"
