@@ -31,9 +31,8 @@ _OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
 _OF_BOTH: Final = ("_keys.lua", "_moves.lua", "delete.lua")
 
 
-def stages(script: str, *, thorough: bool) -> list[Tests]:
-    """Stage by stage. Not thorough: without the slow ones."""
+def stages(script: str) -> list[Tests]:
+    """Stage by stage, the slow ones last."""
     if script.startswith("atropos_") or script in _OF_ATROPOS:
-        return [ATROPOS, ATROPOS_SLOW] if thorough else [ATROPOS]
-    found = [NATIVE, ATROPOS] if script in _OF_BOTH else [NATIVE]
-    return [*found, NATIVE_SLOW] if thorough else found
+        return [ATROPOS, ATROPOS_SLOW]
+    return [NATIVE, ATROPOS, NATIVE_SLOW] if script in _OF_BOTH else [NATIVE, NATIVE_SLOW]

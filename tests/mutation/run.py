@@ -43,14 +43,13 @@ def scripts_with(mutant: Mutant | None) -> Iterator[Path]:
 class Judge:
     """Puts mutants to the tests. Knows how long those take on the scripts as they are."""
 
-    def __init__(self, *, thorough: bool) -> None:
-        self._thorough = thorough
+    def __init__(self) -> None:
         self._limits: dict[tuple[str, ...], float] = {}
         self._measuring = threading.Lock()
 
     def judge(self, mutant: Mutant) -> Verdict:
         with scripts_with(mutant) as folder:
-            for tests in stages(mutant.script, thorough=self._thorough):
+            for tests in stages(mutant.script):
                 verdict, _ = Trial(folder, tests, self._limit(tests)).run()
                 if verdict is not Verdict.SURVIVED:
                     return verdict
@@ -72,7 +71,7 @@ class Judge:
 def main(names: list[str]) -> int:
     chosen = [mutant for mutant in all_mutants() if not names or mutant.script in names]
     known = survivors.read()
-    judge = Judge(thorough=True)
+    judge = Judge()
     verdicts: dict[Mutant, Verdict] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for mutant, verdict in zip(chosen, pool.map(judge.judge, chosen), strict=True):

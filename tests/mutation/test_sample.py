@@ -17,7 +17,7 @@ from tests.mutation.trial import Verdict
 def test_a_sample_of_the_mutants_is_found() -> None:
     known = survivors.read()
     sample = random.Random(0).sample([mutant for mutant in all_mutants() if mutant.key not in known], 12)
-    judge = Judge(thorough=False)
+    judge = Judge()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         verdicts = dict(zip(sample, pool.map(judge.judge, sample), strict=True))
     assert not [str(mutant) for mutant, verdict in verdicts.items() if verdict is Verdict.SURVIVED]
