@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,23 @@ def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_p
     newest = store.newest()
     assert newest is not None
     assert store.load(newest).progress.version.incarnation == 2
+
+
+@pytest.mark.parametrize("size", [4, 4096, 30_000])
+def test_one_that_does_not_fit_leaves_the_one_before(training: Training, tmp_path: Path, size: int) -> None:
+    """As on a full disk: no file may grow beyond so many bytes, whoever writes it."""
+    store = CheckpointStore(tmp_path, kept=2)
+    store.save(training.learner, progress(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"step-000002 cannot be written: .*The one before it stays"):
+            store.save(training.learner, progress(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    store.save(training.learner, progress(2))
+    assert store.newest() == tmp_path / "step-000002"
 
 
 def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: Training, tmp_path: Path) -> None:

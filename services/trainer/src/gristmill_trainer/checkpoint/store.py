@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Checkpoint, Progress, Resumable
@@ -55,19 +56,22 @@ class CheckpointStore:
         return Checkpoint(path, read_progress(path))
 
     def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
-        """Write one, and return when it is on disk under its name. Raises CheckpointError when a newer trainer of the
-        run has come as far: this one was replaced, as while its machine slept."""
+        """Write one, and return when it is on disk under its name.
+
+        Raises CheckpointError when it cannot be written, and when a newer trainer of the run has come as far: this one
+        was replaced, as while its machine slept.
+        """
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
         replaced = self.folder / f".{name}.replaced"
-        partial.mkdir()
-        learner.save_model(partial)
-        torch.save(learner.state(), partial / OPTIMIZER)
-        torch.save(random_state(), partial / RANDOM)
-        (partial / STATE).write_bytes(msgspec.json.encode(progress))
-        write_manifest(partial)
-        for entry in (*partial.rglob("*"), partial):
-            _sync(entry)
+        try:
+            _write(partial, learner, progress)
+        except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own for a full disk
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {path} cannot be written: {error}. The one before it stays, and a trainer that is started "
+                "again goes on from there"
+            ) from error
         if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
             there = _version(path)
             if there is not None and there > progress.version:
@@ -125,6 +129,17 @@ def read_progress(path: Path) -> Progress:
         return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path / STATE} is not readable ({error}). {remedy(path)}") from error
+
+
+def _write(folder: Path, learner: Resumable, progress: Progress) -> None:
+    folder.mkdir()
+    learner.save_model(folder)
+    torch.save(learner.state(), folder / OPTIMIZER)
+    torch.save(random_state(), folder / RANDOM)
+    (folder / STATE).write_bytes(msgspec.json.encode(progress))
+    write_manifest(folder)
+    for entry in (*folder.rglob("*"), folder):
+        _sync(entry)
 
 
 def _version(path: Path) -> PolicyVersion | None:
