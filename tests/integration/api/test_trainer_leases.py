@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,10 +12,15 @@ from tests.support.api_server import ApiServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
 from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.samples import Prepared, to_samples
+from gristmill_trainer.feed import Batch
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.prefetch import Prefetch
+from gristmill_trainer.settings.advantages import AdvantageSettings
 
 GROUPS = 4
+SETTINGS = AdvantageSettings()
 
 
 @dataclass
@@ -41,9 +47,13 @@ def run(redis_url: str, shared_api: ApiServer) -> Iterator[Run]:
         leases.close()
 
 
-def _ids(batch: list[TrajectoryGroup] | None) -> list[str]:
+def _ids(batch: Batch | None) -> list[str]:
     assert batch is not None
-    return [group.group_id for group in batch]
+    return [group.group_id for group in batch.groups]
+
+
+def _prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+    return to_samples(groups, Limits(vocabulary=1 << 20, seq_len=512, policy=PolicyVersion(1, step - 1)), SETTINGS)
 
 
 def test_only_what_was_trained_is_covered_and_acked(run: Run) -> None:
@@ -71,7 +81,7 @@ def test_an_abandoned_batch_is_ready_at_once_and_leased_again_under_its_name(run
 
 def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -> None:
     first, second, third = (run.fill(GROUPS) for _ in range(3))
-    prefetch = Prefetch(run.leases, GROUPS, 1, 10)
+    prefetch = Prefetch(run.leases, GROUPS, _prepare, 1, 10)
     assert _ids(prefetch.get(1, 30)) == first
     assert _ids(prefetch.get(2, 30)) == second
     prefetch.close()
@@ -80,9 +90,30 @@ def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -
     assert audit.ready == third
 
 
+def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> None:
+    ready = threading.Event()
+
+    def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+        if step == 2:
+            ready.set()
+        return _prepare(step, groups)
+
+    for _ in range(2):
+        run.fill(GROUPS)
+    prefetch = Prefetch(run.leases, GROUPS, prepare, 1, 2)
+    assert prefetch.get(1, 30) is not None
+    assert ready.wait(30)
+    ready.clear()
+    batch = prefetch.get(2, 30)
+    assert batch is not None
+    assert len(batch.prepared.samples) == GROUPS * GROUP_SIZE
+    assert not ready.is_set(), "once"
+    prefetch.close()
+
+
 def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) -> None:
     run.api.take(RUN, plan(10, staleness=2), [])
-    prefetch = Prefetch(run.leases, GROUPS, 1, 10)
+    prefetch = Prefetch(run.leases, GROUPS, _prepare, 1, 10)
     with pytest.raises(ApiError, match="was replaced by incarnation 2"):
         prefetch.get(1, 5)
     prefetch.close()

@@ -22,13 +22,12 @@ from gristmill.logs import line
 from gristmill.metrics import JsonlWriter, StepMetrics
 from gristmill_trainer.aside import Aside, Reason, SkippedSteps
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
-from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.samples import Prepared, to_samples
+from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
-from gristmill_trainer.feed import Feed
+from gristmill_trainer.feed import Batch, Feed
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
@@ -76,7 +75,6 @@ class Training:
     checkpoints: CheckpointStore
     leases: Leases
     feed: Feed
-    limits: Limits
     aside: Aside
     skipped: SkippedSteps
     watchdog: Watchdog
@@ -112,16 +110,16 @@ def train(training: Training) -> None:
     while version.step < settings.training_steps:
         step = version.step + 1
         with phases("wait"):
-            groups = wait_for_groups(training, version)
+            batch = wait_for_batch(training, version)
         with phases("pack"):
-            prepared = to_samples(groups, replace(training.limits, policy=version), settings)
+            prepared = batch.prepared
         learning_rate = training.crew.learner.learning_rate
         with phases("train"):
             try:
                 result = optimizer_step(training, prepared, step, slowest)
             except AbandonedError as abandoned:
                 leave_step(training, version, abandoned)
-        settle(training, version, step, groups, result)
+        settle(training, version, step, batch.groups, result)
         version = PolicyVersion(training.incarnation, step)
         # Before the checkpoint: a step that is in one has its metrics, wherever a kill falls.
         with keeping(training, version):
@@ -144,15 +142,15 @@ def train(training: Training) -> None:
     finish(training, version, reward)
 
 
-def wait_for_groups(training: Training, version: PolicyVersion) -> list[TrajectoryGroup]:
-    """Lease the next step's groups, however long the environment takes for them."""
+def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
+    """The next step's groups, however long the environment takes for them."""
     training.watchdog.begin()
     while True:
         with keeping(training, version):
             training.stop.raise_if_requested()
-            groups = training.feed.get(version.step + 1, _POLL)
-            if groups is not None:
-                return groups
+            batch = training.feed.get(version.step + 1, _POLL)
+            if batch is not None:
+                return batch
             # A restarted server is back on its first weights, and the environment waits for ours.
             training.publisher.ensure()
             publishing = isinstance(training.publisher, BackgroundPublisher) and training.publisher.publishing

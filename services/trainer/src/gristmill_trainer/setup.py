@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-from gristmill import Deployment, Manifest, ManifestError, PolicyVersion, Protocol, RunRecord, SyncClient
+from gristmill import (
+    Deployment,
+    Manifest,
+    ManifestError,
+    PolicyVersion,
+    Protocol,
+    RunRecord,
+    SyncClient,
+    TrajectoryGroup,
+)
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags
@@ -18,6 +28,7 @@ from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
+from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.export import Hub, RunFacts, told_command
@@ -103,7 +114,23 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         if ahead:
             publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version), stop)
         stack.callback(publisher.close)
-        feed = Prefetch(leases, amount, first_step + 1, settings.training_steps) if ahead else Direct(leases, amount)
+        limits = Limits(
+            vocabulary=policy.vocabulary,
+            seq_len=settings.seq_len or source.max_model_len,
+            policy=PolicyVersion(incarnation, first_step),
+            max_staleness=staleness_bound(run),
+            token_budget=settings.token_budget,
+            distill=settings.distill_coef > 0,
+        )
+
+        def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+            return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
+
+        feed = (
+            Prefetch(leases, amount, prepare, first_step + 1, settings.training_steps)
+            if ahead
+            else Direct(leases, amount, prepare)
+        )
         stack.callback(feed.close)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
@@ -119,14 +146,6 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             checkpoints=checkpoints,
             leases=leases,
             feed=feed,
-            limits=Limits(
-                vocabulary=policy.vocabulary,
-                seq_len=settings.seq_len or source.max_model_len,
-                policy=PolicyVersion(incarnation, first_step),
-                max_staleness=staleness_bound(run),
-                token_budget=settings.token_budget,
-                distill=settings.distill_coef > 0,
-            ),
             aside=Aside(run_dir / "aside"),
             skipped=skipped,
             watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),

@@ -15,7 +15,7 @@ from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import Progress
 from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.policy import ModelSource, Policy
@@ -50,6 +50,10 @@ def start_training(source: ModelSource, weights: str | None = None) -> Training:
 
 def step_groups(step: int) -> list[TrajectoryGroup]:
     return [make_group(f"g{2 * step + n:08d}", lengths=[(3, 4), (3, 6)], seed=2 * step + n) for n in range(2)]
+
+
+def prepare(step: int, groups: Sequence[TrajectoryGroup]) -> Prepared:
+    return to_samples(groups, LIMITS, SETTINGS)
 
 
 def progress(step: int, incarnation: int = 1, covered: Sequence[str] = (), origin: str | None = None) -> Progress:

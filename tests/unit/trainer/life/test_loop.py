@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 from tests.unit.trainer.life.api_stand_in import ApiStandIn
-from tests.unit.trainer.life.conftest import LIMITS, SETTINGS, step_groups
+from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
 
 from gristmill import ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
@@ -22,7 +22,7 @@ from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.export import RunFacts
-from gristmill_trainer.feed import Direct
+from gristmill_trainer.feed import Batch, Direct
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
@@ -36,13 +36,13 @@ SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval":
 
 class _Feed(Direct):
     def __init__(self, leases: Leases, amount: int, leased: Callable[[int], object]) -> None:
-        super().__init__(leases, amount)
+        super().__init__(leases, amount, prepare)
         self._told = leased
 
-    def get(self, step: int, wait: float) -> list[TrajectoryGroup] | None:
-        groups = super().get(step, wait)
+    def get(self, step: int, wait: float) -> Batch | None:
+        batch = super().get(step, wait)
         self._told(step)
-        return groups
+        return batch
 
 
 class Trainer:
@@ -83,7 +83,6 @@ class Trainer:
                     checkpoints=store,
                     leases=leases,
                     feed=_Feed(leases, 2, self.leased),
-                    limits=LIMITS,
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.trainer.life.api_stand_in import ApiStandIn
-from tests.unit.trainer.life.conftest import step_groups
+from tests.unit.trainer.life.conftest import prepare, step_groups
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
@@ -33,7 +33,7 @@ def test_the_prefetch() -> None:
     api = ApiStandIn()
     leases = Leases(api.client, "run", 1)
     api.error = ValueError("no msgpack")
-    prefetch = Prefetch(leases, 2, 1, 10)
+    prefetch = Prefetch(leases, 2, prepare, 1, 10)
     prefetch._thread.join(30)
     with pytest.raises(TrainerError, match="leasing the next step's groups failed: ValueError: no msgpack"):
         prefetch.get(1, 0.1)
