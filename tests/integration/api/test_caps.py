@@ -21,8 +21,9 @@ async def refusal(bench: Bench, group_id: str) -> str:
 async def test_caps_are_reached_and_not_passed(bench: Bench) -> None:
     await bench.start()
     a, b, c, d = await bench.ask("env-1", 4)
-    bench.store = Store(bench.redis, Limits(max_stored_bytes=100))
+    bench.store = Store(bench.redis, Limits(max_stored_bytes=100, max_run_bytes=100, max_run_groups=1))
     assert await bench.submit("env-1", a)
+    bench.store = Store(bench.redis, Limits(max_stored_bytes=100))
     assert "would pass 100" in await refusal(bench, b)
     bench.store = Store(bench.redis, Limits(max_run_bytes=200))
     assert await bench.submit("env-1", b)

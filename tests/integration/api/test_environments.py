@@ -48,6 +48,7 @@ async def test_weights_share_the_permits(bench: Bench) -> None:
     await bench.start(groups=8)
     await bench.store.envs.register(RUN, "heavy", 3.0, None)
     await bench.store.envs.register(RUN, "light", 1.0, None)
+    await bench.store.envs.register(RUN, "without", None, None)
     assert len(await bench.ask("light", 8)) == 2, "a quarter of 8"
     assert len(await bench.ask("heavy", 8)) == 6
     assert await bench.ask("light", 1) == []

@@ -91,6 +91,15 @@ async def test_batches(bench: Bench, ear: Ear) -> None:
     assert (await store.audit(RUN)).trained == ids
 
 
+async def test_a_batch_of_one_group_given_back(bench: Bench, ear: Ear) -> None:
+    incarnation = await bench.start()
+    await bench.fill(1)
+    await bench.lease(incarnation, "b1", 1)
+    await ear.hear()
+    told = ({READY}, [{"kind": "nack", "batch": "b1", "groups": "1"}])
+    assert await ear.hear(bench.store.nack(RUN, incarnation, ["b1"])) == told
+
+
 async def test_groups_that_are_given_up(bench: Bench, ear: Ear) -> None:
     bench.store = Store(bench.redis, Limits(max_attempts=1))
     incarnation = await bench.start(staleness=3, groups=1)

@@ -13,7 +13,7 @@ if not current then return {'MISSING'} end
 if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'} end
 local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step', 'max_staleness', 'training_steps',
   'groups_per_step')
-local answer = {'OK', current, facts[1] or '', facts[2] or ''}
+local answer = {'OK', current, facts[1], facts[2]}
 if current ~= 'open' or not facts[1] then return answer end
 
 local at = now()
