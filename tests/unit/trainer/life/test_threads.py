@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,21 @@ def test_one_of_several_servers() -> None:
     target.close()
     for server in servers:
         server.stop()
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_is_looked_after() -> None:
+    server = ModelServerStandIn()
+    target = ModelServers([ModelServer(server.url, "token")])
+    target.load(Path("/weights/1.0"), PolicyVersion(1, 0))
+    server.broken = True
+
+    def look_on() -> None:
+        while True:
+            target.ensure()
+            time.sleep(0.01)
+
+    with pytest.raises(PublishError, match=f"{server.url} took no weights: JSONDecodeError"):
+        look_on()
+    target.close()
+    server.stop()

@@ -131,7 +131,7 @@ class ModelServers:
                     return
                 (path, version), standing.look = self._wanted, False
                 there = standing.served == version
-            problem, served = _look(standing.server, version) if there else _load(standing.server, path, version)
+            problem, served = _attempt(standing.server, path, version, there=there)
             with self._changed:
                 standing.served, standing.problem = served, problem
                 if problem is None:
@@ -149,26 +149,21 @@ class ModelServers:
         return self._wanted is not None and (standing.look or standing.served != self._wanted[1])
 
 
-_Outcome = tuple[PublishError | None, PolicyVersion | None]
-"""A problem, or none, and what is served now."""
-
-
-def _look(server: ModelServer, version: PolicyVersion) -> _Outcome:
+def _attempt(
+    server: ModelServer, path: Path, version: PolicyVersion, *, there: bool
+) -> tuple[PublishError | None, PolicyVersion | None]:
+    """Look whether the version is still served where it was `there`, else load it. A problem, or none, and what is
+    served now."""
     try:
-        found = server.served_version()
-    except PublishError as error:
-        return error, None
-    if found == str(version):
-        return None, version
-    _LOG.warning(
-        "the model server at %s no longer serves version %s (was it restarted?): publishing again", server.url, version
-    )
-    return None, None
-
-
-def _load(server: ModelServer, path: Path, version: PolicyVersion) -> _Outcome:
-    try:
-        server.load(path, version)
+        if not there:
+            server.load(path, version)
+        elif server.served_version() != str(version):
+            _LOG.warning(
+                "the model server at %s no longer serves version %s (was it restarted?): publishing again",
+                server.url,
+                version,
+            )
+            return None, None
     except PublishError as error:
         return error, None
     except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: they would wait for ever.
