@@ -87,11 +87,14 @@ class ComposeStack(DockerCompose):
         children = Path(f"/proc/{state.stdout.strip()}/task/{state.stdout.strip()}/children").read_text().split()
         return int(children[0])
 
+    def copy(self, source: str, target: Path) -> Path:
+        """Copy SERVICE:PATH, a file or a folder, to `target`."""
+        self.compose("cp", source, str(target))
+        return target
+
     def run_file(self, run_id: str, name: str, folder: Path) -> Path:
         """Copy a file of the run folder out of the trainer's volume."""
-        target = folder / f"{run_id}-{Path(name).name}"
-        self.compose("cp", f"trainer:/runs/{run_id}/{name}", str(target))
-        return target
+        return self.copy(f"trainer:/runs/{run_id}/{name}", folder / f"{run_id}-{Path(name).name}")
 
     def metrics(self, run_id: str, folder: Path) -> list[dict[str, Any]]:
         return read_jsonl(self.run_file(run_id, "metrics.jsonl", folder))
