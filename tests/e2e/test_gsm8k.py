@@ -41,7 +41,7 @@ services:
         )
 
     fresh = [row for row in rows if row["staleness_mean"] == 0]
-    assert max(row["rollout_logprob_diff_max"] for row in fresh) <= 1e-4
+    assert max(row["rollout_logprob_diff_max"] for row in fresh) <= 1e-3
 
     # The environment generates a step ahead, so most tokens were sampled by older weights than those they train.
     def weights(version: PolicyVersion) -> Path:
@@ -51,4 +51,4 @@ services:
 
     apart = furthest_from_its_weights(read_rollouts(run), weights)
     assert len(apart) > 1, "the server was never updated while the environment generated"
-    assert max(apart.values()) <= 1e-4, apart
+    assert max(apart.values()) <= 1e-3, apart
