@@ -125,13 +125,13 @@ class TrajectoryGroup:
     versions: list[list[VersionSpan]]
     """Per sequence, which weights sampled which stretch of the completion."""
     advantages: F32 | None = None
-    """Reserved. f32[N]: advantages set by the environment."""
+    """f32[N]: set by the environment, and used in place of the rewards' own."""
     ref_logprobs: F32 | None = None
-    """Reserved. f32[N]: reference model's log-probabilities."""
+    """f32[N]: the reference model's log-probabilities, for a KL penalty."""
     distill_ids: I32 | None = None
-    """Reserved. i32[N*K]: teacher's top-K token ids."""
+    """i32[N*K]: ids of a teacher's K likeliest tokens at each position; -1 where it has fewer."""
     distill_logprobs: F32 | None = None
-    """Reserved. f32[N*K]."""
+    """f32[N*K]: the teacher's log-probabilities of those."""
     overrides: dict[str, Any] | None = None
     messages: list[Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from gristmill_trainer.policy import Policy
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from gristmill_trainer.errors import ModelError
+from gristmill_trainer.policy import ModelSource, Policy
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, num_key_value_heads=2, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
+    ),
+    "own_head": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE)),
+}
 
 
 def test_the_served_head_is_written_out_although_it_is_tied(policy: Policy) -> None:
@@ -12,3 +35,23 @@ def test_the_served_head_is_written_out_although_it_is_tied(policy: Policy) -> N
     tensors = policy.served_tensors()
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     assert tensors["lm_head.weight"].data_ptr() != tensors["model.embed_tokens.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("name", ["moe", "own_head"])
+def test_what_is_served_has_the_names_and_shapes_of_the_models_files(name: str, tmp_path: Path) -> None:
+    """Experts are joined in memory; not every head is called lm_head."""
+    folder = tmp_path / name
+    MODELS[name]().save_pretrained(folder)
+    policy = Policy(ModelSource.of(str(folder)), "cpu", packing=False)
+    served = policy.served_tensors()
+    files = load_file(folder / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in served.items()} == {
+        name: tensor.shape for name, tensor in files.items()
+    }
+    assert all(torch.equal(tensor, files[name]) for name, tensor in served.items())
+
+
+def test_a_device_that_is_not_there_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=r"device is cuda, and this PyTorch .* sees no CUDA device"):
+        Policy(ModelSource.of(str(model_dir)), "cuda")

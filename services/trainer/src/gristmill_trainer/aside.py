@@ -1,4 +1,4 @@
-"""Batches that gave no finite gradient: kept for a look, counted, and not many in a row."""
+"""Batches that gave no gradient, or none that is finite: kept for a look, counted, and not many in a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gristmill import TrajectoryGroup
-from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.errors import TrainerError, writing
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,14 +36,15 @@ class Aside:
 
     def write(self, groups: Sequence[TrajectoryGroup], reason: Reason) -> Path:
         """The groups as the API sends batches (BATCH_MEDIA_TYPE), under a number that is free. Returns their file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         number = 1
         while (path := self.folder / f"step-{reason.step:06d}.{number}.groups").exists():
             number += 1
         partial = path.with_suffix(".partial")
-        partial.write_bytes(msgspec.msgpack.encode([group.encode() for group in groups]))
-        path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(reason)))
-        partial.rename(path)
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(msgspec.msgpack.encode([group.encode() for group in groups]))
+            path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(reason)))
+            partial.rename(path)
         return path
 
 
@@ -79,8 +80,8 @@ class SkippedSteps:
         """Raises TrainerError: once a checkpoint covers them, and whenever the training is resumed from that one."""
         if self.too_many:
             raise TrainerError(
-                f"{len(self.files)} steps in a row had updates without a finite loss and gradient. Their groups are "
-                f"kept, with the reasons beside: {', '.join(self.files)}. Look at them; begin another from a "
+                f"{len(self.files)} steps in a row were not trained on, or not on all of them. Their groups are kept, "
+                f"with the reasons in the .json beside: {', '.join(self.files)}. Look at them; begin another from a "
                 "checkpoint (RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a "
                 "higher max_skipped_steps"
             )

@@ -47,6 +47,7 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         settings.device,
         plan.weights,
         packing=settings.packing,
+        seq_len=settings.seq_len or plan.source.max_model_len,
         checkpointing=settings.gradient_checkpointing,
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,

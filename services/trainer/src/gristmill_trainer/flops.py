@@ -70,7 +70,7 @@ class ModelFlops:
     @classmethod
     def of(cls, model: Any) -> ModelFlops | None:
         """Read a transformers causal LM; None for a mixture of experts, whose tokens meet a part of the weights."""
-        config = model.config
+        config = model.config.get_text_config()  # of a model that reads images, too, the part that is trained
         if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight

@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gristmill import PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
+from gristmill import ApiError, PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
 from gristmill.logs import line
-from gristmill.metrics import JsonlWriter, StepMetrics
+from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill_trainer.aside import Aside, Reason, SkippedSteps
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.crew import Crew
-from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.errors import AbandonedError, writing
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.feed import Batch, Feed
 from gristmill_trainer.hooks import Hook, StepEvent
@@ -134,10 +134,12 @@ def train(training: Training) -> None:
         training.skipped.raise_if_too_many()
         with phases("publish"), keeping(training, version):
             publish(training, version)
-        if training.hook is not None:
-            training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
         with keeping(training, version):
             training.stop.raise_if_requested()
+        if training.hook is not None:
+            training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
+            with keeping(training, version):
+                training.stop.raise_if_requested()
 
     finish(training, version, reward)
 
@@ -256,7 +258,8 @@ def report(
     learning_rate: float,
     phases: Phases,
 ) -> StepMetrics:
-    """Tell the step's metrics to everybody who wants them."""
+    """Tell the step's metrics to everybody who wants them. A row that the API refuses, as for a reward's part that is
+    named as no metric may be, costs its place on the page and not the training: metrics.jsonl has it."""
     metrics: StepMetrics = step_metrics(
         version,
         prepared.statistics,
@@ -268,8 +271,14 @@ def report(
         peak=training.peak_tflops,
     )
     values = metrics.values()
-    training.metrics.append({"step": version.step, **values})
-    training.api.report_metrics(training.run.run_id, "trainer", version.step, values)
+    with writing(training.final_model.with_name(METRICS_FILE)):
+        training.metrics.append({"step": version.step, **values})
+    try:
+        training.api.report_metrics(training.run.run_id, "trainer", version.step, values)
+    except ApiError as error:
+        if error.code != "bad_request":
+            raise
+        _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", version.step, error)
     training.display.step(metrics)
     if training.tracker is not None:
         training.tracker.step(metrics)

@@ -36,6 +36,7 @@ from gristmill_trainer.feed import Direct
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
+from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import (
@@ -79,7 +80,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         else:
             longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
             run = atropos.open_run(api, here, longest)
-        settings = _layered(deployment.config_dir, run.env.get("trainer") or {}, flags, f"run {run.run_id}")
+        settings = _layered(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
         if alone:
             stop.grace = settings.stop_grace_seconds
         hook = None if settings.on_step is None else load_hook(settings.on_step)
@@ -94,7 +95,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        plan = world.share(LearnerPlan(source, weights, settings, _longest_completion(run)))
+        plan = world.share(LearnerPlan(source, weights, settings, longest_completion(run)))
         crew = stack.enter_context(build_crew(plan, world))
         policy = crew.learner.policy
         if resumption is not None:
@@ -196,12 +197,6 @@ def _manifest(models_dir: Path) -> Manifest | None:
         return None
 
 
-def _longest_completion(run: RunRecord) -> int | None:
-    """The environment's `max_tokens`; Atropos' environments do not tell theirs."""
-    found = (run.env.get("dataset") or {}).get("max_tokens")
-    return None if found is None else int(found)
-
-
 def _publisher(
     settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy, stop: StopRequest
 ) -> WeightPublisher:
@@ -217,14 +212,11 @@ def _publisher(
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:
-    dataset = run.env.get("dataset") or {}
-    named = dataset.get("dataset_name") or dataset.get("dataset_path") or "environments of Atropos'"
-    rewards = [one if isinstance(one, str) else str(one.get("type")) for one in dataset.get("reward_functions") or ()]
     return RunFacts(
         run_id=run.run_id,
         base_model=source.weights,
-        dataset=str(named),
-        rewards=rewards,
+        dataset=dataset_name(run),
+        rewards=reward_names(run),
         objective=settings.objective,
         steps=settings.training_steps,
         policy_version="",

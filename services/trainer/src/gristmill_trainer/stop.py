@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from types import FrameType
 from gristmill import ApiUnreachable
 from gristmill_trainer.errors import PublishError, TrainerError
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PATIENCE = 600.0
 # Enough for a connection that was reset; the rest of the grace is for the checkpoint.
 _PATIENCE_STOPPING = 5.0
@@ -24,7 +27,7 @@ def torchrun_grace(environ: Mapping[str, str]) -> float:
 def leave_to_rank_0() -> None:
     """A request to stop reaches all ranks. Rank 0 answers it, and needs the others for its last checkpoint; they end
     with it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -38,11 +41,13 @@ class StopRequest:
     def __init__(self, grace: float, *, torchrun: bool = False) -> None:
         """`grace`: seconds that the trainer has from the signal on. `torchrun`: which kills after them by itself."""
         self.grace = grace
-        self._torchrun = torchrun
+        # A second signal ends the process at once. Under torchrun it may be the first once more, sent on.
+        self._second = signal.SIG_IGN if torchrun else signal.SIG_DFL
         self.asked_at: float | None = None
         """When it was asked, by time.monotonic()."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, self._note)
+        self._watch()
 
     @property
     def requested(self) -> bool:
@@ -78,6 +83,22 @@ class StopRequest:
             raise StoppedError("stopped on request; start the trainer again to go on from the last checkpoint")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked_at = time.monotonic()
-        # A second signal ends the process at once. Under torchrun it may be the first once more, sent on.
-        signal.signal(number, signal.SIG_IGN if self._torchrun else signal.SIG_DFL)
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+        for each in _SIGNALS:
+            signal.signal(each, self._second)
+
+    def _watch(self) -> None:
+        """Note a signal when it comes. Its handler runs in the main thread, after the backward pass that this may be
+        in: the seconds of that are of the grace, too."""
+        here, there = socket.socketpair()
+        there.setblocking(False)
+        signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+
+        def listen() -> None:
+            while number := here.recv(1):
+                if number[0] in _SIGNALS and self.asked_at is None:
+                    self.asked_at = time.monotonic()
+
+        self._ends = there  # open as long as signals are written to it
+        threading.Thread(target=listen, name="signals", daemon=True).start()

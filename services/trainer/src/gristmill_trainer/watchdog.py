@@ -50,6 +50,8 @@ def look_at(server: ModelServer) -> ServerState:
         version = str(server.call("GET", "/weight_info", timeout=5.0).json()["weight_version"])
     except PublishError as error:
         return ServerState(server.url, str(error))
+    except (ValueError, KeyError, TypeError) as error:  # a 200 from somebody else, such as a proxy's page
+        return ServerState(server.url, f"{server.url} answers, but not as a model server does: {error!r}")
     return ServerState(server.url, None, paused, version)
 
 

@@ -78,6 +78,18 @@ def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
     assert {sample.temperature for sample in prepared.samples} == {0.7}
 
 
+def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
+    """max_tokens is each reply's."""
+    group = make_group(lengths=((3, 9), (3, 9)), rewards=(1, 1), version="1.5")
+    mask = group.mask.copy()
+    mask[[7, 8]] = False  # replies of 4 and 3 tokens, and one of 9
+    group = replace(group, mask=mask, sampling=SamplingParams(temperature=1.0, max_tokens=9))
+    settings = AdvantageSettings(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.8)
+    prepared = to_samples([group], limits(), settings)
+    assert prepared.statistics.overlong_punished == 1
+    np.testing.assert_allclose([float(sample.advantages[-1]) for sample in prepared.samples], [0.4, -0.4], atol=1e-7)
+
+
 def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None:
     group = group_with(finish_reasons=["length", "stop"])
     prepared = to_samples([group], limits(), AdvantageSettings(overlong="filter"))

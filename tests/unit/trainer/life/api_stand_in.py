@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from gristmill import PolicyVersion, SyncClient, TrajectoryGroup
+from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
 
 
 class ApiStandIn:
@@ -20,6 +20,8 @@ class ApiStandIn:
         self.finished = False
         self.error: Exception | None = None
         """Raised instead of an answer."""
+        self.refusal: ApiError | None = None
+        """Raised when it is told metrics."""
 
     @property
     def client(self) -> SyncClient:
@@ -54,6 +56,8 @@ class ApiStandIn:
 
     def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
         self._answer()
+        if self.refusal is not None:
+            raise self.refusal
         self.rows.append(step)
 
     def finish(self, run_id: str, incarnation: int) -> None:

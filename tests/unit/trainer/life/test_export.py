@@ -85,12 +85,12 @@ def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
     arguments = [
         "--model_name", "/home/me/models/tiny", "--rollout_server_url", "http://me:pw@host:8000",
         "--wandb_api_key", "abc",
-        "--api_token=xyz", "--max_tokens", "64", "--resume=/runs/a/checkpoints/step-000020",
+        "--api_token=xyz", "--max_tokens", "64", "--token_budget", "4096", "--resume=/runs/a/checkpoints/step-000020",
         "--model", "Qwen/Qwen2.5-0.5B",
     ]  # fmt: skip
     assert told_command("python -m gristmill_trainer", arguments) == (
         "python -m gristmill_trainer --model_name tiny --rollout_server_url URL --wandb_api_key ... --api_token=... "
-        "--max_tokens 64 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
+        "--max_tokens 64 --token_budget 4096 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
     )
 
 

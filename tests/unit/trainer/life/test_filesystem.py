@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import pytest
 import torch
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
+from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 
 
@@ -21,4 +24,19 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(2, step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.21", "2.22"]
     assert server.version == "2.22"
+    server.stop()
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
+    server = ModelServerStandIn()
+    publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(PublishError, match=r"1\.1 cannot be written: .*\. Weights of other runs"):
+            publisher.publish({"w": torch.ones(10_000)}, PolicyVersion(1, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    publisher.publish({"w": torch.ones(10_000)}, PolicyVersion(1, 1))
+    assert server.version == "1.1"
     server.stop()

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.trainer.life.api_stand_in import ApiStandIn
 from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
 
-from gristmill import ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
 from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.build import LearnerPlan, build_crew
@@ -261,3 +261,41 @@ def test_on_step_is_called_with_each_step_once_it_is_served(source: ModelSource,
     with pytest.raises(ValueError, match="enough"):
         trainer.run()
     assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_nothing_is_begun_on_a_step_once_a_stop_was_asked_for(source: ModelSource, tmp_path: Path) -> None:
+    """A hook may take minutes: those of the grace."""
+    hooked: list[int] = []
+
+    def stopped(version: PolicyVersion) -> None:
+        if version.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
+    trainer.publisher, trainer.hook = _Publisher(stopped), lambda event: hooked.append(event.metrics.step)
+    with pytest.raises(StoppedError):
+        trainer.run()
+    assert hooked == [1]
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    assert resumption is not None
+    assert resumption.step == 2
+
+
+def test_a_row_that_the_api_refuses_is_in_the_runs_folder(
+    source: ModelSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = ApiStandIn(_steps([], _all_unknown))
+    api.refusal = ApiError("bad_request", 422, "values.reward_parts: a name of 129 characters")
+    trainer = Trainer(source, tmp_path, api)
+
+    def enough(event: StepEvent) -> None:
+        if event.metrics.step == 2:
+            api.refusal = ApiError("run_missing", 404, "there is no run 'run'")
+
+    trainer.hook = enough
+    with pytest.raises(ApiError, match="there is no run"):
+        trainer.run()
+    assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2, 3]
+    told = [record.message for record in caplog.records if "the API takes no metrics of step" in record.message]
+    assert [text.split(",")[0][-1] for text in told] == ["1", "2"]
+    assert "a name of 129 characters" in told[0]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -71,3 +75,29 @@ def test_the_other_ranks_leave_a_stop_to_rank_0() -> None:
     leave_to_rank_0()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.raise_signal(number)
+
+
+def test_the_grace_begins_when_the_signal_comes() -> None:
+    """The main thread may be in a long backward pass then, and hears of it afterwards."""
+    stop = StopRequest(100.0)
+    sent: list[float] = []
+
+    def send() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sent.append(time.monotonic())
+
+    threading.Timer(0.1, send).start()
+    while not sent:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # no bytecode for a while
+    ended = time.monotonic()
+    assert stop.asked_at is not None
+    assert stop.asked_at - sent[0] < 0.5 * (ended - sent[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)], ids=["term", "int"]
+)
+def test_a_second_signal_of_either_kind_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
+    StopRequest(100.0)
+    signal.raise_signal(first)
+    assert signal.getsignal(second) is signal.SIG_DFL

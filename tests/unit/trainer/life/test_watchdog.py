@@ -81,3 +81,12 @@ def test_a_server_is_asked_and_never_waited_for() -> None:
     assert look_at(server) == ServerState(stand_in.url, None, True, "1.4")
     stand_in.stop()
     assert f"{stand_in.url} did not answer" in (look_at(server).problem or "")
+
+
+def test_what_answers_in_a_servers_place_is_no_reason_to_end() -> None:
+    """A proxy's page, while the server behind it is down."""
+    stand_in = ModelServerStandIn()
+    stand_in.broken = True
+    state = look_at(ModelServer(stand_in.url, "token"))
+    assert f"{stand_in.url} answers, but not as a model server does: " in (state.problem or "")
+    stand_in.stop()

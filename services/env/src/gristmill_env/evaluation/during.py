@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from gristmill import Client, PolicyVersion
+from gristmill import ApiError, Client, PolicyVersion
 from gristmill.logs import line
 from gristmill_env.errors import BusyEvaluationError
 from gristmill_env.evaluation.evaluate import Roll
@@ -129,7 +129,12 @@ class RunEvaluations:
         logger.info(line("evaluate", run=self._run_id, version=version, handling=self._config.eval_handling))
         evaluated = await self._measure(str(version), roll)
         values = row(evaluated)
-        await self._api.report_metrics(self._run_id, SOURCE, version.step, values)
+        try:
+            await self._api.report_metrics(self._run_id, SOURCE, version.step, values)
+        except ApiError as error:
+            if error.code != "bad_request":
+                raise
+            logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
         self._tracker.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Checkpoint, Progress, Resumable
 from gristmill_trainer.checkpoint.manifest import remedy, verify, write_manifest
 from gristmill_trainer.checkpoint.random_state import random_state, restore_random_state
-from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.errors import CheckpointError, writing
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,14 +63,13 @@ class CheckpointStore:
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
         replaced = self.folder / f".{name}.replaced"
+        remedy = "The one before it stays, and a trainer that is started again goes on from there"
         try:
-            _write(partial, learner, progress)
-        except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own for a full disk
+            with writing(path, CheckpointError, remedy):
+                _write(partial, learner, progress)
+        except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint {path} cannot be written: {error}. The one before it stays, and a trainer that is started "
-                "again goes on from there"
-            ) from error
+            raise
         if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
             there = _version(path)
             if there is not None and there > progress.version:

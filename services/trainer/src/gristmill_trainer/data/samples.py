@@ -11,7 +11,7 @@ import numpy as np
 from gristmill import TrajectoryGroup
 from gristmill_trainer.data.advantages import F64, advantages
 from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
-from gristmill_trainer.data.overlong import completion_tokens, cut_off, punishment
+from gristmill_trainer.data.overlong import cut_off, longest_reply, punishment
 from gristmill_trainer.data.overrides import Overrides, OverridesError, read_overrides
 from gristmill_trainer.data.rejected import Reason, Rejected
 from gristmill_trainer.data.sample import F32, Sample, Teacher
@@ -74,7 +74,7 @@ def _rewards(group: TrajectoryGroup, settings: AdvantageSettings, tally: Tally) 
     if settings.overlong_buffer is None or group.advantages is not None:
         return rewards
     lowered = punishment(
-        completion_tokens(group), group.sampling.max_tokens, settings.overlong_buffer, settings.overlong_penalty
+        longest_reply(group), group.sampling.max_tokens, settings.overlong_buffer, settings.overlong_penalty
     )
     tally.punished += int((lowered < 0).sum())
     return rewards + lowered

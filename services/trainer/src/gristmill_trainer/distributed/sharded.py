@@ -20,6 +20,7 @@ from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
+from gristmill_trainer.policy.files import as_in_files, tied_head
 from gristmill_trainer.settings.optimizer import OptimizerSettings
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -72,23 +73,19 @@ class Sharded:
         model = policy.model
         # As the optimizer numbers them: a tied one once, by its first name.
         self._names = [name for name, _ in model.named_parameters()]
-        head = model.get_output_embeddings()
-        self._head = next(f"{name}.weight" for name, module in model.named_modules() if module is head)
-        self._tied = head.weight is model.get_input_embeddings().weight
+        self._tied_head = tied_head(model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
         """On rank 0, all tensors on the CPU, the head written out although it may be tied; elsewhere nothing."""
         tensors = self._whole()
-        if tensors:
-            tensors["lm_head.weight"] = tensors[self._head].clone() if self._tied else tensors[self._head]
-        return tensors
+        return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
 
     def save_model(self, folder: Path) -> None:
         """Rank 0 writes a Hugging Face model folder, tied as the original."""
         tensors = self._whole()
         if self._world.leads:
-            if self._tied:
-                del tensors[self._head]
+            if self._tied_head is not None:
+                del tensors[self._tied_head]
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
 
     def save_whole(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import PurePath
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+_NO_SECRET = re.compile(r"tokens|token_length|token_budget")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def told_command(program: str, arguments: Sequence[str]) -> str:
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         if flag.startswith("--"):
-            secret = bool(_SECRET.search(flag)) and not re.search(r"tokens|token_length", flag)
+            secret = bool(_SECRET.search(flag)) and not _NO_SECRET.search(flag)
             hide = secret and not equals
             told.append(flag + (equals + ("..." if secret else shlex.quote(_public(value))) if equals else ""))
         else:

@@ -6,35 +6,43 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from gristmill_trainer.errors import ModelError
+from gristmill_trainer.errors import ModelError, writing
 from gristmill_trainer.export.card import RunFacts, model_card
 
 
 def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
     """Write config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
 
-    `tokenizer`: folder or hub id. A folder that is there is replaced. Raises ModelError for a tokenizer that is not.
+    `tokenizer`: folder or hub id. A folder that is there is replaced. Raises ModelError for a tokenizer that is not,
+    and TrainerError for a disk that takes no more.
     """
     from transformers import AutoTokenizer
 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    save_model(partial)
+    with writing(folder, remedy="A trainer that is started again goes on from the last checkpoint, and tries anew"):
+        save_model(partial)
     try:
-        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(partial)
+        loaded: Any = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}"
         ) from error
-    (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
-    for file in partial.rglob("*"):
-        if file.is_file():
+    with writing(folder, remedy=f"The weights are in {partial}"):
+        loaded.save_pretrained(partial)
+        (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
+        for file in filter(Path.is_file, partial.rglob("*")):
             file.chmod(0o644)  # safetensors writes for the owner alone, and servers run as others.
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+            _sync(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+
+def _sync(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

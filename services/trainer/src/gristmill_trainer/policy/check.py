@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from gristmill_trainer.data.tensors import Layout, MicroBatch
+from gristmill_trainer.data.collate import collate
+from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.data.tensors import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.scoring import Scorer
 
@@ -16,20 +20,27 @@ _TOLERANCE = 1e-3
 _LENGTHS = (5, 9, 2)
 
 
-def prepare(model: Any, *, packing: bool) -> Scorer:
+def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
     """The model's `Scorer`, checked against the model's own logits on three short sequences.
 
-    Raises ModelError when they differ. Before sharding and compiling; draws no random numbers.
+    `seq_len`: tokens of the longest sequence that will be scored. Raises ModelError when they differ, and when packed
+    rows cannot have so long a sequence. Before sharding and compiling; draws no random numbers.
     """
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     device = model.get_output_embeddings().weight.device
-    sequences = [
-        (torch.arange(length, device=device) * 7 + 3 * length + 1) % vocabulary for length in _LENGTHS
-    ]  # any tokens will do, but the sequences differ
+    # Any tokens will do, but the sequences differ.
+    sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % vocabulary for length in _LENGTHS]
+    micro = collate(
+        [_sample(tokens) for tokens in sequences],
+        range(len(sequences)),
+        np.ones(len(sequences)),
+        packing=packing,
+        device=device,
+    )
     with torch.no_grad():
-        wanted = torch.cat([_own_logprobs(model, tokens) for tokens in sequences])
+        wanted = torch.cat([_own_logprobs(model, torch.from_numpy(tokens).to(device)) for tokens in sequences])
         scorer = Scorer(model, packing=packing)
-        found = scorer(_micro_batch(sequences, packing=packing)).logprobs
+        found = scorer(_as_long(micro, seq_len) if packing else micro).logprobs
     difference = float((wanted - found).abs().max())
     # Written so that NaN is refused.
     if not difference <= _TOLERANCE:
@@ -42,36 +53,15 @@ def prepare(model: Any, *, packing: bool) -> Scorer:
 
 
 def _own_logprobs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
-    return logits.log_softmax(dim=1).gather(1, tokens[1:, None]).squeeze(1)
+    logits: torch.Tensor = model(input_ids=tokens[None].long(), use_cache=False).logits[0, :-1].float()
+    return logits.log_softmax(dim=1).gather(1, tokens[1:, None].long()).squeeze(1)
 
 
-def _micro_batch(sequences: list[torch.Tensor], *, packing: bool) -> MicroBatch:
-    lengths = torch.tensor([len(tokens) for tokens in sequences], device=sequences[0].device)
-    longest = int(lengths.max())
-    padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
-    columns = torch.arange(longest, device=lengths.device).expand_as(padded)
-    real = columns < lengths[:, None]
-    if packing:
-        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-        layout = Layout(padded[real][None], columns[real][None], starts, None, longest)
-    else:
-        layout = Layout(padded, columns, None, real.long(), longest)
-    places = torch.zeros_like(padded)
-    places[real] = torch.arange(int(lengths.sum()), device=lengths.device)
-    if not packing:
-        places = torch.arange(padded.numel(), device=lengths.device).view_as(padded)
-    predicted = real & (columns > 0)
-    targets = padded[predicted]
-    nothing = torch.zeros(len(targets), device=lengths.device)
-    return MicroBatch(
-        layout=layout,
-        sources=places[predicted] - 1,
-        targets=targets,
-        sequence=torch.arange(len(sequences), device=lengths.device).repeat_interleave(lengths - 1),
-        sequences=len(sequences),
-        rollout_logprobs=nothing,
-        advantages=nothing,
-        temperatures=torch.ones_like(nothing),
-        weights=nothing,
-    )
+def _sample(tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Sample:
+    nothing = np.zeros(len(tokens), np.float32)
+    return Sample("", tokens, np.arange(len(tokens)) > 0, nothing, nothing, 1.0)
+
+
+def _as_long(micro: MicroBatch, seq_len: int) -> MicroBatch:
+    """Told to hold a sequence of `seq_len` tokens: an attention that could not take such a one refuses now."""
+    return replace(micro, layout=replace(micro.layout, longest=max(micro.layout.longest, seq_len)))

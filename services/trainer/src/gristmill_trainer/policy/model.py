@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.check import prepare
+from gristmill_trainer.policy.files import as_in_files, tied_head
 from gristmill_trainer.policy.lora import (
     Lora,
     adapter_rank,
@@ -38,16 +39,24 @@ class Policy:
         weights: str | None = None,
         *,
         packing: bool = False,
+        seq_len: int = 0,
         checkpointing: bool = False,
         compiled: bool = False,
         lora: Lora | None = None,
     ) -> None:
         """Load `source`, or the checkpoint folder `weights` of the same model.
 
-        `packing`: the layout that `scorer` takes. `checkpointing` and `compiled` are of its layers. With `lora`, only
-        adapters are trained, and `weights` is a folder of such. Raises ModelError.
+        `packing`: the layout that `scorer` takes; `seq_len`: the longest sequence that it will, where that is known.
+        `checkpointing` and `compiled` are of its layers. With `lora`, only adapters are trained, and `weights` is a
+        folder of such. Raises ModelError.
         """
-        wanted = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        there = torch.cuda.is_available()
+        wanted = ("cuda" if there else "cpu") if device == "auto" else device
+        if wanted == "cuda" and not there:
+            raise ModelError(
+                f"device is cuda, and this PyTorch ({torch.__version__}) sees no CUDA device; install a CUDA build and "
+                "look at nvidia-smi, or set device to auto"
+            )
         self.device = torch.device(wanted)
         self.source = source
         self.lora = lora
@@ -62,7 +71,7 @@ class Policy:
         self.model = model.to(self.device).train()
         # Dropout would make the trainer's policy another one than the server's.
         _without_dropout(self.model)
-        self.scorer = prepare(self.model, packing=packing)
+        self.scorer = prepare(self.model, packing=packing, seq_len=seq_len)
         if lora is not None:
             attach(self.model, lora)
             if weights is not None:
@@ -100,17 +109,19 @@ class Policy:
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Within it, this is the model that its adapters began on: the reference of a KL penalty, for no memory."""
-        assert self.lora is not None, "a KL penalty needs a reference model"
+        if self.lora is None:
+            raise ModelError(
+                "kl_beta is above 0, groups bring no log-probabilities of a reference model, and a policy that is "
+                "trained whole has none of its own; give the Learner a reference, or set kl_beta to 0"
+            )
         return without_adapters(self.model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors as the server holds them: adapters merged, the head written out although it may be tied here. Or
-        the adapters alone, where the server takes such."""
+        """All tensors as the server's files hold them: adapters merged, the head written out although it may be tied
+        here. Or the adapters alone, where the server takes such."""
         if self.publishes_adapters:
             return adapter_tensors(self.model)
-        tensors = self._tensors()
-        tensors["lm_head.weight"] = self.model.get_output_embeddings().weight.detach().clone()
-        return tensors
+        return as_in_files(self.model, self._tensors(), tied_head(self.model))
 
     def save(self, folder: Path) -> None:
         """Write what a later Policy takes as `weights`: a Hugging Face model folder, tied as the original, or the

@@ -21,7 +21,7 @@ class Scorer(torch.nn.Module):
 
     def __init__(self, model: Any, *, packing: bool) -> None:
         """`model`: a transformers causal LM. Raises ModelError when its head, or with `packing` its attention, is none
-        that we compute exactly. `check_scores` finds what its configuration does not say."""
+        that we compute exactly. `check.prepare` finds what its configuration does not say."""
         super().__init__()
         self.model = model
         self.packing = packing

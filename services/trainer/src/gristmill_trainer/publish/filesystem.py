@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from gristmill import PolicyVersion
-from gristmill_trainer.errors import PublishError
+from gristmill_trainer.errors import PublishError, writing
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.base import Tensors
 from gristmill_trainer.publish.servers import ModelServers
@@ -57,17 +57,18 @@ class FilesystemPublisher:
         temporary = self._folder / f".{version}.partial"
         for leftover in (temporary, target):
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir()
-        if self._describe_adapters is not None:
-            self._describe_adapters(temporary)
-        file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            file,
-            metadata={"format": "pt"},
-        )
-        file.chmod(0o644)  # The server runs as another user of the same group.
-        temporary.rename(target)
+        with writing(target, PublishError, "Weights of other runs in the folder beside may go"):
+            temporary.mkdir()
+            if self._describe_adapters is not None:
+                self._describe_adapters(temporary)
+            file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
+            save_file(
+                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+                file,
+                metadata={"format": "pt"},
+            )
+            file.chmod(0o644)  # The server runs as another user of the same group.
+            temporary.rename(target)
         return target
 
     def _check(self, path: Path) -> None:

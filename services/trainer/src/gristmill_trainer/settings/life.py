@@ -27,7 +27,8 @@ class LifeSettings(Settings):
     """Seconds from SIGTERM to the end that a step and a checkpoint may take; some ten less than what stops the trainer
     leaves it (Compose 60, Kubernetes 30). Under torchrun: its TORCH_ELASTIC_SHUTDOWN_TIMEOUT, less ten."""
     max_skipped_steps: int = Field(default=3, ge=0)
-    """Steps in a row that may leave out what has no finite loss and gradient; one more ends the training."""
+    """Steps in a row that may train nothing, or leave out an update whose loss or gradient is not finite; one more ends
+    the training."""
     publisher: Literal["filesystem", "none"] = "filesystem"
     """How weights reach the model server; "none" for a server that may not be updated."""
     seed: int = 0

@@ -1,0 +1,35 @@
+"""What an environment of somebody else's may have told when it opened the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill import ConfigError, Protocol, RunRecord, RunState
+from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
+
+
+def _run(env: dict[str, Any], protocol: Protocol = Protocol.GRISTMILL) -> RunRecord:
+    return RunRecord.model_construct(run_id="run", state=RunState.OPEN, env=env, protocol=protocol)
+
+
+def test_what_our_environment_tells() -> None:
+    rewards = ["length", {"type": "accuracy", "weight": 2}]
+    run = _run({"dataset": {"dataset_name": "a/b", "max_tokens": 24, "reward_functions": rewards}, "trainer": {"x": 1}})
+    assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("a/b", 24, ["length", "accuracy"])
+    assert trainer_block(run) == {"x": 1}
+
+
+@pytest.mark.parametrize("dataset", [None, "sums", ["sums"], {"max_tokens": "many", "reward_functions": "length"}])
+def test_what_others_tell_is_not_made_sense_of(dataset: Any) -> None:
+    """docs/api.md opens a run with {"dataset": "sums"}."""
+    run = _run({"dataset": dataset})
+    assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("not told", None, [])
+    assert trainer_block(run) == {}
+    assert "Atropos" in dataset_name(_run({}, Protocol.ATROPOS))
+
+
+def test_settings_that_are_none_are_named_with_the_run() -> None:
+    with pytest.raises(ConfigError, match="run run was opened with trainer: 'fast', which is no mapping"):
+        trainer_block(_run({"trainer": "fast"}))
