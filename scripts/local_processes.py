@@ -75,11 +75,12 @@ class LocalStack:
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
         """Wait until `ready()`. Raises LocalStackError when the process ends before, or time runs out."""
         deadline = time.monotonic() + timeout
-        while not ready():
-            if service.exit_code is not None:
-                raise LocalStackError(
-                    f"{service.name} ended with exit code {service.exit_code}; its lines above say why"
-                )
+        while True:
+            ended = service.exit_code  # asked first: a process may be ready by ending
+            if ready():
+                return
+            if ended is not None:
+                raise LocalStackError(f"{service.name} ended with exit code {ended}; its lines above say why")
             if time.monotonic() > deadline:
                 raise LocalStackError(f"{service.name} was not ready after {timeout:.0f} s")
             time.sleep(0.2)

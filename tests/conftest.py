@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 from tests.support.redis_server import RedisServer
+
+# On a developer's machine as in CI: the same examples each time, and no deadline for one, as machines are busy.
+hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("gristmill")
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ApiServer, Output, Vllm, start_api, start_redis, start_vllm
 
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 
 @pytest.fixture(scope="session")

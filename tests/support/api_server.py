@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-
-from local_processes import free_port
+from tests.support.ports import free_port
 
 
 class ApiServer:

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-
-from local_processes import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-atropos" / "bin" / "python"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from testcontainers.compose import DockerCompose
+from tests.support.ports import free_port
 
 from gristmill.metrics import read_jsonl
-from local_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_ENV = ROOT / ".gristmill" / "build.env"

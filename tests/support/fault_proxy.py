@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from local_processes import free_port
+from tests.support.ports import free_port
 
 T = TypeVar("T")
 Direction = Literal["request", "answer"]

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.stack import ROOT, Vllm
-
-from local_processes import free_port
 
 SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+from tests.support.ports import free_port
 
-from local_processes import free_port
 from redis_acl import USER, users_acl
 from redis_binary import redis_command
 

@@ -13,11 +13,12 @@ import redis
 from tests.integration.api.bench import RUN, trainer
 from tests.support.atropos_reference import PYTHON as ATROPOS_PYTHON
 from tests.support.groups import make_group
+from tests.support.ports import free_port
 from tests.support.stack import Output
 
 import launch_local_dataset_run as launcher
 from gristmill import ApiError, Deployment, PolicyVersion, SyncClient
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 from secure import FILES, FOLDER, PASSWORD, ROLES, Secrets, main
 
 

@@ -12,7 +12,7 @@ from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.atropos.queue import Queue, new_id
 from gristmill_api.atropos.scored import Scored
 from gristmill_api.settings import Limits
-from gristmill_api.store import Store
+from gristmill_api.store import Store, keys
 
 RUN = "default"
 
@@ -73,6 +73,10 @@ class Bench:
             return None
         bodies = await self.queue.payloads(batch_id, found[0])
         return batch_id, [json.loads(body)["number"] for body in bodies]
+
+    async def silence(self, number: int) -> None:
+        """The environment was not heard of for ever."""
+        assert await self.redis.zadd(keys.prefix(RUN) + "atropos:heard", {str(number): 1}, xx=True, ch=True)
 
     async def draw(self) -> list[int] | None:
         """Numbers of the groups of the next batch, delivered."""

@@ -20,8 +20,8 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def bench(redis: Redis) -> Bench:
-    """A run that nobody registered with yet. An environment is dead after a second of silence."""
-    return Bench(redis, Limits(max_attempts=3, env_ttl_s=1.0))
+    """A run that nobody registered with yet."""
+    return Bench(redis, Limits(max_attempts=3))
 
 
 @pytest.fixture
@@ -29,4 +29,4 @@ async def lone_bench() -> AsyncIterator[Bench]:
     """The same over a Redis that no other API talks to: its count of commands is the test's."""
     with RedisServer() as server:
         async with Redis.from_url(server.url) as client:
-            yield Bench(client, Limits(max_attempts=3, env_ttl_s=1.0))
+            yield Bench(client, Limits(max_attempts=3))

@@ -3,7 +3,6 @@ test_packing_beside_the_reference.py; here is what ours does beyond it, and what
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -52,7 +51,7 @@ async def test_shares_of_environments_that_live_are_kept_and_of_the_dead_not(ben
     await bench.submit(4, first)
     assert await bench.draw() == [4, 0]
     assert await bench.draw() is None
-    await asyncio.sleep(1.1)
+    await bench.silence(first)
     assert await bench.draw() == [1, 2]
     assert await bench.queue.env(first) is not None  # it speaks
     await bench.submit(4, second)

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.support.ports import free_port
 from tests.support.scoring import scored
 from tests.support.stack import EMBEDDINGS_KEY, MODELS_DIR, Output, start_embeddings
 
 from gristmill_env.errors import RewardError
 from gristmill_model.resolve import resolve
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 ANSWER = "What is 2 + 3?"
 

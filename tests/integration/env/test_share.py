@@ -21,8 +21,8 @@ TRAINER = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps":
 
 @pytest.fixture(scope="module")
 def hasty_api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    """Takes an environment for dead after a second."""
-    with ApiServer(shared_redis.api_url, API_ENV_TTL_S="1") as server:
+    """Takes an environment for dead after three seconds."""
+    with ApiServer(shared_redis.api_url, API_ENV_TTL_S="3") as server:
         yield server
 
 
@@ -71,7 +71,7 @@ async def test_who_asks_for_no_share_is_not_registered(api: Client) -> None:
 
 async def test_a_busy_process_lives(api: Client) -> None:
     async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.2):
-        await asyncio.sleep(1.5)  # longer than the API's patience with the silent
+        await asyncio.sleep(4)  # longer than the API's patience with the silent
         assert await environments(api) == {"env": (2.0, None, True)}
 
 

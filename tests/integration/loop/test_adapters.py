@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, Output, Vllm, start_api, start_redis, start_vllm
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +23,7 @@ from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 from gristmill_trainer.publish.token import publish_token
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 RANK = 4
 PROMPT = [40 + place % 20 for place in range(300)]

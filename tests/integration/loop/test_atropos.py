@@ -8,11 +8,12 @@ from statistics import fmean
 
 import pytest
 from tests.support.atropos_reference import PYTHON
+from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, SyncClient
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack, LocalStackError, free_port
+from local_processes import LocalStack, LocalStackError
 
 STEPS = 25
 DATA = ROOT / "configs/datasets/quickstart/train.jsonl"

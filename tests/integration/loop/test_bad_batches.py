@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 from tests.support.groups import make_group
+from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.aside import read_aside
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 STEPS = 4
 GROUPS = 2

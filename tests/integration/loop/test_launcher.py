@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.support.held_out import exact_match
 from tests.support.launcher import SCRIPT, launch
+from tests.support.ports import free_port
 from tests.support.stack import Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
@@ -22,7 +23,7 @@ from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 from gristmill_trainer.publish.token import publish_token
-from local_processes import LocalStack, free_port, listens
+from local_processes import LocalStack, listens
 
 
 def _descendants(pid: int) -> set[int]:

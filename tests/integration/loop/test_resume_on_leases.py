@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.groups import make_group
+from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack, Service, free_port
+from local_processes import LocalStack, Service
 
 STEPS = 4
 GROUPS = 2

@@ -7,11 +7,12 @@ import random
 import sys
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import Manifest, SyncClient
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 
 def _data_set(path: Path) -> Path:

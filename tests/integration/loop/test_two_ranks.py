@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 from transformers import AutoModelForCausalLM
 
 from gristmill import SyncClient
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack, free_port
+from local_processes import LocalStack
 
 STEPS = 8
 TRAINER = ["-m", "gristmill_trainer", "--training_steps", str(STEPS), "--checkpoint_interval", "5"]

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.fault_proxy import Fault, FaultProxy, Way
-
-from local_processes import free_port
+from tests.support.ports import free_port
 
 
 class Echo:
@@ -120,7 +119,7 @@ def test_resets_are_counted_and_end(proxy: FaultProxy) -> None:
 
 
 def test_slices(proxy: FaultProxy, echo: Echo) -> None:
-    with connect(proxy) as end, proxy.under(Fault(request=Way(slice=2, delay_s=0.01))):
+    with connect(proxy) as end, proxy.under(Fault(request=Way(slice=2, delay_s=0.2))):
         end.sendall(b"0123456789")
         assert receive(end, 10) == b"0123456789"
     assert echo.pieces == 5

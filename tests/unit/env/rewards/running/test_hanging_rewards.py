@@ -98,12 +98,12 @@ async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> 
     """What the others wait for comes while the loop is blocked, and is seen only after their deadline."""
 
     async def blocks_for_a_while(completion: str) -> float:
-        await asyncio.sleep(2.8)
-        time.sleep(1.0)  # noqa: ASYNC251
+        await asyncio.sleep(2.0)
+        time.sleep(2.0)  # noqa: ASYNC251
         return 1.0
 
     async def waits(completion: str) -> float:
-        await asyncio.sleep(2.9)
+        await asyncio.sleep(2.1)
         return 1.0
 
     made = scorer(blocks_for_a_while, waits, timeout=3.0)
