@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 import socket
 
-# The kernel gives ports of 32768 and more to whoever asks for any.
-_FIRST, _EACH = 12_000, 2_500
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
-_offsets = itertools.count(random.SystemRandom().randrange(_EACH))
+_held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on. It stays free until it is bound, also while its server is down:
-    it is given once a process, no other of the session's processes gives it, and the kernel gives it to nobody."""
-    for offset in itertools.islice(_offsets, _EACH):
-        port = _FIRST + _WORKER * _EACH + offset % _EACH
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+    """A TCP port for a server of 127.0.0.1, this process' until it ends, also while that server is down.
+
+    It is bound and not listened on. Linux lets a server that asks for SO_REUSEADDR, as all here do, listen beside that,
+    and gives the port to nobody who wants a free one.
+    """
+    holder = socket.socket()
+    while True:
+        try:
+            # Below what the kernel gives to clients' ends, which a restarted server would have to wait for.
+            holder.bind(("127.0.0.1", random.SystemRandom().randrange(12_000, 32_000)))
+        except OSError:
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Not before: two could have bound it.
+        _held.append(holder)
+        port: int = holder.getsockname()[1]
         return port
-    raise OSError(f"none of the {_EACH} ports from {_FIRST + _WORKER * _EACH} on is free")

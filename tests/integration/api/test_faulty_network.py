@@ -234,6 +234,6 @@ async def test_a_silent_network_is_503_or_silence_and_recovers_at_once(chain: Ch
                 else:
                     with pytest.raises(httpx.ReadTimeout):
                         await http.get(path)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=10) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=3) as http:
             for path in ("/readyz", "/v1/runs"):
                 assert (await http.get(path)).status_code == 200

@@ -164,7 +164,7 @@ def test_every_answer_is_documented(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @schema.parametrize()
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, derandomize=False, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_documented_long(
     case: Request, api: ApiServer, seeded: Snapshot, session: requests.Session, statuses: set[int]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from gristmill_env.evaluation.during import RunEvaluations
 from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated
-from gristmill_env.evaluation.summary import summarise
+from gristmill_env.evaluation.summary import RewardFigures, summarise
 from gristmill_env.holder import holder_name
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
@@ -27,6 +28,7 @@ PLAN = Plan(
     task="sums", model="tiny", weights="1.0", dataset="sums", rows=0, prompts=0, samples=1,
     sampling=SamplingParams(temperature=0, max_tokens=8), max_length=64, decides="length", compares=False, settings={},
 )  # fmt: skip
+NOTHING = RewardFigures(mean=None, low=None, high=None, scored=0, skipped=0, errors=0)
 
 
 def never(item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]:
@@ -38,6 +40,7 @@ class Environment:
 
     def __init__(self, api: Client, holder: str, handling: EvalHandling = EvalHandling.STOP_TRAIN) -> None:
         self.measured: list[str] = []
+        self.rewards: dict[str, RewardFigures] = {}
         self.begun = asyncio.Event()
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -53,7 +56,8 @@ class Environment:
         self.measured.append(version)
         self.begun.set()
         await self.may_end.wait()
-        return Evaluated(PLAN, summarise(PLAN, []), Path("nowhere"), started=0, ended=1, resumed=0)
+        summary = replace(summarise(PLAN, []), rewards=self.rewards)
+        return Evaluated(PLAN, summary, Path("nowhere"), started=0, ended=1, resumed=0)
 
 
 @pytest.fixture
@@ -157,3 +161,18 @@ async def test_a_limit_leaves_at_least_one_worker(api: Client) -> None:
     async with asyncio.TaskGroup() as tasks:
         env.evaluations.see("1.0", never, tasks)
         assert env.evaluations.room(2) == 1
+
+
+async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_evaluation(
+    api: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a reward whose name no metric may have. They are in the run's folder."""
+    env = Environment(api, "a")
+    env.rewards = {"längd": NOTHING}
+    await env.sees("1.0")
+    await env.evaluations.at_end("1.0", never)
+    assert (env.measured, await steps(api)) == (["1.0"], [])
+    assert "the API takes no figures of the evaluation in nowhere" in caplog.text
+    env.rewards = {}
+    await env.sees("1.10")
+    assert (env.measured, await steps(api)) == (["1.0", "1.10"], [10])

@@ -47,7 +47,7 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         settings.device,
         plan.weights,
         packing=settings.packing,
-        seq_len=settings.seq_len or plan.source.max_model_len,
+        seq_len=_longest(plan),
         checkpointing=settings.gradient_checkpointing,
         compiled=settings.compile,
         lora=Lora(settings.lora_rank, settings.lora_alpha) if settings.lora_rank else None,
@@ -74,6 +74,11 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
     return Crew(learner, parts, world)
 
 
+def _longest(plan: LearnerPlan) -> int:
+    """Tokens that a sequence may have."""
+    return plan.settings.seq_len or plan.source.max_model_len
+
+
 def _compare_alpha(folder: Path, asked: float) -> None:
     """Of a checkpoint of adapters that `Policy` has loaded. Another scale would make them another policy."""
     saved = float(json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
@@ -91,6 +96,6 @@ def _reference(plan: LearnerPlan) -> Policy | None:
     if plan.settings.kl_beta == 0 or (plan.settings.lora_rank and named is None):
         return None
     source = plan.source if named is None else replace(plan.source, weights=named)
-    reference = Policy(source, plan.settings.device, packing=plan.settings.packing)
+    reference = Policy(source, plan.settings.device, packing=plan.settings.packing, seq_len=_longest(plan))
     reference.model.requires_grad_(False)
     return reference

@@ -59,10 +59,10 @@ class AbandonedError(TrainerError):
 
 @contextmanager
 def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "") -> Iterator[None]:
-    """Within, whatever a full or broken disk makes its writers raise is an error that names the file or folder."""
+    """Within, what a full or broken disk raises is an error that names the file or folder."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own
+    except (OSError, SafetensorError) as error:
         raise kind(f"{path} cannot be written: {error}. {remedy}".strip()) from error
 
 

@@ -135,7 +135,7 @@ def train(training: Training) -> None:
         with phases("publish"), keeping(training, version):
             publish(training, version)
         with keeping(training, version):
-            training.stop.raise_if_requested()
+            training.stop.raise_if_requested()  # before the hook, which may take minutes of the grace
         if training.hook is not None:
             training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
             with keeping(training, version):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 
 from gristmill import ApiUnreachable
@@ -31,6 +33,25 @@ def leave_to_rank_0() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@cache
+def _leave_forks_alone() -> None:
+    """What is asked of a fork, as of a hook's pool of processes, is not asked of the trainer: it ends, as by default."""
+
+    def begin() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # one that comes at once waits
+
+    def parent() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    def child() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    os.register_at_fork(before=begin, after_in_parent=parent, after_in_child=child)
+
+
 class StoppedError(TrainerError):
     """The trainer was asked to stop before the run's end; the run resumes from the last checkpoint."""
 
@@ -48,6 +69,7 @@ class StopRequest:
         for number in _SIGNALS:
             signal.signal(number, self._note)
         self._watch()
+        _leave_forks_alone()
 
     @property
     def requested(self) -> bool:

@@ -46,12 +46,10 @@ def look_at(server: ModelServer) -> ServerState:
     """Ask a server, once."""
     try:
         server.call("GET", "/health", timeout=5.0)
-        paused = bool(server.call("GET", "/is_paused", timeout=5.0).json()["is_paused"])
-        version = str(server.call("GET", "/weight_info", timeout=5.0).json()["weight_version"])
+        paused = bool(server.ask("GET", "/is_paused", "is_paused", timeout=5.0))
+        version = str(server.ask("GET", "/weight_info", "weight_version", timeout=5.0))
     except PublishError as error:
         return ServerState(server.url, str(error))
-    except (ValueError, KeyError, TypeError) as error:  # a 200 from somebody else, such as a proxy's page
-        return ServerState(server.url, f"{server.url} answers, but not as a model server does: {error!r}")
     return ServerState(server.url, None, paused, version)
 
 

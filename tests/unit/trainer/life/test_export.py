@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -70,6 +71,27 @@ def test_a_tokenizer_that_is_not_there_leaves_the_last_model(policy: Policy, tok
     with pytest.raises(ModelError, match=r"nowhere.* the weights are in .*\.model\.partial"):
         export_model(folder, policy.save, str(tmp_path / "nowhere"), FACTS)
     assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("size", [4, 2_000], ids=["weights", "tokenizer"])
+def test_a_disk_that_takes_no_more_is_told_in_a_line(
+    policy: Policy, tokenizer: Path, tmp_path: Path, size: int
+) -> None:
+    """No file may grow beyond so many bytes."""
+
+    def save(folder: Path) -> None:
+        if size < 2_000:
+            policy.save(folder)
+        else:
+            folder.mkdir()
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(TrainerError, match=r"model cannot be written: .*[Tt]oo large"):
+            export_model(tmp_path / "model", save, str(tokenizer), FACTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_card_tells_the_run_and_no_paths(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:

@@ -42,6 +42,19 @@ def test_one_that_is_away_is_not_waited_for_and_has_its_weights_when_it_is_back(
     target.close()
 
 
+def test_another_in_its_place_is_as_if_it_were_away(server: ModelServerStandIn) -> None:
+    """A proxy's page, until the server is back with its first weights."""
+    target = ModelServers([ModelServer(server.url, "token")])
+    target.load(FOLDER, VERSION)
+    server.broken = True
+    for _ in range(300):
+        target.ensure()
+        time.sleep(0.01)
+    server.broken, server.version = False, "default"
+    _until(lambda: server.version == "1.4" and not server.paused)
+    target.close()
+
+
 def test_one_that_stays_away_ends_the_training(server: ModelServerStandIn) -> None:
     target = ModelServers([ModelServer(server.url, "token", 0.5)])
     target.load(FOLDER, VERSION)

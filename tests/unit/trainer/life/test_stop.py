@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -101,3 +102,16 @@ def test_a_second_signal_of_either_kind_ends_the_process(first: signal.Signals, 
     StopRequest(100.0)
     signal.raise_signal(first)
     assert signal.getsignal(second) is signal.SIG_DFL
+
+
+def test_a_fork_that_is_ended_is_no_request() -> None:
+    """As of a hook that evaluates in processes of its own."""
+    stop = StopRequest(100.0)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(30)
+    assert child.exitcode == -signal.SIGTERM
+    assert not stop.requested
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.requested

@@ -42,11 +42,21 @@ def test_the_prefetch() -> None:
     leases.close()
 
 
+class _Defect(ModelServer):
+    """Fails as nobody foresaw, once it is told to."""
+
+    fails = True
+
+    def served_version(self) -> str:
+        if self.fails:
+            raise ZeroDivisionError
+        return super().served_version()
+
+
 def test_one_of_several_servers() -> None:
     servers = [ModelServerStandIn(), ModelServerStandIn()]
-    servers[1].broken = True
-    target = ModelServers([ModelServer(server.url, "token") for server in servers])
-    with pytest.raises(PublishError, match=f"{servers[1].url} took no weights: JSONDecodeError"):
+    target = ModelServers([ModelServer(servers[0].url, "token"), _Defect(servers[1].url, "token")])
+    with pytest.raises(PublishError, match=f"{servers[1].url} took no weights: ZeroDivisionError"):
         target.load(Path("/weights/1.0"), PolicyVersion(1, 0))
     target.close()
     for server in servers:
@@ -56,16 +66,18 @@ def test_one_of_several_servers() -> None:
 @pytest.mark.timeout(60)
 def test_a_server_that_is_looked_after() -> None:
     server = ModelServerStandIn()
-    target = ModelServers([ModelServer(server.url, "token")])
+    asked = _Defect(server.url, "token")
+    asked.fails = False
+    target = ModelServers([asked])
     target.load(Path("/weights/1.0"), PolicyVersion(1, 0))
-    server.broken = True
+    asked.fails = True
 
     def look_on() -> None:
         while True:
             target.ensure()
             time.sleep(0.01)
 
-    with pytest.raises(PublishError, match=f"{server.url} took no weights: JSONDecodeError"):
+    with pytest.raises(PublishError, match=f"{server.url} took no weights: ZeroDivisionError"):
         look_on()
     target.close()
     server.stop()

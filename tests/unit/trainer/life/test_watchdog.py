@@ -88,5 +88,5 @@ def test_what_answers_in_a_servers_place_is_no_reason_to_end() -> None:
     stand_in = ModelServerStandIn()
     stand_in.broken = True
     state = look_at(ModelServer(stand_in.url, "token"))
-    assert f"{stand_in.url} answers, but not as a model server does: " in (state.problem or "")
+    assert f"{stand_in.url} answers GET /is_paused, but not as a model server does" in (state.problem or "")
     stand_in.stop()

@@ -158,9 +158,9 @@ def test_a_window_shorter_than_the_sequences_cannot_be_packed_and_can_be_padded(
     window: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     scorer = prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True)
     scorer(micro_batch(sequences((16, 3)), packing=True))
-    with pytest.raises(ModelError, match=r"17 tokens is longer than the model's attention window of 16.*packing false"):
+    with pytest.raises(ModelError, match=r"17 tokens are longer than the model's .* window of 16.*packing false"):
         scorer(micro_batch(sequences((17, 3)), packing=True))
-    with pytest.raises(ModelError, match=r"17 tokens is longer than the model's attention window of 16"):
+    with pytest.raises(ModelError, match=r"17 tokens are longer than the model's attention window of 16"):
         prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True, seq_len=17)
     padded = prepare(tiny("qwen2", **window), packing=False, seq_len=17)
     tokens = sequences((20, 3))

@@ -81,6 +81,8 @@ class RunEvaluations:
         self._measure = measure
         self._tracker = tracker
         self._considered: int | None = None
+        self._measured = -1
+        """Step of the version that this process evaluated last."""
         self._work: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -116,6 +118,9 @@ class RunEvaluations:
 
     async def _consider(self, version: PolicyVersion, due: int, roll: Roll) -> None:
         """Evaluate at `version`, unless it is done or another does it. `due`: the step since which one is."""
+        if self._measured >= due:  # which the API may not have taken
+            self._idle.set()
+            return
         try:
             done = await self._api.metrics(self._run_id, SOURCE, after_step=due - 1)
             if not done and await self._is_mine(due):
@@ -128,6 +133,7 @@ class RunEvaluations:
     async def _evaluate(self, version: PolicyVersion, roll: Roll) -> None:
         logger.info(line("evaluate", run=self._run_id, version=version, handling=self._config.eval_handling))
         evaluated = await self._measure(str(version), roll)
+        self._measured = version.step
         values = row(evaluated)
         try:
             await self._api.report_metrics(self._run_id, SOURCE, version.step, values)

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -132,12 +133,19 @@ def read_progress(path: Path) -> Progress:
 def _write(folder: Path, learner: Resumable, progress: Progress) -> None:
     folder.mkdir()
     learner.save_model(folder)
-    torch.save(learner.state(), folder / OPTIMIZER)
-    torch.save(random_state(), folder / RANDOM)
+    for state, name in ((learner.state(), OPTIMIZER), (random_state(), RANDOM)):
+        _save(state, folder / name)
     (folder / STATE).write_bytes(msgspec.json.encode(progress))
     write_manifest(folder)
     for entry in (*folder.rglob("*"), folder):
         _sync(entry)
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # so torch tells of a full disk
+        raise OSError(f"{path.name}: {error}") from error
 
 
 def _version(path: Path) -> PolicyVersion | None:

@@ -31,13 +31,20 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
             f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}"
         ) from error
     with writing(folder, remedy=f"The weights are in {partial}"):
-        loaded.save_pretrained(partial)
+        _save(loaded, partial)
         (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
         for file in filter(Path.is_file, partial.rglob("*")):
             file.chmod(0o644)  # safetensors writes for the owner alone, and servers run as others.
             _sync(file)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+
+
+def _save(tokenizer: Any, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the tokenizers package has no type of its own for a full disk
+        raise OSError(f"the tokenizer: {error}") from error
 
 
 def _sync(file: Path) -> None:

@@ -65,8 +65,9 @@ def packed_attention(
         )
     if sliding_window is not None and sliding_window < max_length_q:
         raise ModelError(
-            f"a sequence of {max_length_q} tokens is longer than the model's attention window of {sliding_window}, "
-            "which packed rows do not have; train with --packing false, or with --seq_len up to the window"
+            f"sequences of up to {max_length_q} tokens are longer than the model's attention window of "
+            f"{sliding_window}, which packed rows do not have; train with --packing false, or with --seq_len up to the "
+            "window"
         )
     unknown = [name for name in _UNKNOWN if rest.get(name) is not None]
     if unknown or attention_mask is not None:

@@ -23,10 +23,11 @@ def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) 
     """`tensors`: all of the model's, by their names in memory. `tied`: its `tied_head`, which is written out, as in the
     copy of such a model that the model server makes.
 
-    transformers 5 joins some tensors when it loads them, such as those of experts, and renames others.
+    transformers 5 joins some tensors when it loads them, such as those of experts, and renames others. What is joined
+    is taken apart on the CPU: beside the model there would be no room for it.
     """
-    revert = _revert()
-    found = tensors if revert is None else revert(model, tensors)
+    revert = _revert() if getattr(model, "_weight_conversions", None) else None
+    found = tensors if revert is None else revert(model, {name: tensor.cpu() for name, tensor in tensors.items()})
     return found if tied is None else {**found, "lm_head.weight": tensors[tied].clone()}
 
 

@@ -57,16 +57,13 @@ class FilesystemPublisher:
         temporary = self._folder / f".{version}.partial"
         for leftover in (temporary, target):
             shutil.rmtree(leftover, ignore_errors=True)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         with writing(target, PublishError, "Weights of other runs in the folder beside may go"):
             temporary.mkdir()
             if self._describe_adapters is not None:
                 self._describe_adapters(temporary)
             file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
-            save_file(
-                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-                file,
-                metadata={"format": "pt"},
-            )
+            save_file(whole, file, metadata={"format": "pt"})
             file.chmod(0o644)  # The server runs as another user of the same group.
             temporary.rename(target)
         return target

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ class ModelServer:
 
     def served(self) -> dict[str, Any]:
         """The first model of /v1/models; waits for the server to come up."""
-        models: dict[str, Any] = self.wait_for("GET", "/v1/models").json()
-        first: dict[str, Any] = models["data"][0]
+        answer = self.wait_for("GET", "/v1/models")
+        with self._understanding("GET", "/v1/models"):
+            first: dict[str, Any] = answer.json()["data"][0]
         return first
 
     def wait_for(self, method: str, path: str) -> httpx.Response:
@@ -81,9 +83,15 @@ class ModelServer:
             permanent=answer.is_client_error,
         )
 
+    def ask(self, method: str, path: str, name: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> Any:
+        """One value of one answer. Raises PublishError as `call`, and for an answer without it, as a proxy's page."""
+        answer = self.call(method, path, timeout=timeout, **request)
+        with self._understanding(method, path):
+            return answer.json()[name]
+
     def served_version(self) -> str:
         """The label of the weights it serves now. Raises PublishError at once when it does not answer."""
-        return str(self.call("GET", "/weight_info").json()["weight_version"])
+        return str(self.ask("GET", "/weight_info", "weight_version"))
 
     def load(self, path: Path, version: PolicyVersion) -> None:
         """pause(keep) -> reload -> reset prefix cache -> set version -> resume -> read the version back, once.
@@ -94,6 +102,16 @@ class ModelServer:
         found = self.served_version()
         if found != str(version):
             raise PublishError(f"published version {version}, but the model server at {self.url} says {found}")
+
+    @contextmanager
+    def _understanding(self, method: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, LookupError, TypeError) as error:
+            raise PublishError(
+                f"{self.url} answers {method} {path}, but not as a model server does ({error!r}); something else may "
+                "be in its place"
+            ) from error
 
     def _paused(self, update: Callable[[], None]) -> None:
         """Run `update` while generation stands still, requests kept; generation goes on whatever happens."""
@@ -110,7 +128,6 @@ class ModelServer:
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         self.call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
         # Also the blocks of requests that stand still: they are computed anew from the new weights.
-        reset = self.call("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"}).json()
-        if not reset["success"]:
+        if not self.ask("POST", "/reset_prefix_cache", "success", params={"reset_running_requests": "true"}):
             raise PublishError(f"the model server at {self.url} kept its prefix cache, which is of the old weights")
         self.call("POST", "/update_weight_version", json={"new_version": str(version)})

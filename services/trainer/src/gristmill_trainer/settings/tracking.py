@@ -16,4 +16,4 @@ class TrackingSettings(Settings):
     """The run's name there. Default: the run id."""
     on_step: str | None = None
     """A function that is called after every step, as path/to/file.py:function or package.module:function; it gets a
-    gristmill_trainer.hooks.StepEvent."""
+    gristmill_trainer.hooks.StepEvent. Not after the step in which the trainer is asked to stop."""
