@@ -41,19 +41,27 @@ def main() -> None:
     facts = machine.hardware() | machine.training(options.device)
     if options.shapes:
         shapes = [SHAPES[name] for name in options.shapes.split(",")]
-        cases = list(card.measure(shapes, options.tokens, options.device, options.rounds, _say))
+        cases: list[card.Case] = []
+        for case in card.measure(shapes, options.tokens, options.device, options.rounds, _say):
+            cases.append(case)
+            _write(Results(facts, cases=cases), options)  # time on a card may end in the middle
         results = Results(facts, cases=cases)
     else:
         found = memory.compare(VOCABULARY, _MEMORY, _say)
         results = Results(facts, speed.compare(BODY, _SPEED, options.rounds, _say), found)
-    text = page(results)
-    print(text)
+    print(page(results))
+    _write(results, options)
     if options.results is not None:
-        name = "trainer-cuda" if options.device == "cuda" else "trainer"
-        options.results.mkdir(parents=True, exist_ok=True)
-        (options.results / f"{name}.md").write_text(text)
-        (options.results / f"{name}.json").write_text(results.json() + "\n")
-        _say(f"written: {options.results}/{name}.md and {name}.json")
+        _say(f"written to {options.results}")
+
+
+def _write(results: Results, options: argparse.Namespace) -> None:
+    if options.results is None:
+        return
+    name = "trainer-cuda" if options.device == "cuda" else "trainer"
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / f"{name}.md").write_text(page(results))
+    (options.results / f"{name}.json").write_text(results.json() + "\n")
 
 
 def _options() -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -65,13 +66,16 @@ def in_own_process(job: Job) -> Found | Skipped:
     with tempfile.TemporaryDirectory() as folder:
         asked, told = Path(folder) / "job.json", Path(folder) / "found.json"
         asked.write_bytes(msgspec.json.encode(job))
-        ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.training.alone", str(asked), str(told)],
-            stdout=sys.stderr,
-            timeout=_LONGEST,
-            check=False,
-            cwd=Path(__file__).parents[2],
-        )
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "benchmarks.training.alone", str(asked), str(told)],
+                stdout=sys.stderr,
+                timeout=_LONGEST,
+                check=False,
+                cwd=Path(__file__).parents[2],
+            )
+        except subprocess.TimeoutExpired:
+            return Skipped(f"it took longer than {_LONGEST:.0f} s")
         if ended.returncode == 0:
             answer = told.read_bytes()
             if b'"why"' in answer:
@@ -91,6 +95,8 @@ def run(job: Job) -> Found | Skipped:
         before = torch.cuda.memory_allocated() if on_card else rss(os.getpid())
         _forget_peak(on_card)
         first = side.step()
+        if not (math.isfinite(first.loss) and math.isfinite(first.grad_norm)):
+            return Skipped(f"its first step has loss {first.loss} and gradient norm {first.grad_norm}")
         seconds = []
         for _ in range(job.steps):
             began = time.monotonic()

@@ -13,6 +13,7 @@ from benchmarks.training.alone import Found, Job, Skipped, in_own_process
 from benchmarks.training.batch import Load
 from benchmarks.training.shapes import Shape, save
 from benchmarks.training.sides import Name, Setting
+from safetensors import SafetensorError
 
 SIDES: tuple[Name, ...] = ("ours", "compiled", "trl")
 
@@ -53,7 +54,11 @@ def measure(
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
             say(f"{shape.name}: weights")
-            save(shape, Path(folder), device)
+            try:
+                save(shape, Path(folder), device)
+            except (OSError, SafetensorError) as error:
+                say(f"{shape.name}: SKIPPED: its weights cannot be written: {error}")
+                continue
             for count in tokens:
                 for load in loads(count):
                     for side in SIDES:

@@ -21,7 +21,7 @@ def hardware() -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": _output("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*"),
+        "commit": _commit(),
         "processor": f"{_first('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
@@ -75,6 +75,14 @@ def _first(path: str, name: str) -> str:
         if line.startswith(name):
             return line.partition(":")[2].strip()
     return "unknown"
+
+
+def _commit() -> str:
+    """Not known of a copy without its history, or without git."""
+    try:
+        return _output("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _output(*command: str) -> str:

@@ -6,6 +6,7 @@ the device's peak. What is computed twice to save memory does not count.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ PEAK_TFLOPS = (
 
 def peak_tflops(device_name: str) -> float | None:
     """Peak of a device as torch.cuda.get_device_name calls it; None for one that is not in the table."""
-    return next((peak for name, peak in PEAK_TFLOPS if name in device_name), None)
+    return next((peak for name, peak in PEAK_TFLOPS if re.search(rf"\b{name}\b", device_name)), None)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def leave_to_rank_0() -> None:
 
 @cache
 def _leave_forks_alone() -> None:
-    """What is asked of a fork, as of a hook's pool of processes, is not asked of the trainer: it ends, as by default."""
+    """What is asked of a fork, as of a hook's pool of processes, is not asked of the trainer: it ends, as is usual."""
 
     def begin() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # one that comes at once waits

@@ -7,8 +7,8 @@ of transformers' flash attention (FlashAttentionKwargs); `packed_arguments` make
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,9 @@ from transformers import AttentionInterface
 from gristmill_trainer.data.tensors import Layout
 from gristmill_trainer.errors import ModelError
 
+_LOG = logging.getLogger(__name__)
 PACKED = "gristmill_packed"
+_AMPERE = (8, 0)  # the first that the kernels run on
 # What some models ask of attention beyond q, k, v and a scale: capped scores, sinks, learned biases.
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
@@ -27,9 +29,19 @@ Varlen = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, 
 """(query [T, H, E], key [T, H_kv, E], value [T, H_kv, E], ends int32[S + 1], longest, scale) -> [T, H, E]."""
 
 
+_fused: Varlen | None = None
+"""The kernel of this process' card. Found once, and not in a layer: compiled layers cannot look for it."""
+
+
 def register() -> None:
     """Make `PACKED` known to transformers. Doing it again changes nothing."""
+    global _fused
     AttentionInterface.register(PACKED, packed_attention)
+    if _fused is None and torch.cuda.is_available():
+        found = _varlen() if torch.cuda.get_device_capability() >= _AMPERE else None
+        name = "one call of a fused kernel" if found else "one call a sequence: this torch or card has no fused kernel"
+        _LOG.info("attention of packed rows: %s", name)
+        _fused = found
 
 
 def packed_arguments(layout: Layout) -> dict[str, Any]:
@@ -75,13 +87,23 @@ def packed_attention(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'a mask'} in its attention, "
             "which packed rows do not have; train with --packing false"
         )
-    varlen = _varlen() if query.is_cuda else None
+    varlen = _fused if _on_card(query) and _heads_fit(query, value) else None
     half = _half(query)
     if varlen is None or half is None:
         return _by_sequence(query, key, value, cu_seq_lens_q, scaling), None
     # Rotary embeddings leave queries and keys in float32 under autocast.
     q, k, v = (tensor[0].transpose(0, 1).to(half) for tensor in (query, key, value))
     return varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
+
+
+def _on_card(query: torch.Tensor) -> bool:
+    return query.is_cuda
+
+
+def _heads_fit(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the kernels take such heads (mha_varlen_fwd in torch's flash_api.cpp, which pads nothing)."""
+    size = query.shape[-1]
+    return size % 8 == 0 and size <= 256 and value.shape[-1] == size
 
 
 def _half(query: torch.Tensor) -> torch.dtype | None:
@@ -108,7 +130,6 @@ def _by_sequence(
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-@cache
 def _varlen() -> Varlen | None:
     """The fused kernel for packed rows: torch's own, else the flash-attn package's, else None."""
     own: Any = _import("torch.nn.attention.varlen", "varlen_attn")

@@ -1,0 +1,84 @@
+"""How a CUDA card's kernel for packed rows is called, with one of torch's own making in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
+from torch._dynamo.utils import counters
+from torch.nn.functional import scaled_dot_product_attention
+
+from gristmill_trainer.policy import attention
+from gristmill_trainer.policy.attention import packed_attention
+from gristmill_trainer.policy.scoring import Scorer
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, longest: int, scale: float | None
+) -> torch.Tensor:
+    """The whole row's scores, with a mask."""
+    places = torch.arange(query.shape[0])
+    sequence = torch.bucketize(places, ends[1:], right=True)
+    mask = (sequence[:, None] == sequence) & (places[:, None] >= places)
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    found = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return found[0].transpose(0, 1)
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(attention, "_on_card", lambda query: True)
+    monkeypatch.setattr(attention, "_fused", _kernel)
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+    torch._dynamo.reset()
+
+
+def _gradients(scorer: Scorer, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    scorer.zero_grad()
+    logprobs = scorer(micro_batch(sequences(lengths), packing=True)).logprobs
+    logprobs.sum().backward()
+    return logprobs.detach(), torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
+
+
+def test_the_kernel_gives_what_a_call_a_sequence_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer(tiny(), packing=True)
+    fused = _gradients(scorer, (7, 2, 19))
+    monkeypatch.setattr(attention, "_fused", None)
+    apart = _gradients(scorer, (7, 2, 19))
+    for one, other in zip(fused, apart, strict=True):
+        assert float((one - other).norm() / other.norm()) < 0.02  # bfloat16
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_are_one_graph_with_the_kernel_in_it(checkpointing: bool) -> None:
+    """A break would leave layers that are computed twice without any graph."""
+    scorer = Scorer(tiny(), packing=True)
+    plain = _gradients(scorer, (7, 2, 19))
+    if checkpointing:
+        scorer.checkpoint_layers()
+    for layer in scorer.layers():
+        layer.compile(dynamic=True, backend="aot_eager")
+    for lengths in ((7, 2, 19), (3, 21), (5, 5, 5, 5)):
+        compiled = _gradients(scorer, lengths)
+        if lengths == (7, 2, 19):
+            assert float((compiled[1] - plain[1]).norm() / plain[1].norm()) < 0.02
+    assert counters["stats"]["unique_graphs"] > 0
+    assert dict(counters["graph_break"]) == {}
+
+
+@pytest.mark.parametrize(("keys", "values"), [(8, 4), (12, 12), (264, 264)])
+def test_heads_that_the_kernels_refuse_go_another_way(keys: int, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> torch.Tensor:
+        raise AssertionError("it was called")
+
+    monkeypatch.setattr(attention, "_fused", refuses)
+    q, k = (torch.randn(1, 2, 6, keys, dtype=torch.bfloat16) for _ in range(2))
+    v = torch.randn(1, 2, 6, values, dtype=torch.bfloat16)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    found, _ = packed_attention(torch.nn.Module(), q, k, v, None, cu_seq_lens_q=ends, max_length_q=4)
+    assert found.shape == (1, 6, 2, values)
