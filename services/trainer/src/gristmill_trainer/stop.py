@@ -37,17 +37,19 @@ def leave_to_rank_0() -> None:
 def _leave_forks_alone() -> None:
     """What is asked of a fork, as of a hook's pool of processes, is not asked of the trainer: it ends, as is usual."""
 
+    of_thread = threading.local()
+
     def begin() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # one that comes at once waits
+        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # one that comes at once waits
 
     def parent() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
 
     def child() -> None:
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        parent()
 
     os.register_at_fork(before=begin, after_in_parent=parent, after_in_child=child)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,15 @@ def _gradients(scorer: Scorer, lengths: tuple[int, ...]) -> tuple[torch.Tensor, 
 
 def test_the_kernel_gives_what_a_call_a_sequence_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer(tiny(), packing=True)
+    called: list[int] = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        called.append(1)
+        return _kernel(*arguments)
+
+    monkeypatch.setattr(attention, "_fused", counted)
     fused = _gradients(scorer, (7, 2, 19))
+    assert len(called) == len(scorer.layers())
     monkeypatch.setattr(attention, "_fused", None)
     apart = _gradients(scorer, (7, 2, 19))
     for one, other in zip(fused, apart, strict=True):
