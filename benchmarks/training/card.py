@@ -54,17 +54,23 @@ def measure(
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
             say(f"{shape.name}: weights")
-            try:
-                save(shape, Path(folder), device)
-            except (OSError, SafetensorError) as error:
-                say(f"{shape.name}: SKIPPED: its weights cannot be written: {error}")
-                continue
+            lacking = _save(shape, Path(folder), device)
             for count in tokens:
                 for load in loads(count):
                     for side in SIDES:
-                        case = _measure(side, Setting(shape, folder, load, device), steps)
+                        setting = Setting(shape, folder, load, device)
+                        case = _measure(side, setting, steps) if lacking is None else Case(side, setting, lacking)
                         say(f"{shape.name}, {load.sequences} x {load.tokens}, {side}: {_told(case)}")
                         yield case
+
+
+def _save(shape: Shape, folder: Path, device: Literal["cpu", "cuda"]) -> Skipped | None:
+    """Why there are no weights; None where there are."""
+    try:
+        save(shape, folder, device)
+    except (OSError, SafetensorError) as error:
+        return Skipped(f"its weights cannot be written: {error}")
+    return None
 
 
 def _measure(side: Name, setting: Setting, steps: int) -> Case:

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from gristmill import TrajectoryGroup
-from gristmill_trainer.errors import TrainerError, writing
+from gristmill_trainer.disk import writing
+from gristmill_trainer.errors import TrainerError
 
 _LOG = logging.getLogger(__name__)
 

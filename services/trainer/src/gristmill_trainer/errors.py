@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-from safetensors import SafetensorError
-
 from gristmill import GristmillError
 
 
@@ -55,15 +49,6 @@ class AbandonedError(TrainerError):
     def __init__(self, message: str, *, untouched: bool) -> None:
         super().__init__(message)
         self.untouched = untouched
-
-
-@contextmanager
-def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "") -> Iterator[None]:
-    """Within, what a full or broken disk raises is an error that names the file or folder."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise kind(f"{path} cannot be written: {error}. {remedy}".strip()) from error
 
 
 def of_thread(what: str, error: Exception) -> GristmillError:

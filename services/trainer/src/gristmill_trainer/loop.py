@@ -23,9 +23,10 @@ from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill_trainer.aside import Aside, Reason, SkippedSteps
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
+from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.crew import Crew
-from gristmill_trainer.errors import AbandonedError, writing
+from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.feed import Batch, Feed
 from gristmill_trainer.hooks import Hook, StepEvent

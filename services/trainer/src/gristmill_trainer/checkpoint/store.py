@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -16,7 +15,8 @@ from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Checkpoint, Progress, Resumable
 from gristmill_trainer.checkpoint.manifest import remedy, verify, write_manifest
 from gristmill_trainer.checkpoint.random_state import random_state, restore_random_state
-from gristmill_trainer.errors import CheckpointError, writing
+from gristmill_trainer.disk import sync, writing
+from gristmill_trainer.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class CheckpointStore:
                 )
             path.rename(replaced)
         partial.rename(path)
-        _sync(self.folder)
+        sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         self._prune()
         return Checkpoint(path, progress)
@@ -138,7 +138,7 @@ def _write(folder: Path, learner: Resumable, progress: Progress) -> None:
     (folder / STATE).write_bytes(msgspec.json.encode(progress))
     write_manifest(folder)
     for entry in (*folder.rglob("*"), folder):
-        _sync(entry)
+        sync(entry)
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
@@ -155,11 +155,3 @@ def _version(path: Path) -> PolicyVersion | None:
     except CheckpointError as error:
         _LOG.warning("%s", error)
         return None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill_trainer.errors import ModelError, writing
+from gristmill_trainer.disk import sync, writing
+from gristmill_trainer.errors import ModelError
 from gristmill_trainer.export.card import RunFacts, model_card
 
 
@@ -35,7 +35,7 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
         (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
         for file in filter(Path.is_file, partial.rglob("*")):
             file.chmod(0o644)  # safetensors writes for the owner alone, and servers run as others.
-            _sync(file)
+            sync(file)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
@@ -45,11 +45,3 @@ def _save(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the tokenizers package has no type of its own for a full disk
         raise OSError(f"the tokenizer: {error}") from error
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,7 +11,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from gristmill import PolicyVersion
-from gristmill_trainer.errors import PublishError, writing
+from gristmill_trainer.disk import writing
+from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.base import Tensors
 from gristmill_trainer.publish.servers import ModelServers

@@ -1,0 +1,30 @@
+"""Files that are to outlive the process, on disks that may be full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from gristmill_trainer.errors import TrainerError
+
+
+@contextmanager
+def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "") -> Iterator[None]:
+    """Within, what a full or broken disk raises is an error that names the file or folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise kind(f"{path} cannot be written: {error}. {remedy}".strip()) from error
+
+
+def sync(path: Path) -> None:
+    """A file's content, or a folder's names, out of the machine's memory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
