@@ -75,17 +75,22 @@ class ComposeStack(DockerCompose):
     def logs(self, service: str) -> str:
         return self.compose("logs", "--no-log-prefix", "--no-color", service)
 
+    def inspect(self, service: str) -> dict[str, Any]:
+        """What `docker inspect` shows of the service's container, which need not run."""
+        container = str(self.get_container(service, include_all=True).ID)
+        shown = subprocess.run(["docker", "inspect", container], capture_output=True, text=True, check=True)
+        described: dict[str, Any] = json.loads(shown.stdout)[0]
+        return described
+
     def pid(self, service: str) -> int:
         """Process id, on this machine, of the service's own process (below the init that Compose adds)."""
-        container = self.get_container(service).ID
-        state = subprocess.run(
-            ["docker", "inspect", "--format", "{{.State.Pid}}", str(container)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        children = Path(f"/proc/{state.stdout.strip()}/task/{state.stdout.strip()}/children").read_text().split()
-        return int(children[0])
+        init = self.inspect(service)["State"]["Pid"]
+        return int(Path(f"/proc/{init}/task/{init}/children").read_text().split()[0])
+
+    def addresses(self, service: str) -> list[str]:
+        """The addresses of the service's container in all of its networks."""
+        networks = self.inspect(service)["NetworkSettings"]["Networks"].values()
+        return [network["IPAddress"] for network in networks if network["IPAddress"]]
 
     def copy(self, source: str, target: Path) -> Path:
         """Copy SERVICE:PATH, a file or a folder, to `target`."""

@@ -14,20 +14,27 @@ from tests.support.groups import make_group
 from tests.support.redis_server import PASSWORD, RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion
+from redis_acl import USER
 
 AT = f"/v1/runs/{RUN}"
+SOCKET = "redis.sock"
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
+    with RedisServer("--unixsocket", SOCKET) as server:
         yield server
 
 
 @pytest.fixture
-def api(server: RedisServer) -> Iterator[ApiServer]:
-    with ApiServer(server.api_url) as api:
+def api(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    """Over TCP, or over the Unix socket that the containers use."""
+    over_socket = f"unix://{USER}:{PASSWORD}@{server.folder}/{SOCKET}"
+    with ApiServer(over_socket if getattr(request, "param", "tcp") == "unix" else server.api_url) as api:
         yield api
+
+
+over_both = pytest.mark.parametrize("api", ["tcp", "unix"], indirect=True)
 
 
 async def start(client: Client) -> int:
@@ -63,6 +70,7 @@ async def answers(url: str) -> dict[str, httpx.Response]:
     return found
 
 
+@over_both
 async def test_every_endpoint_says_503_and_recovers_by_itself(server: RedisServer, api: ApiServer) -> None:
     async with Client(api.url, patience=20) as client:
         await start(client)
@@ -107,6 +115,7 @@ def test_the_api_starts_without_redis_and_serves_when_it_comes() -> None:
             assert httpx.get(f"{api.url}/readyz").status_code == 200
 
 
+@over_both
 async def test_a_wait_outlives_a_redis_restart(server: RedisServer, api: ApiServer) -> None:
     async with Client(api.url, patience=20) as client:
         incarnation = await start(client)

@@ -23,12 +23,28 @@ def test_defaults_and_overrides() -> None:
         ({"API_LEASE_TTL_S": "inf"}, "lease_ttl_s"),
         ({"API_MAX_ATTEMPTS": "many"}, "max_attempts"),
         ({"API_MAX_ATTEMPT": "3"}, "did you mean API_MAX_ATTEMPTS?"),
-        ({"REDIS_URL": "localhost:6379"}, "redis://host:6379/0"),
+        ({"REDIS_URL": "localhost:6379"}, "redis://HOST:6379/0"),
+        ({"REDIS_URL": "redis://[::1"}, "redis://HOST:6379/0"),
+        ({"REDIS_URL": "unix://run/redis.sock"}, "unix:///PATH/OF/THE/SOCKET"),
+        ({"REDIS_URL": "unix://"}, "unix:///PATH/OF/THE/SOCKET"),
     ],
 )
 def test_wrong_values_are_named(environ: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
         Settings.read(environ)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("", "127.0.0.1:6379"),
+        ("redis://api:s3cret@redis:7000/0?password=s3cret", "redis:7000"),
+        ("unix:///run/redis/redis.sock?db=1", "/run/redis/redis.sock"),
+        ("unix://api:s3cret@/run/redis/redis.sock", "/run/redis/redis.sock"),
+    ],
+)
+def test_redis_address_names_host_or_socket_without_a_password(url: str, address: str) -> None:
+    assert Settings.read({"REDIS_URL": url}).redis_address == address
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:

@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
         archiving = asyncio.create_task(archiver.run(), name="archive")
         where = settings.archive_dir or "off"
-        _LOG.info(logs.line("api", redis=settings.redis_url.rpartition("@")[2], archive=where, state="up"))
+        _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))
         try:
             # All there is now stays: the garbage collector need not look at it again and again.
             gc.freeze()

@@ -55,6 +55,7 @@ class Limits(SettingsModel):
 @dataclass(frozen=True)
 class Settings:
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
+    """redis://HOST:PORT/DATABASE, rediss:// for TLS, or unix:///PATH?db=DATABASE for a Unix socket."""
     redis_password: str | None = field(default=None, repr=False)
     """From REDIS_PASSWORD_FILE, for a URL that holds none."""
     atropos_run: str = "default"
@@ -74,17 +75,11 @@ class Settings:
         """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, ATROPOS_RUN, GRISTMILL_RUNS_DIR, the API_* limits and
         access. An empty variable counts as unset.
 
-        Raises ConfigError for a limit that is no positive number, a URL that is not Redis', a run id that is none, a
-        variable whose name is nearly that of one of ours, and what AccessSettings.read refuses.
+        Raises ConfigError for a limit that is not positive, a URL that is not a Redis URL, an invalid run id, a
+        variable whose name is close to a known name, and values that AccessSettings.read rejects.
         """
         url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
-        try:
-            parse_url(url)
-        except ValueError as error:
-            # Less what may be a password.
-            raise ConfigError(
-                f"REDIS_URL={url.rpartition('@')[2]!r}: {error} Write it as redis://host:6379/0."
-            ) from error
+        _check_redis_url(url)
         names = {f"API_{limit.upper()}": limit for limit in Limits.model_fields}
         known = {*names, *access.NAMES}
         for name in environ:
@@ -105,11 +100,31 @@ class Settings:
         )
 
     @property
+    def redis_address(self) -> str:
+        """Where Redis is, for a log line: host:port or the path of a socket, without user and password."""
+        options = parse_url(self.redis_url)
+        return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+    @property
     def redis_login(self) -> dict[str, str]:
         """User and password for Redis: the URL's user, else `api`, the one that `make secure` makes."""
         if self.redis_password is None:
             return {}
         return {"username": urlsplit(self.redis_url).username or REDIS_USER, "password": self.redis_password}
+
+
+def _check_redis_url(url: str) -> None:
+    remedy = "Write it as redis://HOST:6379/0, or as unix:///PATH/OF/THE/SOCKET."
+    try:
+        parts, options = urlsplit(url), parse_url(url)
+    except ValueError as error:
+        # The text between scheme and @, and the query, may hold a password.
+        shown = url.rpartition("@")[2].partition("?")[0]
+        raise ConfigError(f"REDIS_URL={shown!r} is not a valid Redis URL: {error}. {remedy}") from error
+    if parts.scheme == "unix" and (parts.hostname or not options.get("path")):
+        # redis-py ignores the host: it would connect to the rest of the path.
+        shown = f"unix://{parts.hostname or ''}{parts.path}"
+        raise ConfigError(f"REDIS_URL={shown!r} does not name a socket by its absolute path. {remedy}")
 
 
 def _password(file: str | None) -> str | None:
