@@ -48,6 +48,8 @@ class FailingServer:
         """Seconds before each answer to a POST."""
         self.bodies: list[Any] = []
         """What was posted, read as JSON."""
+        self.now = threading.local()
+        """`now.body`: what was posted in the request that is being answered."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
         self.answers: dict[str, Callable[[], Answer]] = {
@@ -64,7 +66,8 @@ class FailingServer:
                     return
                 failing.asked.append(self.path)
                 if posted:
-                    failing.bodies.append(json.loads(posted))
+                    failing.now.body = json.loads(posted)
+                    failing.bodies.append(failing.now.body)
                     time.sleep(failing.delay)
                 self._send(*failing.answers.get(self.path, lambda: (404, {"detail": "Not Found"}))())
 

@@ -12,6 +12,7 @@ from gristmill_env.errors import (
     PromptError,
     PromptRefusedError,
     PromptTooLongError,
+    RequestTimeoutError,
 )
 
 
@@ -32,7 +33,7 @@ class DropReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     """The environment failed in one of its attempts."""
     TIMEOUT = "timeout"
-    """It took more than worker_timeout."""
+    """It took more than worker_timeout, or a request of it more than its server's timeout."""
     BAD_ROW = "bad_row"
     """The row has no text where the prompt or the answer should be."""
     REFUSED = "refused"
@@ -42,6 +43,7 @@ class DropReason(StrEnum):
 _OF_A_ROW: Mapping[type[EnvError], DropReason] = {
     PromptTooLongError: DropReason.TOO_LONG,
     PromptRefusedError: DropReason.PROMPT_REFUSED,
+    RequestTimeoutError: DropReason.TIMEOUT,
     DatasetError: DropReason.BAD_ROW,
     PromptError: DropReason.BAD_ROW,
     EpisodeError: DropReason.ENVIRONMENT_ERROR,

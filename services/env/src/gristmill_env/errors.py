@@ -33,6 +33,10 @@ class PromptTooLongError(EnvError):
     """The prompt leaves no room for a completion."""
 
 
+class RequestTimeoutError(EnvError):
+    """A request for completions was not answered in time, by servers that answer others."""
+
+
 class PromptRefusedError(EnvError):
     """A text server refuses this prompt, though it takes others: too long for it, or caught by its content filter."""
 

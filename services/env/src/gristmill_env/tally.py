@@ -59,7 +59,7 @@ _HINTS = {
     DropReason.PROMPT_REFUSED: "see the model server's words above",
     DropReason.REWARD_ERROR: "see the reward's error above",
     DropReason.ENVIRONMENT_ERROR: "see the environment's error above",
-    DropReason.TIMEOUT: "raise worker_timeout, or lower max_tokens",
+    DropReason.TIMEOUT: "raise timeout of server_configs or worker_timeout, or lower max_tokens",
     DropReason.NO_SCORE: "no reward says anything of these rows; accuracy needs an answer that is mathematics, "
     "exact_match any text",
     DropReason.BAD_ROW: "check prompt_field and answer_field",

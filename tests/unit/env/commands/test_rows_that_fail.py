@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,23 @@ async def test_evaluate_counts_a_refused_prompt_and_does_not_ask_it_again(
     assert "not asked: 3 prompt_refused" in shown(console)
     await run_evaluate(launch(tmp_path, server.url), EvaluateOptions(out=tmp_path / "out", resume=True), console)
     assert server.asked.count(LONG) == 3
+
+
+async def test_process_skips_a_row_whose_request_times_out(
+    tmp_path: Path, failing_server: FailingServer, console: Console
+) -> None:
+    server = Server(failing_server, set())
+
+    def answer() -> tuple[int, Any]:
+        if server.asked[-1] == LONG:
+            time.sleep(3)
+        return answers(said("2"))
+
+    failing_server.answers[CHAT] = answer
+    options = ProcessOptions(groups=5, out=tmp_path / "out")
+    await process(launch(tmp_path, server.url, server_configs=[{"timeout": 1.0}], patience=0.1), options, console)
+    assert [group.row for group in read_groups(tmp_path / "out" / "groups.jsonl")] == [1, 3]
+    assert "3 rows skipped: 3 timeout" in shown(console)
 
 
 @pytest.mark.parametrize("questions", [QUESTIONS, [LONG]])

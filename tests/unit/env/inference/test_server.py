@@ -123,14 +123,6 @@ async def test_a_server_in_trouble_is_asked_again_until_patience_ends(
     assert failing_server.asked.count(GENERATE) >= 3
 
 
-async def test_a_request_that_takes_too_long_is_given_up(failing_server: FailingServer) -> None:
-    failing_server.delay = 0.8
-    async with client(failing_server, patience=0.1, timeout=0.3) as server:
-        await server.connect(patience=1)
-        with pytest.raises(InferenceError, match=r"no answer within 0\.3 s \(timeout in server_configs\)"):
-            await server.generate(ASK)
-
-
 async def test_a_server_that_asks_for_time_gets_it(failing_server: FailingServer) -> None:
     failing_server.answers[GENERATE] = lambda: (429, {}) if len(failing_server.bodies) == 1 else answers(choice())
     failing_server.headers["Retry-After"] = "1.5"

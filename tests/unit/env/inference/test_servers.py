@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.env.conftest import FailingServer
 
-from gristmill_env.errors import InferenceError
+from gristmill_env.errors import InferenceError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client, said
@@ -180,6 +182,87 @@ async def test_a_dead_address_beside_a_living_one_costs_nothing(
         )
         await many(servers, 10)
     assert worked(failing_server) == 10
+
+
+def slow_for(server: FailingServer, seconds: float, tokens: list[int]) -> None:
+    """Complete every prompt, but the prompt `tokens` only after `seconds`."""
+
+    def answer() -> tuple[int, Any]:
+        if server.now.body["token_ids"] == tokens:
+            time.sleep(seconds)
+        return answers(choice())
+
+    server.answers[GENERATE] = answer
+
+
+async def test_slow_request_fails_alone_and_does_not_bench_its_server(
+    failing_server: FailingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow_for(failing_server, 3.0, [9])
+    slow = dataclasses.replace(ASK, token_ids=[9])
+    async with client(failing_server, patience=0.1, timeout=1.0) as servers:
+        await servers.connect(patience=5)
+        for _ in range(3):  # each is the second, third, ... time-out within far more than `patience`
+            with pytest.raises(RequestTimeoutError):
+                await servers.generate(slow)
+            await servers.generate(ASK)
+    assert failing_server.asked.count(GENERATE) == 6, "a slow request is not repeated"
+    assert failing_server.url not in caplog.text, "the server is healthy"
+
+
+async def test_slow_request_raises_inference_error_if_all_requests_time_out_for_patience(
+    failing_server: FailingServer,
+) -> None:
+    slow_for(failing_server, 1.5, list(ASK.token_ids))
+    seen: list[type[Exception]] = []
+    async with client(failing_server, patience=0.1, timeout=0.5) as servers:
+        await servers.connect(patience=5)
+        while not seen or seen[-1] is RequestTimeoutError:
+            try:
+                await servers.generate(ASK)
+            except (RequestTimeoutError, InferenceError) as error:
+                seen.append(type(error))
+    assert seen[0] is RequestTimeoutError
+    assert seen[-1] is InferenceError
+
+
+async def test_slow_request_benches_a_server_that_answers_nothing_any_more(
+    two_servers: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_env.inference.server._QUICK", 0.3)
+    frozen, well = two_servers
+    good(well)
+    good(frozen)
+    async with client(*two_servers, patience=30, timeout=0.5) as servers:
+        await servers.connect(patience=5)
+        stuck = threading.Event()
+
+        def hang() -> tuple[int, Any]:
+            stuck.wait(20)
+            return 200, {"data": [{"id": "tiny"}]}
+
+        frozen.answers |= {GENERATE: hang, "/v1/models": hang}
+        await many(servers, 4)
+        before = worked(frozen)
+        await many(servers, 4)
+        assert worked(frozen) == before, "the server is benched"
+        stuck.set()
+    assert worked(well) == 8, "the requests moved on"
+
+
+async def test_request_that_fails_while_others_are_answered_fails_alone(failing_server: FailingServer) -> None:
+    def answer() -> tuple[int, Any]:
+        return (500, {}) if failing_server.now.body["token_ids"] == [9] else answers(choice())
+
+    failing_server.answers[GENERATE] = answer
+    async with client(failing_server, patience=3.0) as servers:
+        await servers.connect(patience=5)
+        poisoned = asyncio.create_task(servers.generate(dataclasses.replace(ASK, token_ids=[9])))
+        while not poisoned.done():
+            await servers.generate(ASK)
+        with pytest.raises(RequestTimeoutError):
+            await poisoned
+        await servers.generate(ASK)
 
 
 async def test_different_models_are_refused_naming_both(two_servers: Pair) -> None:

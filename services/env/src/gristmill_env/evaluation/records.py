@@ -49,7 +49,7 @@ class PromptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens its completions could have."""
     samples: list[SampleRecord]
     skipped: str | None = None
-    """Why it was not asked: "too_long" or "bad_row"."""
+    """Why it has no completions: a `DropReason`, such as "too_long", "bad_row" or "timeout"."""
     why: str | None = None
     """The same in a sentence."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from gristmill_env.errors import InferenceError
+from gristmill_env.errors import EnvError, InferenceError, RequestTimeoutError
 from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
 from gristmill_env.inference.http import ServerTroubleError
 
@@ -31,7 +32,7 @@ class Bench:
     def __init__(self, lanes: Sequence[Lane], check: Callable[[Lane], Awaitable[None]], patience: float) -> None:
         """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that is not to be used.
 
-        `patience`: seconds that all may be away at a time.
+        `patience`: seconds for which all may fail.
         """
         self._lanes = lanes
         self._check = check
@@ -39,12 +40,17 @@ class Bench:
         self._returning: dict[Lane, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._all_away_told = False
+        self._answered_at = -math.inf
+        """When any server last answered a request; time.monotonic(), as all times here."""
+        self._slow_since: float | None = None
+        """The first of the time-outs since then."""
+        self._slow_last = 0.0
 
     async def free_lane(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Lane:
         """The best lane that is up and has room; waits for one as long as it takes.
 
-        Only while all are away is there an end: `patience` seconds after `failing_since` (time.monotonic(), of the
-        caller's first failure; None: from now). Then InferenceError is raised.
+        The wait ends only while all servers are away and none has answered for `patience` seconds, counted from
+        `failing_since` (time.monotonic() of the caller's first failure; None: from now). Then InferenceError is raised.
         """
         since = failing_since
         while True:
@@ -59,10 +65,11 @@ class Bench:
             since = time.monotonic() if since is None else since
             self._say_all_away()
             try:
-                async with asyncio.timeout(self._patience - (time.monotonic() - since)):
+                async with asyncio.timeout(self._patience - self._silent(since)):
                     await self._changed.wait()
             except TimeoutError as error:
-                raise self.gave_up(time.monotonic() - since) from error
+                if (seconds := self._silent(since)) >= self._patience:
+                    raise self.gave_up(seconds) from error
 
     def changed(self) -> None:
         """A lane has more room, or another state: whoever waits looks again."""
@@ -76,6 +83,8 @@ class Bench:
 
     def answered(self, lane: Lane, turn: int) -> None:
         """It has answered a request of its `turn`: what went wrong before is forgotten."""
+        self._answered_at = time.monotonic()
+        self._slow_since = None
         if lane.turn == turn:
             lane.pauses.start_again()
             self._all_away_told = False
@@ -89,6 +98,41 @@ class Bench:
             others = "the others take its requests" if len(self._lanes) > 1 else self._trying_on()
             self._say_away(lane, error.problem, others)
             self._leave(lane, LaneState.AWAY, error.told, error.wait)
+
+    def give_up(self, failing_since: float) -> None:
+        """Decide about a request that has failed again and again since `failing_since`.
+
+        Returns while it may be tried again. After `patience` seconds it raises RequestTimeoutError if other requests
+        were answered meanwhile, and InferenceError if none was and all servers are away.
+        """
+        seconds = time.monotonic() - failing_since
+        if seconds < self._patience:
+            return
+        if self._answered_at >= failing_since:
+            raise RequestTimeoutError(
+                f"the request failed for {seconds:.0f} s while others were answered ({self._problems()})"
+            )
+        if all(lane.state is LaneState.AWAY for lane in self._lanes):
+            raise self.gave_up(seconds)
+
+    def slow(self, lane: Lane) -> EnvError:
+        """The error of a request that took longer than the `timeout` of its server, which answers other questions.
+
+        The error is the row's own (RequestTimeoutError), unless for `patience` seconds all requests have timed out.
+        """
+        now, allowed = time.monotonic(), lane.server.timeout
+        if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # nothing was asked meanwhile
+            self._slow_since = now
+        self._slow_last = now
+        remedy = "raise timeout in server_configs, or lower max_tokens or group_size"
+        if (seconds := now - self._slow_since) >= max(self._patience, allowed):
+            return InferenceError(
+                f"for {seconds:.0f} s the model servers completed no request within their timeout, "
+                f"{allowed:g} s at {lane.server.url}, though they answer other questions; {remedy}"
+            )
+        return RequestTimeoutError(
+            f"the model server at {lane.server.url} did not complete the request within {allowed:g} s; {remedy}"
+        )
 
     def late(self, lane: Lane, error: ServerTroubleError) -> None:
         """It did not answer at the start."""
@@ -105,10 +149,9 @@ class Bench:
         """The error when none answered for `seconds`."""
         if len(self._lanes) == 1:
             return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
-        each = ", ".join(f"{lane.server.url} ({lane.problem})" for lane in self._lanes)
         return InferenceError(
-            f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {each}; are they running, and "
-            "are these their addresses (server_configs)?"
+            f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {self._problems()}; are they "
+            "running, and are these their addresses (server_configs)?"
         )
 
     async def close(self) -> None:
@@ -116,6 +159,13 @@ class Bench:
         for task in self._returning.values():
             task.cancel()
         await asyncio.gather(*self._returning.values(), return_exceptions=True)
+
+    def _silent(self, since: float) -> float:
+        """Seconds since the last answer, or since `since` if that is later."""
+        return time.monotonic() - max(since, self._answered_at)
+
+    def _problems(self) -> str:
+        return ", ".join(f"{lane.server.url} ({lane.problem})" for lane in self._lanes)
 
     def _leave(self, lane: Lane, state: LaneState, problem: str, wait: float = 0.0) -> None:
         lane.state, lane.problem = state, problem

@@ -29,6 +29,10 @@ class ServerTroubleError(Exception):
         self.wait = wait
 
 
+class SlowAnswerError(ServerTroubleError):
+    """The server took the request and gave no whole answer within `timeout`: the request may simply be a long one."""
+
+
 class RefusedError(InferenceError):
     """The server understood, and does not do it. Asking again changes nothing."""
 
@@ -61,18 +65,17 @@ class ServerHttp:
     async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:
         """The answer, as `kind`. `path`: under the server's address, or a whole URL.
 
-        No connection, a time-out, 429 and 5xx raise ServerTroubleError, any other refusal RefusedError, and an
-        answer that is no `kind` InferenceError.
+        `timeout`: seconds, other than the server's. No answer within them raises SlowAnswerError. No connection, 429
+        and 5xx raise ServerTroubleError, any other refusal RefusedError, and an answer that is not a valid `kind`
+        InferenceError.
         """
-        allowed = self.timeout if timeout is None else min(timeout, self.timeout)
+        allowed = self.timeout if timeout is None else timeout
         told = path.removeprefix(self.url)
         try:
             async with asyncio.timeout(allowed):
                 answer = await self._client.request(method, path, json=json)
         except TimeoutError as error:
-            raise ServerTroubleError(
-                told, f"Timeout: no answer within {allowed:g} s (timeout in server_configs)"
-            ) from error
+            raise SlowAnswerError(told, f"no answer within {allowed:g} s") from error
         except httpx.RequestError as error:
             raise ServerTroubleError(told, str(error) or type(error).__name__) from error
         if answer.status_code >= 500 or answer.status_code == 429:

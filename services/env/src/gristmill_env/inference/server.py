@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from gristmill import Manifest
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference.chat import generate_text
-from gristmill_env.inference.http import RefusedError, ServerHttp
+from gristmill_env.inference.http import RefusedError, ServerHttp, ServerTroubleError
 from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
 from gristmill_env.inference.thinking import Dialect, Thinking
 from gristmill_env.inference.tokens import GENERATE, generate_tokens, no_token_ids, takes_tokens
@@ -26,6 +26,8 @@ class ModelServer:
 
     def __init__(self, config: ServerConfig, thinking: Thinking) -> None:
         self.url = config.root_url
+        self.timeout = config.timeout
+        """Seconds that one request may take."""
         self.ignores_n = config.n_kwarg_is_ignored
         self._config = config
         self._thinking = thinking
@@ -51,7 +53,7 @@ class ModelServer:
     async def generate(self, request: GenerationRequest) -> list[Completion]:
         """`request.count` completions; fewer from a text server that ignores `n`, which is remembered.
 
-        Raises ServerTroubleError; InferenceError when the server refuses the request.
+        Raises SlowAnswerError after `timeout`; ServerTroubleError; InferenceError when the server refuses the request.
         """
         if not self._text_only:
             return await generate_tokens(self._http, self._model, request)
@@ -61,6 +63,14 @@ class ModelServer:
             logger.warning("the model server at %s ignores n; from now on it is asked for one at a time", self.url)
             self.ignores_n = True
         return completions
+
+    async def answers(self) -> bool:
+        """Whether the server answers a question that costs it nothing, so that a late completion is not its fault."""
+        try:
+            await self._cards()
+        except (ServerTroubleError, InferenceError):
+            return False
+        return True
 
     async def weight_label(self) -> str:
         """Its present weight label; "default" when no weights were published to it. Raises as `meet` does."""

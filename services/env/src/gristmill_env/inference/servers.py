@@ -10,9 +10,9 @@ from types import TracebackType
 from gristmill import Manifest
 from gristmill_env.errors import InferenceError, PromptRefusedError
 from gristmill_env.inference.balance import Lane
-from gristmill_env.inference.bench import Bench, UnpublishedError, gave_up_on
+from gristmill_env.inference.bench import Bench, UnpublishedError
 from gristmill_env.inference.budget import RetryBudget
-from gristmill_env.inference.http import RefusedError, ServerTroubleError
+from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
 from gristmill_env.inference.meeting import Meeting, check_same
 from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
 from gristmill_env.inference.server import ModelServer
@@ -29,7 +29,7 @@ class ModelServers:
     def __init__(
         self, configs: Sequence[ServerConfig], *, patience: float, thinking: Thinking = _AS_THE_MODEL_DOES
     ) -> None:
-        """`patience`: seconds that all servers may be away in mid-run. `thinking`: said to text servers."""
+        """`patience`: seconds for which all servers may fail in mid-run. `thinking`: sent to text servers."""
         self._lanes = [
             Lane(
                 ModelServer(config, thinking), config.weight, config.num_max_requests_at_once,
@@ -37,7 +37,6 @@ class ModelServers:
             )
             for config in configs
         ]  # fmt: skip
-        self._patience = patience
         self._bench = Bench(self._lanes, self._check, patience)
         self._budget = RetryBudget()
         self._manifest: Manifest | None = None
@@ -87,7 +86,8 @@ class ModelServers:
         """`request.count` completions of one prompt. `evaluation`: counts against num_requests_for_eval.
 
         Raises InferenceError when all servers stay away, or one refuses the request, or returns no token ids;
-        PromptRefusedError when a text server refuses this prompt and takes a short one.
+        RequestTimeoutError when the request took longer than its server's `timeout`, or failed for `patience` seconds
+        while others were answered; PromptRefusedError when a text server refuses this prompt and takes a short one.
         """
         try:
             return await self._complete(request, evaluation)
@@ -150,18 +150,20 @@ class ModelServers:
             lane = await self._bench.free_lane(request.cost, evaluation=evaluation, failing_since=failing_since)
             turn = lane.turn
             try:
-                with lane.carrying(request.cost, evaluation=evaluation):
-                    completions = await lane.server.generate(request)
+                try:
+                    with lane.carrying(request.cost, evaluation=evaluation):
+                        completions = await lane.server.generate(request)
+                finally:
+                    self._bench.changed()
             except ServerTroubleError as trouble:
+                # A server that still answers a question is not to blame, and a retry would take as long again.
+                if isinstance(trouble, SlowAnswerError) and await lane.server.answers():
+                    raise self._bench.slow(lane) from trouble
                 self._bench.trouble(lane, turn, trouble)
-                now = time.monotonic()
-                failing_since = now if failing_since is None else failing_since
-                if now - failing_since >= self._patience:
-                    raise gave_up_on(lane.server.url, trouble.told, now - failing_since) from trouble
+                failing_since = time.monotonic() if failing_since is None else failing_since
+                self._bench.give_up(failing_since)
                 await asyncio.sleep(self._budget.retry())
                 continue
-            finally:
-                self._bench.changed()
             self._bench.answered(lane, turn)
             if self._trusted(completions):
                 return completions

@@ -132,7 +132,7 @@ class EnvConfig(Settings):
     """Seconds to wait at the start for the model server and the API. Unset: 300 in serve, 20 in try."""
 
     patience: float = Field(default=600.0, gt=0)
-    """Seconds that an API or model server may be away in mid-run before serve gives up."""
+    """Seconds for which the API may be away, or all model servers may fail, in mid-run before serve gives up."""
 
     environment: EnvironmentSpec = Field(default_factory=EnvironmentSpec)
     """The task's shape: `dataset`, one turn a row, or one of several turns."""

@@ -37,7 +37,8 @@ class ServerConfig(Settings):
     any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
 
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one request may take, all its completions included. Then it goes to another server."""
+    """Seconds that one request may take, all its completions included. Then its row is dropped as `timeout`; a server
+    that answers nothing at all any more is benched instead."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of the load among several servers: one of weight 2 has twice the tokens in the works of one of weight 1."""
