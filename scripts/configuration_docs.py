@@ -15,13 +15,14 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings.flags import flag_names
 from gristmill.settings.layers import inner_model
 from gristmill_env.atropos.keys import KEYS, Key, Part, Verdict
@@ -62,8 +63,8 @@ def _filled(match: re.Match[str]) -> str:
     return f"{match[1]}\n{TABLES[match['name']]()}\n{match[3]}"
 
 
-def _settings(model: type[BaseModel], command: str) -> str:
-    """A table for the top level and one for every section below it."""
+def _settings(model: type[BaseModel], command: str, only: Container[str] | None = None) -> str:
+    """A table for the top level and one for every section below it. `only`: the fields to list; None: all."""
     flags = flag_names(model)
     parts = []
     for place, section in _sections(model, ""):
@@ -79,6 +80,7 @@ def _settings(model: type[BaseModel], command: str) -> str:
                 info.description or "",
             ]
             for name, info in section.model_fields.items()
+            if only is None or name in only
         ]
         parts.append(_table(["key", "type", "default", f"flag of {command}", "meaning"], rows))
     return "\n".join(parts)
@@ -195,7 +197,8 @@ def _cell(text: str) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "run": lambda: _settings(EnvConfig, "gristmill_env"),
-    "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer"),
+    "hyperparameters": lambda: _settings(Hyperparameters, "gristmill_trainer"),
+    "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer", TRAINER_ONLY),
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
 }

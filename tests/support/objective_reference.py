@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from gristmill_trainer.settings.objective import ObjectiveSettings
+from gristmill.hyperparameters import Hyperparameters
 
 CLIPS = {
     "grpo": (0.2, 0.2),
@@ -35,7 +35,7 @@ Sequence = list[Token]
 
 
 def reference_loss(
-    settings: ObjectiveSettings, sequences: list[Sequence], local_batch: int, max_completion_length: int
+    settings: Hyperparameters, sequences: list[Sequence], local_batch: int, max_completion_length: int
 ) -> float:
     losses = [[_token_loss(settings, token, sequence) for token in sequence] for sequence in sequences]
     everything = [loss for sequence in losses for loss in sequence]
@@ -56,7 +56,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _token_loss(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+def _token_loss(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
     loss = _importance(settings, token, sequence) * _surrogate(settings, token, sequence)
     if settings.kl_beta:
         ratio = _ratio(settings, token, sequence) if settings.kl_bias_correction else 1.0
@@ -64,7 +64,7 @@ def _token_loss(settings: ObjectiveSettings, token: Token, sequence: Sequence) -
     return loss + settings.distill_coef * _divergence(settings.distill_divergence, token.teacher)
 
 
-def _importance(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+def _importance(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
     of = [token] if settings.importance_level == "token" else sequence
     weight = math.prod(math.exp(each.old) / math.exp(each.rollout) for each in of)
     cap = settings.importance_cap
@@ -73,7 +73,7 @@ def _importance(settings: ObjectiveSettings, token: Token, sequence: Sequence) -
     ]
 
 
-def _surrogate(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+def _surrogate(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
     default_low, default_high = CLIPS[settings.objective]
     low = settings.clip_epsilon or default_low
     high = settings.clip_epsilon_high or default_high
@@ -84,7 +84,7 @@ def _surrogate(settings: ObjectiveSettings, token: Token, sequence: Sequence) ->
     return -min(ratio * token.advantage, clipped * token.advantage)
 
 
-def _ratio(settings: ObjectiveSettings, token: Token, sequence: Sequence) -> float:
+def _ratio(settings: Hyperparameters, token: Token, sequence: Sequence) -> float:
     if settings.objective == "gspo":
         return math.exp(_mean([each.logprob - each.old for each in sequence]))
     return math.exp(token.logprob - token.old)

@@ -12,6 +12,7 @@ from gristmill.errors import (
     ManifestError,
 )
 from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill.hyperparameters import Hyperparameters
 from gristmill.manifest import Manifest
 from gristmill.run import (
     AtroposRegistration,
@@ -46,6 +47,7 @@ __all__ = [
     "GristmillError",
     "GroupAudit",
     "GroupError",
+    "Hyperparameters",
     "Manifest",
     "ManifestError",
     "MetricsRow",

@@ -74,6 +74,18 @@ def test_a_step_in_three_roles(secured: Secured) -> None:
     assert (refused.value.status, refused.value.code) == (401, "unauthorized")
 
 
+def test_the_environments_token_cannot_set_what_only_the_trainer_may(secured: Secured) -> None:
+    with secured.client("env") as env:
+        for key, value in {"on_step": "/runs/mine.py:f", "push_to_hub": "a/b", "resume": "/runs/mine"}.items():
+            with pytest.raises(ApiError) as refused:
+                env.create_run(RUN, {"trainer": {key: value}}, 2)
+            assert (refused.value.status, refused.value.code) == (422, "bad_config")
+            assert key in refused.value.message
+        with pytest.raises(ApiError) as missing:
+            env.get_run(RUN)
+        assert missing.value.code == "run_missing"
+
+
 def test_a_url_with_the_token_opens_every_door_of_its_role(secured: Secured) -> None:
     host = secured.url.removeprefix("http://")
     with httpx.Client() as http:

@@ -12,10 +12,10 @@ from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
 from gristmill import Client, PolicyVersion
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.rejected import Reason
 from gristmill_trainer.data.samples import to_samples
-from gristmill_trainer.settings.advantages import AdvantageSettings
 
 RUN = "default"
 
@@ -105,6 +105,6 @@ async def test_a_sequence_that_is_not_trained_is_one_of_its_group(http: httpx.As
     assert batch is not None
     assert batch[0].rewards.tolist() == [0.0, 1.0, 2.0], "its reward is in the mean of the group"
     limits = Limits(vocabulary=2**31, seq_len=99, policy=PolicyVersion(1, 0))
-    prepared = to_samples(batch, limits, AdvantageSettings(advantage_scale="none"))
+    prepared = to_samples(batch, limits, Hyperparameters(advantage_scale="none"))
     assert [(one.sequence, one.reason) for one in prepared.rejected] == [(1, Reason.NOTHING_TRAINED)]
     assert [float(one.advantages[-1]) for one in prepared.samples] == [-1.0, 1.0]

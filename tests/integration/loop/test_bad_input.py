@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
+from gristmill import SyncClient
+from gristmill_api.store import keys
 from local_processes import LocalStack
 
 QUICKSTART = (ROOT / "configs" / "quickstart.yaml").read_text()
@@ -100,9 +104,9 @@ def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     with LocalStack(output.add) as stack:
         redis_port, api_port = free_port(), free_port()
-        redis = start_redis(stack, tmp_path / "redis", redis_port)
+        server = start_redis(stack, tmp_path / "redis", redis_port)
         start_api(stack, redis_port, api_port)
-        redis.stop(grace=5)
+        server.stop(grace=5)
         line = _env(
             *("--config", "quickstart", "--base_url", vllm.url, "--startup_patience", "3"),
             *("--rollout_server_url", f"http://127.0.0.1:{api_port}"),
@@ -121,6 +125,26 @@ def test_an_api_started_without_redis_says_so_in_its_log(tmp_path: Path) -> None
         while f"127.0.0.1:{nothing}" not in output.of("api"):
             assert time.monotonic() < deadline, output.lines
             time.sleep(0.1)
+
+
+def test_a_run_with_a_plug_in_for_the_trainer_is_refused_by_the_trainer(tmp_path: Path) -> None:
+    """The API refuses such a run. The trainer checks again, because the record may have been written another way."""
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(event): pass\n")
+    output = Output()
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        api_url = f"http://127.0.0.1:{api_port}"
+        with SyncClient(api_url) as api, redis.Redis(port=redis_port) as store:
+            api.create_run("mine", {"trainer": {}}, 2)
+            store.hset(keys.record("mine"), "env", json.dumps({"trainer": {"on_step": f"{tmp_path}/mine.py:f"}}))
+        places = {"GRISTMILL_API_URL": api_url, "GRISTMILL_WEIGHTS_DIR": str(tmp_path / "weights")}
+        trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
+        stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=60)
+        assert trainer.exit_code == 1
+    assert "on_step" in output.of("trainer")
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize(

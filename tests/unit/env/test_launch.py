@@ -124,10 +124,10 @@ def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path
     assert record != quiet.config.recorded("smollm2")
 
 
-def test_the_trainer_block_is_passed_on_as_it_is(tmp_path: Path) -> None:
-    folder = config_file(tmp_path, "trainer: {batch_size: 64, anything: [1]}\n")
+def test_the_trainer_block_is_recorded_as_written(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "trainer: {batch_size: 64, learning_rate: 1.0e-4}\n")
     launch = read("--config sums", GRISTMILL_CONFIG_DIR=folder)
-    assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "anything": [1]}
+    assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "learning_rate": 1e-4}
 
 
 class _Options(Settings):
@@ -144,7 +144,7 @@ def test_a_commands_own_flags_stand_beside_the_runs() -> None:
 
 
 MISTAKES = [
-    ("--config nope", r"no config 'nope'.*there: bad, steps, sums, worse"),
+    ("--config nope", r"no config 'nope'.*there: bad, hook, parts, split, steps, sums, typo, worse"),
     ("--config", r"--config needs a name"),
     ("--group_sise 4", r"unknown flag '--group_sise'.*group_size"),
     ("--group_size many", r"group_size"),
@@ -155,6 +155,10 @@ MISTAKES = [
     ("--config bad", r"bad\.yaml: unknown key 'dataset\.promt_field'\..*prompt_field"),
     ("--config worse", r"worse\.yaml: unknown key 'gruop_size'\..*group_size"),
     ("--config steps", r"total_steps is 3 but trainer\.training_steps is 4"),
+    ("--config typo", r"typo\.yaml: trainer: unknown key 'learnig_rate'\..*learning_rate"),
+    ("--config hook", r"hook\.yaml: trainer: 'on_step' .*trainer\.yaml"),
+    ("--config parts", r"parts\.yaml: trainer: .*20 sequences per step.*group_size 8"),
+    ("--config split", r"split\.yaml: trainer: .*12 sequences per step.*group_size 8"),
 ]
 
 
@@ -163,6 +167,10 @@ def test_mistakes_are_told_with_what_is_right(tmp_path: Path, arguments: str, me
     config_file(tmp_path, "dataset: {promt_field: question}\n", "bad")
     config_file(tmp_path, "gruop_size: 4\n", "worse")
     config_file(tmp_path, "total_steps: 3\ntrainer: {training_steps: 4}\n", "steps")
+    config_file(tmp_path, "trainer: {learnig_rate: 1.0e-6}\n", "typo")
+    config_file(tmp_path, "trainer: {on_step: mine.py:f}\n", "hook")
+    config_file(tmp_path, "trainer: {batch_size: 10, gradient_accumulation_steps: 2}\n", "parts")
+    config_file(tmp_path, "batch_size: 12\n", "split")
     folder = config_file(tmp_path, "group_size: 2\n")
     with pytest.raises(ConfigError, match=message):
         read(arguments, GRISTMILL_CONFIG_DIR=folder)

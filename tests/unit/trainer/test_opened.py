@@ -11,14 +11,16 @@ from gristmill_trainer.opened import dataset_name, longest_completion, reward_na
 
 
 def _run(env: dict[str, Any], protocol: Protocol = Protocol.GRISTMILL) -> RunRecord:
-    return RunRecord.model_construct(run_id="run", state=RunState.OPEN, env=env, protocol=protocol)
+    return RunRecord.model_construct(run_id="run", state=RunState.OPEN, env=env, protocol=protocol, group_size=2)
 
 
 def test_what_our_environment_tells() -> None:
     rewards = ["length", {"type": "accuracy", "weight": 2}]
-    run = _run({"dataset": {"dataset_name": "a/b", "max_tokens": 24, "reward_functions": rewards}, "trainer": {"x": 1}})
+    run = _run(
+        {"dataset": {"dataset_name": "a/b", "max_tokens": 24, "reward_functions": rewards}, "trainer": {"seed": 1}}
+    )
     assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("a/b", 24, ["length", "accuracy"])
-    assert trainer_block(run) == {"x": 1}
+    assert trainer_block(run) == {"seed": 1}
 
 
 @pytest.mark.parametrize("dataset", [None, "sums", ["sums"], {"max_tokens": "many", "reward_functions": "length"}])
@@ -30,6 +32,7 @@ def test_what_others_tell_is_not_made_sense_of(dataset: Any) -> None:
     assert "Atropos" in dataset_name(_run({}, Protocol.ATROPOS))
 
 
-def test_settings_that_are_none_are_named_with_the_run() -> None:
-    with pytest.raises(ConfigError, match="run run was opened with trainer: 'fast', which is no mapping"):
-        trainer_block(_run({"trainer": "fast"}))
+@pytest.mark.parametrize("block", ["fast", {"on_step": "/tmp/a.py:f"}, {"push_to_hub": "a/b"}, {"resume": "/tmp"}])
+def test_block_that_is_not_of_hyperparameters_is_refused(block: Any) -> None:
+    with pytest.raises(ConfigError, match="run run: trainer"):
+        trainer_block(_run({"trainer": block}))

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.errors import OptimizerError
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
-from gristmill_trainer.settings.optimizer import OptimizerSettings
 
 
 def rates(schedule: str, warmup: int, steps: int) -> list[float]:
-    settings = OptimizerSettings.model_validate({"learning_rate": 8.0, "lr_schedule": schedule, "warmup_steps": warmup})
+    settings = Hyperparameters.model_validate({"learning_rate": 8.0, "lr_schedule": schedule, "warmup_steps": warmup})
     optimizer = build_optimizer(settings, [torch.nn.Parameter(torch.ones(2))])
     scheduler = build_schedule(optimizer, settings, steps)
     seen = []
@@ -38,7 +38,7 @@ def test_a_warm_up_as_long_as_the_run_ends_below_the_peak() -> None:
 
 
 def test_the_step_is_adamw_with_the_settings() -> None:
-    settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.5, adam_beta1=0.8, adam_beta2=0.9)
+    settings = Hyperparameters(learning_rate=0.1, weight_decay=0.5, adam_beta1=0.8, adam_beta2=0.9)
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 5)) for _ in range(2))
     optimizer = build_optimizer(settings, [ours])
     reference = torch.optim.AdamW([theirs], lr=0.1, betas=(0.8, 0.9), weight_decay=0.5, foreach=False, fused=False)
@@ -52,9 +52,9 @@ def test_the_step_is_adamw_with_the_settings() -> None:
 
 def test_eight_bits_without_cuda_are_refused() -> None:
     with pytest.raises(OptimizerError, match="adamw_8bit is for CUDA, and the model is on cpu; set optimizer to adamw"):
-        build_optimizer(OptimizerSettings(optimizer="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
+        build_optimizer(Hyperparameters(optimizer="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
 
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(OptimizerError, match="no parameters to train"):
-        build_optimizer(OptimizerSettings(), [])
+        build_optimizer(Hyperparameters(), [])

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
 from gristmill.errors import UnknownKeyError
+from gristmill.hyperparameters import check_run_block
 from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
 from gristmill_env.atropos import read_file, without_section
 from gristmill_env.atropos.recognise import could_be_of_atropos
@@ -61,8 +62,10 @@ class Launch:
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
         values = merge(merge(in_file, _from_environment(deployment, in_file)), given)
+        where = str(path) if path is not None else _COMMAND_LINE
         try:
-            config = parse(EnvConfig, values, str(path) if path is not None else _COMMAND_LINE)
+            config = parse(EnvConfig, values, where)
+            check_run_block(config.trainer_block(), config.group_size, f"{where}: trainer")
         except UnknownKeyError as error:
             if could_be_of_atropos(in_file):
                 raise ConfigError(f"{error} A file of Atropos' loads with --config_format atropos.") from error

@@ -1,21 +1,18 @@
-"""What the environment told of itself when it opened the run. Clients other than ours may tell anything there."""
+"""Reads the settings that an environment recorded when it opened the run. Other clients may record anything there."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gristmill import ConfigError, Protocol, RunRecord
+from gristmill import Protocol, RunRecord
+from gristmill.hyperparameters import check_run_block
 
 
 def trainer_block(run: RunRecord) -> dict[str, Any]:
-    """The run's settings of the trainer. Raises ConfigError for what cannot be such."""
-    found = run.env.get("trainer") or {}
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"run {run.run_id} was opened with trainer: {found!r}, which is no mapping of settings to values; close "
-            "it, and open another"
-        )
-    return found
+    """Returns the hyperparameters that the run sets. Raises ConfigError for anything else: see `check_run_block`."""
+    block: dict[str, Any] = run.env.get("trainer") or {}
+    check_run_block(block, run.group_size, f"run {run.run_id}: trainer")
+    return block
 
 
 def longest_completion(run: RunRecord) -> int | None:

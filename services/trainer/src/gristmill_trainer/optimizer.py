@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from gristmill import Hyperparameters
 from gristmill_trainer.errors import OptimizerError
-from gristmill_trainer.settings.optimizer import OptimizerSettings
 
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def build_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019).
 
     Raises OptimizerError when there is nothing to train, or when the 8-bit one is asked for where it cannot be.
@@ -33,7 +33,7 @@ def build_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.P
     )
 
 
-def build_schedule(optimizer: torch.optim.Optimizer, settings: OptimizerSettings, training_steps: int) -> LambdaLR:
+def build_schedule(optimizer: torch.optim.Optimizer, settings: Hyperparameters, training_steps: int) -> LambdaLR:
     """The learning rate of each step, by `learning_rate_factor`; step it once a training step."""
     return LambdaLR(
         optimizer,
@@ -73,7 +73,7 @@ def own_settings(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[No
 
 
 def _adamw_8bit(
-    settings: OptimizerSettings, betas: tuple[float, float], trained: list[torch.nn.Parameter]
+    settings: Hyperparameters, betas: tuple[float, float], trained: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
     """State in 8 bits, blockwise (Dettmers et al. 2022)."""
     devices = {parameter.device.type for parameter in trained}

@@ -274,7 +274,15 @@ def test_what_a_file_leaves_out_is_as_in_atropos(read: Reader) -> None:
 
 def test_flags_and_variables_stand_above_the_file(read: Reader) -> None:
     config = read(
-        LOCAL, "--temperature", "1", "--group_size", "2", OPENAI_API_KEY="x", GRISTMILL_MODEL_URL="http://m:1"
+        LOCAL,
+        "--temperature",
+        "1",
+        "--group_size",
+        "2",
+        "--batch_size",
+        "2",
+        OPENAI_API_KEY="x",
+        GRISTMILL_MODEL_URL="http://m:1",
     )
     assert (config.dataset.temperature, config.group_size, config.server.base_url) == (1.0, 2, "http://m:1")
 

@@ -14,10 +14,10 @@ from tests.support.groups import make_group
 from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import SamplingParams
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.data.advantages import Scale, advantages
 from gristmill_trainer.data.overlong import punishment
 from gristmill_trainer.data.samples import to_samples
-from gristmill_trainer.settings.advantages import AdvantageSettings
 
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8)
 
@@ -69,7 +69,7 @@ def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
         make_group(lengths=((3, 4), (3, 6), (3, 8)), rewards=(1, 1, 1), version="1.5"),
         sampling=SamplingParams(temperature=0.7, max_tokens=8),
     )
-    settings = AdvantageSettings(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.6)
+    settings = Hyperparameters(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.6)
     prepared = to_samples([group], limits(), settings)
     found = [float(sample.advantages[-1]) for sample in prepared.samples]
     np.testing.assert_allclose(found, [0.3, 0.0, -0.3], atol=1e-7)
@@ -84,7 +84,7 @@ def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
     mask = group.mask.copy()
     mask[[7, 8]] = False  # replies of 4 and 3 tokens, and one of 9
     group = replace(group, mask=mask, sampling=SamplingParams(temperature=1.0, max_tokens=9))
-    settings = AdvantageSettings(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.8)
+    settings = Hyperparameters(advantage_scale="none", overlong_buffer=4, overlong_penalty=0.8)
     prepared = to_samples([group], limits(), settings)
     assert prepared.statistics.overlong_punished == 1
     np.testing.assert_allclose([float(sample.advantages[-1]) for sample in prepared.samples], [0.4, -0.4], atol=1e-7)
@@ -92,7 +92,7 @@ def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
 
 def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None:
     group = group_with(finish_reasons=["length", "stop"])
-    prepared = to_samples([group], limits(), AdvantageSettings(overlong="filter"))
+    prepared = to_samples([group], limits(), Hyperparameters(overlong="filter"))
     cut, whole = prepared.samples
     assert (cut.trained_tokens, whole.trained_tokens) == (0, 2)
     assert not cut.rollout_logprobs.any()
@@ -100,14 +100,14 @@ def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None
     assert prepared.statistics.cut_off_share == 0.5
     # It was part of the baseline.
     np.testing.assert_allclose(whole.advantages, -0.5 / (np.sqrt(0.5) + 1e-4), rtol=1e-6)
-    kept = to_samples([group], limits(), AdvantageSettings())
+    kept = to_samples([group], limits(), Hyperparameters())
     assert [sample.trained_tokens for sample in kept.samples] == [4, 2]
     assert kept.statistics.overlong_filtered == 0
 
 
 def test_advantages_of_the_environment_are_used_as_they_are() -> None:
     sent = np.linspace(-3, 3, 12, dtype=np.float32)
-    settings = AdvantageSettings(overlong_buffer=64)
+    settings = Hyperparameters(overlong_buffer=64)
     prepared = to_samples([group_with(advantages=sent)], limits(), settings)
     np.testing.assert_array_equal(np.concatenate([sample.advantages for sample in prepared.samples]), sent)
     assert prepared.statistics.overlong_punished == 0
@@ -121,7 +121,7 @@ def test_statistics_of_a_step() -> None:
             reward_parts={"length": [0.5, None], "exact": [1.0, 0.0]},
         ),
     ]
-    found = to_samples(groups, limits(), AdvantageSettings()).statistics
+    found = to_samples(groups, limits(), Hyperparameters()).statistics
     assert (found.groups, found.sequences) == (2, 4)
     assert found.reward_mean == 0.5
     assert found.reward_std == pytest.approx(np.sqrt(0.125))
@@ -136,7 +136,7 @@ def test_reference_logprobs_and_teachers_are_cut_with_their_sequence() -> None:
     reference = -np.arange(1, 13, dtype=np.float32)
     ids, logprobs = np.arange(24, dtype=np.int32), -np.arange(24, dtype=np.float32)
     group = group_with(ref_logprobs=reference, distill_ids=ids, distill_logprobs=logprobs)
-    first, second = to_samples([group], limits(seq_len=6), AdvantageSettings()).samples
+    first, second = to_samples([group], limits(seq_len=6), Hyperparameters()).samples
     assert first.ref_logprobs is not None
     assert second.ref_logprobs is not None
     np.testing.assert_array_equal(first.ref_logprobs, reference[:6])

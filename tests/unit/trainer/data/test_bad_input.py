@@ -14,17 +14,17 @@ from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.group import NO_LOGPROBS
+from gristmill.hyperparameters import Hyperparameters
 from gristmill.run import Protocol, RunRecord, RunState
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.rejected import Reason
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.settings.advantages import AdvantageSettings
 
 GOOD = make_group("g00000002", version="1.5", rewards=(1.0, 0.0))
 
 
 def prepare(*groups: TrajectoryGroup, bounds: Limits | None = None) -> Prepared:
-    return to_samples(groups, bounds or limits(), AdvantageSettings())
+    return to_samples(groups, bounds or limits(), Hyperparameters())
 
 
 def gone_whole(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
@@ -223,7 +223,7 @@ def test_a_step_of_nothing_good_has_no_samples_and_no_numbers(caplog: pytest.Log
 def test_the_order_of_a_lease_changes_nothing(order: list[int]) -> None:
     groups = [make_group(f"g{index:08}", version="1.5", seed=index) for index in range(6)]
     groups[3] = group_with("g00000003", rewards=np.full(2, np.inf, np.float32))
-    settings = AdvantageSettings(advantage_scale="batch")
+    settings = Hyperparameters(advantage_scale="batch")
     wanted = to_samples(groups, limits(), settings)
     found = to_samples([groups[index] for index in order], limits(), settings)
     assert found.statistics == wanted.statistics

@@ -11,10 +11,10 @@ import pytest
 from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import TrajectoryGroup
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_api.atropos.translate import to_group
 from gristmill_trainer.data.overrides import read_overrides
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.settings.advantages import AdvantageSettings
 
 
 def scored(**changed: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def scored(**changed: Any) -> dict[str, Any]:
 
 def prepare(**changed: Any) -> Prepared:
     group = to_group(json.dumps(scored(**changed)).encode(), "g1", "run", 0, "1.5")
-    return to_samples([TrajectoryGroup.decode(group.encode())], limits(), AdvantageSettings())
+    return to_samples([TrajectoryGroup.decode(group.encode())], limits(), Hyperparameters())
 
 
 def test_a_sequence_set_to_zero_stays_in_its_groups_baseline() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.trained_tokens import part, random_tokens, weighted
 
+from gristmill.hyperparameters import Hyperparameters, ObjectiveName
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives import Objective, token_weights
-from gristmill_trainer.settings.objective import ObjectiveName, ObjectiveSettings
 
 OBJECTIVES: list[ObjectiveName] = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 EVERYTHING = {"importance_level": "sequence", "kl_beta": 0.1, "entropy_coef": 0.02, "distill_coef": 0.5}
@@ -26,7 +26,7 @@ def test_shares_add_up_to_the_whole(objective: ObjectiveName, lengths: list[int]
     weights = token_weights(objective, np.array(lengths), 2, 9)
     order = data.draw(st.permutations(range(len(lengths))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(lengths)))) | {0, len(lengths)})
-    chosen = Objective.of(ObjectiveSettings.model_validate({"objective": objective, **EVERYTHING}))
+    chosen = Objective.of(Hyperparameters.model_validate({"objective": objective, **EVERYTHING}))
 
     whole = weighted(random_tokens(1, lengths, torch.float32), weights)
     loss = chosen.loss(whole)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives import Objective, TrainedTokens
-from gristmill_trainer.settings.objective import ObjectiveSettings
 
 FAR = 200.0  # exp of it is inf in float32
 
 
 def _objective(**settings: Any) -> Objective:
-    return Objective.of(ObjectiveSettings.model_validate(settings))
+    return Objective.of(Hyperparameters.model_validate(settings))
 
 
 def _tokens(log_ratio: float, advantage: float, log_importance: float = 0.0) -> TrainedTokens:

@@ -11,8 +11,8 @@ import torch
 from tests.support.objective_reference import Sequence, reference_loss
 from tests.support.trained_tokens import plain, random_tokens, weighted
 
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.objectives import Objective, token_weights
-from gristmill_trainer.settings.objective import ObjectiveSettings
 
 OBJECTIVES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 LENGTHS = [4, 1, 0, 6, 3]
@@ -31,12 +31,12 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def _loss(settings: ObjectiveSettings, tokens: Any) -> torch.Tensor:
+def _loss(settings: Hyperparameters, tokens: Any) -> torch.Tensor:
     weights = token_weights(settings.objective, np.array(LENGTHS), LOCAL_BATCH, MAX_COMPLETION_LENGTH)
     return Objective.of(settings).loss(weighted(tokens, weights))
 
 
-def _slope(settings: ObjectiveSettings, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:
+def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:
     """Central difference of the reference."""
 
     def at(offset: float) -> float:
@@ -56,7 +56,7 @@ def _slope(settings: ObjectiveSettings, sequences: list[Sequence], token: Any, n
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(str(value) for value in kind.values()))
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_loss_and_gradients_are_those_of_the_reference(objective: str, kind: dict[str, Any]) -> None:
-    settings = ObjectiveSettings.model_validate({"objective": objective, "distill_coef": 0.0, **kind})
+    settings = Hyperparameters.model_validate({"objective": objective, "distill_coef": 0.0, **kind})
     for seed in range(3):
         tokens = random_tokens(seed, LENGTHS)
         sequences = plain(tokens)
@@ -82,7 +82,7 @@ def test_loss_and_gradients_are_those_of_the_reference(objective: str, kind: dic
 
 
 def test_clips_are_the_papers_where_the_settings_say_nothing() -> None:
-    clips = {name: Objective.of(ObjectiveSettings.model_validate({"objective": name})).clip for name in OBJECTIVES}
+    clips = {name: Objective.of(Hyperparameters.model_validate({"objective": name})).clip for name in OBJECTIVES}
     assert {name: (clip.low, clip.high) for name, clip in clips.items()} == {
         "grpo": (0.2, 0.2),
         "dapo": (0.2, 0.28),
@@ -95,5 +95,5 @@ def test_clips_are_the_papers_where_the_settings_say_nothing() -> None:
 
 @pytest.mark.parametrize(("objective", "high"), [("grpo", 0.1), ("dapo", 0.28), ("cispo", 5.0), ("gspo", 4e-4)])
 def test_the_upper_clip_follows_the_lower_where_a_paper_has_one_clip(objective: str, high: float) -> None:
-    clip = Objective.of(ObjectiveSettings.model_validate({"objective": objective, "clip_epsilon": 0.1})).clip
+    clip = Objective.of(Hyperparameters.model_validate({"objective": objective, "clip_epsilon": 0.1})).clip
     assert (clip.low, clip.high) == (0.1, high)

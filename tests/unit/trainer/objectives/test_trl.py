@@ -30,9 +30,9 @@ from tests.support.trl_oracle import (
 )
 from transformers import Qwen2ForCausalLM
 
+from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
 from gristmill_trainer.objectives.table import Level
-from gristmill_trainer.settings.objective import ObjectiveSettings
 
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"]
 LEVELS = ["token", "sequence"]
@@ -113,7 +113,7 @@ def our_loss(
     old = batch.old if variant.old_given else logprobs.detach()
     level, how = variant.correction.split("_") if variant.correction != "none" else ("token", "none")
     name = "gspo" if (variant.level, variant.loss_type) == ("sequence", "grpo") else variant.loss_type
-    chosen = ObjectiveSettings(
+    chosen = Hyperparameters(
         objective=name,
         clip_epsilon=variant.epsilon,
         clip_epsilon_high=variant.epsilon if variant.epsilon_high is None else variant.epsilon_high,

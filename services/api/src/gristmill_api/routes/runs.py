@@ -9,8 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from gristmill import RunRecord, RunStatus
+from gristmill import ConfigError, RunRecord, RunStatus
+from gristmill.hyperparameters import check_run_block
 from gristmill.logs import line
+from gristmill_api import errors
 from gristmill_api.context import MAX_NUMBER, Body, Ctx, Id, Name, RunId
 from gristmill_api.store import DEFAULT_STACK, keys
 
@@ -54,7 +56,13 @@ class Incarnation(Body):
 
 @router.post("/runs", responses={201: {"model": RunRecord}})
 async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord:
-    """Open a run (201), or join it with the same settings (200). Look at `state`: it may be finished."""
+    """Open a run (201), or join it with the same settings (200). Check `state`: the run may be finished.
+
+    `env.trainer` may set hyperparameters and nothing else; any other key is refused by name (422 bad_config)."""
+    try:
+        check_run_block(body.env.get("trainer") or {}, body.group_size, f"run {body.run_id}: trainer")
+    except ConfigError as error:
+        raise errors.bad_config(str(error)) from error
     record, new = await ctx.store.create_run(body.run_id, body.env, body.group_size, body.stack)
     if new:
         response.status_code = 201

@@ -159,7 +159,7 @@ class EnvConfig(Settings):
     """System text that asks for thinking; stands before system_prompt."""
 
     trainer: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the trainer that belong to this run; they stand above trainer.yaml. The trainer checks them."""
+    """Hyperparameters of this run; they override trainer.yaml. Keys that are not hyperparameters are refused."""
 
     @model_validator(mode="after")
     def _one_trainer(self) -> Self:

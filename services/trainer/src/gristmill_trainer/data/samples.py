@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gristmill import TrajectoryGroup
+from gristmill import Hyperparameters, TrajectoryGroup
 from gristmill_trainer.data.advantages import F64, advantages
 from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
 from gristmill_trainer.data.overlong import cut_off, longest_reply, punishment
@@ -16,7 +16,6 @@ from gristmill_trainer.data.overrides import Overrides, OverridesError, read_ove
 from gristmill_trainer.data.rejected import Reason, Rejected
 from gristmill_trainer.data.sample import F32, Sample, Teacher
 from gristmill_trainer.data.statistics import Statistics, Tally, log_rejected, statistics
-from gristmill_trainer.settings.advantages import AdvantageSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Prepared:
     statistics: Statistics
 
 
-def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: AdvantageSettings) -> Prepared:
+def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hyperparameters) -> Prepared:
     """Check, weigh and cut up a step's groups.
 
     The result depends on the groups and not on their order, which a lease that is taken again does not keep: samples
@@ -68,7 +67,7 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Adva
     return Prepared(samples, rejected, statistics(kept, rejected, tally))
 
 
-def _rewards(group: TrajectoryGroup, settings: AdvantageSettings, tally: Tally) -> F64:
+def _rewards(group: TrajectoryGroup, settings: Hyperparameters, tally: Tally) -> F64:
     """f64[G], the punishment of length in it."""
     rewards = group.rewards.astype(np.float64)
     if settings.overlong_buffer is None or group.advantages is not None:

@@ -16,18 +16,18 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from gristmill import Hyperparameters
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.files import as_in_files, tied_head
-from gristmill_trainer.settings.optimizer import OptimizerSettings
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def check_shardable(settings: OptimizerSettings) -> None:
+def check_shardable(settings: Hyperparameters) -> None:
     """Raises TrainerError for what trains in one process only."""
     if settings.lora_rank:
         raise TrainerError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gristmill.hyperparameters import ObjectiveName
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives.table import RECIPES, Aggregation
-from gristmill_trainer.settings.objective import ObjectiveName
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from gristmill import Hyperparameters
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.objectives.distillation import divergence
 from gristmill_trainer.objectives.importance import ImportanceCorrection
@@ -16,7 +17,6 @@ from gristmill_trainer.objectives.segments import sequence_means
 from gristmill_trainer.objectives.surrogate import Clip
 from gristmill_trainer.objectives.table import RECIPES, Level, Surrogate
 from gristmill_trainer.objectives.tokens import TrainedTokens
-from gristmill_trainer.settings.objective import ObjectiveSettings
 
 
 class Measured(NamedTuple):
@@ -54,7 +54,7 @@ class Objective:
     distill_divergence: Literal["forward", "reverse"]
 
     @classmethod
-    def of(cls, settings: ObjectiveSettings) -> Objective:
+    def of(cls, settings: Hyperparameters) -> Objective:
         recipe = RECIPES[settings.objective]
         low, high = settings.clip_epsilon, settings.clip_epsilon_high
         if high is None:

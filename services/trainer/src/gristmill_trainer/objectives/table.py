@@ -8,6 +8,7 @@ from enum import Enum
 
 import torch
 
+from gristmill.hyperparameters import ObjectiveName
 from gristmill_trainer.objectives.surrogate import (
     Clip,
     Stops,
@@ -17,7 +18,6 @@ from gristmill_trainer.objectives.surrogate import (
     weighted_likelihood_stops,
 )
 from gristmill_trainer.objectives.tokens import TrainedTokens
-from gristmill_trainer.settings.objective import ObjectiveName
 
 
 @dataclass(frozen=True)
