@@ -23,6 +23,8 @@ def test_defaults_and_overrides() -> None:
         ({"API_LEASE_TTL_S": "inf"}, "lease_ttl_s"),
         ({"API_MAX_ATTEMPTS": "many"}, "max_attempts"),
         ({"API_MAX_ATTEMPT": "3"}, "did you mean API_MAX_ATTEMPTS?"),
+        ({"API_ALLOWED_HOST": "rig"}, "did you mean API_ALLOWED_HOSTS?"),
+        ({"API_ALLOWED_HOSTS": "http://rig"}, "API_ALLOWED_HOSTS"),
         ({"REDIS_URL": "localhost:6379"}, "redis://HOST:6379/0"),
         ({"REDIS_URL": "redis://[::1"}, "redis://HOST:6379/0"),
         ({"REDIS_URL": "unix://run/redis.sock"}, "unix:///PATH/OF/THE/SOCKET"),

@@ -21,8 +21,16 @@ class Answer:
         self.body = b""
         self.kinds: list[str] = []
 
-    def ask(self, token_file: Path, method: str, path: str, token: bytes | None = None, kind: str = "http") -> Answer:
-        headers = [] if token is None else [(b"authorization", token)]
+    def ask(
+        self,
+        token_file: Path,
+        method: str,
+        path: str,
+        token: bytes | None = None,
+        kind: str = "http",
+        host: bytes = b"127.0.0.1:9001",
+    ) -> Answer:
+        headers = [(b"host", host), *([] if token is None else [(b"authorization", token)])]
         scope: dict[str, Any] = {"type": kind, "method": method, "path": path, "headers": headers}
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -119,3 +127,21 @@ def test_websockets_are_refused_and_lifespan_passes(token_file: Path) -> None:
     assert refused.kinds == ["websocket.close"]
     assert not refused.reached
     assert Answer().ask(token_file, "", "", kind="lifespan").reached
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/completions"), ("GET", "/health"), *CLOSED])
+@pytest.mark.parametrize("token", [None, b"Bearer abc123"])
+def test_request_for_an_unknown_host_is_refused(token_file: Path, method: str, path: str, token: bytes | None) -> None:
+    """Against DNS rebinding. A token does not help: a browser may have sent it."""
+    answer = Answer().ask(token_file, method, path, token, host=b"rebind.evil.example:9001")
+    assert not answer.reached
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (421, "host_not_allowed")
+
+
+def test_named_hosts_are_allowed(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Answer().ask(token_file, "GET", "/health", host=b"model:9001").reached
+    assert not Answer().ask(token_file, "GET", "/health", host=b"gpu-box.lan:9001").reached
+    monkeypatch.setenv("API_ALLOWED_HOSTS", "gpu-box.lan")
+    assert Answer().ask(token_file, "GET", "/health", host=b"gpu-box.lan:9001").reached
+    monkeypatch.setenv("API_ALLOWED_HOSTS", "*")
+    assert Answer().ask(token_file, "GET", "/health", host=b"evil.example").reached

@@ -73,6 +73,12 @@ def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:
     assert Settings.read({"DEVICE": "cpu"}, cuda_available=True).dtype == "float32"
 
 
+def test_wrong_host_name_stops_the_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_ALLOWED_HOSTS", "http://gpu-box:9001")
+    assert main([]) == 1
+    assert "API_ALLOWED_HOSTS" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("environ", [{"DEVICE": "tpu"}, {"MODEL_PORT": "high"}])
 def test_a_setting_that_is_none(environ: dict[str, str]) -> None:
     with pytest.raises(ModelError, match=next(iter(environ))):

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from gristmill import logs
 from gristmill_api import access, answers, atropos, routes
+from gristmill_api.access.hosts import HostCheck
 from gristmill_api.archive.archiver import Archiver
 from gristmill_api.bounds import BodyLimit
 from gristmill_api.changes import Changes
@@ -53,6 +54,8 @@ def create_app(settings: Settings) -> FastAPI:
         archiving = asyncio.create_task(archiver.run(), name="archive")
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))
+        if warning := settings.access.hosts.warning():
+            _LOG.warning(warning)
         try:
             # All there is now stays: the garbage collector need not look at it again and again.
             gc.freeze()
@@ -77,6 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Front, routes=hot, handlers=app.exception_handlers)
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
     access.install(app, settings.access)
+    app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
     app.add_middleware(CountRequests, metrics=metrics)
     answers.install(app)
     app.router.routes[:0] = hot

@@ -17,7 +17,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from gristmill import ApiError
+from gristmill import ApiError, hosts
 
 _LONGEST = 1000
 """Characters of a message."""
@@ -35,6 +35,10 @@ class Refused(ApiError):
 
     def body(self) -> dict[str, Any]:
         return {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
+
+    def detail(self) -> dict[str, str]:
+        """The body at the API's root, where Atropos' clients read `detail`."""
+        return {"detail": f"{self.message} {self.remedy}", "code": self.code}
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -195,6 +199,10 @@ def forbidden(request: str, need: str, role: str) -> Refused:
 def cross_site(request: str, origin: str | None) -> Refused:
     message = f"{request} was sent by a browser for a page of another site ({origin or 'origin not told'})."
     return Refused("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
+
+
+def host_not_allowed(host: str) -> Refused:
+    return Refused("host_not_allowed", 421, hosts.message(host), hosts.REMEDY)
 
 
 def store_full(message: str) -> Refused:

@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = Settings.read(os.environ, torch.cuda.is_available())
         if options.command == "build":
             settings = replace(settings, model=options.model or settings.model)
+        elif warning := settings.hosts.warning():
+            log.warning(warning)
         resolved = resolve(settings.model, settings.models_dir)
         log.info(line("resolved", model=resolved.requested, revision=resolved.revision, path=resolved.weights_path))
         if options.command == "build":

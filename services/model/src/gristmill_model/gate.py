@@ -1,8 +1,10 @@
 """Keeps vLLM's developer endpoints for the trainer: vLLM loads this class by `--middleware`.
 
-Anybody who reaches the port may generate and read. Whatever else there is (pause, reload weights, sleep, and what the
-next vLLM adds) takes the trainer's token. The token is a file in the weights volume: who may write weights there may
-tell the server to load them.
+A request for a host that the server does not answer for is refused first (gristmill.hosts).
+
+Every client that reaches the port may generate and read. Every other endpoint (pause, reload weights, sleep, and any
+that the next vLLM adds) takes the trainer's token. The token is a file in the weights volume: a service that may write
+weights there may also make the server load them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import json
 import os
 from pathlib import Path
 
-from gristmill import Deployment
+from gristmill import Deployment, hosts
+from gristmill.hosts import AllowedHosts
 from gristmill_model.asgi import App, Receive, Scope, Send
 
 READING = frozenset({"/health", "/ping", "/version", "/metrics", "/load", "/v1/models", "/weight_info", "/is_paused"})
@@ -37,6 +40,7 @@ class DeveloperGate:
     def __init__(self, app: App, token_file: Path | None = None) -> None:
         """`token_file` is for tests; vLLM gives only `app`, and the file is in GRISTMILL_WEIGHTS_DIR."""
         self._app = app
+        self._hosts = AllowedHosts.read(os.environ)
         self._token_file = token_file or Deployment.read(os.environ).weights_dir / "token"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,11 +50,16 @@ class DeveloperGate:
         if scope["type"] == "websocket":  # none of ours; refused before it is accepted
             await send({"type": "websocket.close", "code": 1008, "reason": "not open here"})
             return
+        host = self._hosts.refused(scope["headers"])
+        if host is not None:
+            await _refuse(send, hosts.STATUS, hosts.CODE, hosts.message(host), hosts.REMEDY)
+            return
         refusal = None if (scope["method"], scope["path"]) in OPEN else self._refusal(scope)
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await _refuse(send, f"{scope['method']} {scope['path']} is for the trainer only: {refusal}")
+            message = f"{scope['method']} {scope['path']} is for the trainer only: {refusal}"
+            await _refuse(send, 401, "unauthorized", message)
 
     def _refusal(self, scope: Scope) -> str | None:
         """Why the request may not pass; None if it may."""
@@ -67,13 +76,13 @@ class DeveloperGate:
         return f"send 'Authorization: Bearer TOKEN' with the content of {self._token_file}"
 
 
-async def _refuse(send: Send, message: str) -> None:
-    error = {"code": "unauthorized", "message": message, "remedy": ""}
+async def _refuse(send: Send, status: int, code: str, message: str, remedy: str = "") -> None:
+    error = {"code": code, "message": message, "remedy": remedy}
     body = json.dumps({"error": error}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
+        *([(b"www-authenticate", b"Bearer")] if status == 401 else []),
     ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

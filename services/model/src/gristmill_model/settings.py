@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gristmill import Deployment
+from gristmill.hosts import AllowedHosts
 from gristmill_model.errors import ModelError
 
 Device = Literal["cpu", "cuda"]
@@ -34,6 +35,8 @@ class Settings:
     """Highest rank of LoRA adapters that the server is to take; 0: it takes whole weights."""
     models_dir: Path
     weights_dir: Path
+    hosts: AllowedHosts
+    """Hosts that requests may name. The gate reads the same variable in vLLM's process."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str], cuda_available: bool) -> Settings:
@@ -55,6 +58,7 @@ class Settings:
             gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", 0.85),
             models_dir=deployment.models_dir.resolve(),
             weights_dir=deployment.weights_dir.resolve(),
+            hosts=AllowedHosts.read(environ),
         )
 
     @property

@@ -1,6 +1,7 @@
 """Who may ask for what, and from where.
 
-settings   API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS
+settings   API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
+hosts      the middleware that refuses requests for other hosts: 421
 tokens     the three roles and the files that hold their tokens
 table      which role each route needs
 guard      the middleware that asks: 401, 403

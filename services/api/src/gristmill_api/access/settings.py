@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gristmill import ConfigError
+from gristmill import ConfigError, hosts
+from gristmill.hosts import AllowedHosts
 from gristmill_api.access.origins import parse_origins
 from gristmill_api.access.tokens import Tokens
 
-NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOSE")
+NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOSE", hosts.VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class AccessSettings:
     """What requests must carry; None: anybody who reaches the port may do everything (API_AUTH=none)."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may use the API."""
+    hosts: AllowedHosts = field(default_factory=AllowedHosts)
+    """Hosts that requests may name."""
     in_compose: bool = False
     """The API listens inside a container's network: what is published is compose.yaml's business."""
 
@@ -45,5 +48,6 @@ class AccessSettings:
         return cls(
             tokens=Tokens.read(Path(folder)) if auth == "token" and folder else None,
             cors_origins=parse_origins(environ.get("API_CORS_ORIGINS", "")),
+            hosts=AllowedHosts.read(environ),
             in_compose=in_compose == "1",
         )

@@ -22,16 +22,21 @@ what is the same and what is mended.
 """
 
 from fastapi import APIRouter
+from starlette.routing import Route
 
 from gristmill_api.atropos import data, envs, trainer
 from gristmill_api.atropos.door import Door
 from gristmill_api.atropos.speech import REFUSALS
 
 router = APIRouter(responses=REFUSALS)
-for _module in (trainer, envs, data):
-    router.include_router(_module.router)
-
 hot = [*data.hot, *trainer.hot]
 """Routes to be put into the application before any router, as they are: every group passes them."""
+_routes = [*hot]
+for _module in (trainer, envs, data):
+    router.include_router(_module.router)
+    _routes += _module.router.routes
 
-__all__ = ["Door", "hot", "router"]
+paths = frozenset(route.path for route in _routes if isinstance(route, Route))
+"""Paths at which errors have the shape that Atropos' clients know."""
+
+__all__ = ["Door", "hot", "paths", "router"]

@@ -30,6 +30,8 @@ class Detail(BaseModel):
     """An error as Atropos' clients know it."""
 
     detail: str
+    code: str | None = None
+    """The stable code of an error that only this API has, such as `too_large`."""
 
 
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
@@ -43,6 +45,7 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     404: {"model": Detail, "description": "There is no such environment."},
     409: {"model": Detail, "description": "The run that the root is bound to is finished, or is none of Atropos'."},
     413: {"model": Detail, "description": "The body is larger than the API takes."},
+    421: {"model": Detail, "description": "The API does not answer for the host that the request names."},
     503: {"model": Detail, "description": "The store is full or away. Try again: nothing was taken."},
 }
 """What any route of the root may answer, for the OpenAPI document. 422 is FastAPI's."""
@@ -128,4 +131,4 @@ def _refused(request: Request, refused: Refused) -> Response:
     )
     # Whatever it is: it is not the data's fault, and a 429 would make its sender drop it.
     status = 503 if refused.status == 429 else refused.status
-    return JSONResponse({"detail": f"{refused.message} {refused.remedy}"}, status, refused.headers())
+    return JSONResponse(refused.detail(), status, refused.headers())

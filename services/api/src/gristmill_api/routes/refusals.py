@@ -52,6 +52,7 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     410: _told("The permit or the lease ran out, and what it covered went to somebody else."),
     413: _told("The body is larger than the API takes."),
     415: _told("The body has a media type that this route does not read."),
+    421: _told("The API does not answer for the host that the request names."),
     422: _told("A field is missing, unknown or out of its bounds: `message` names it."),
     429: _told("The store is full. The same request may succeed later.", **_RETRY_AFTER),
     503: _told("Redis is away. The API recovers with it.", **_RETRY_AFTER),
