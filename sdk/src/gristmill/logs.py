@@ -1,26 +1,50 @@
-"""One log format for all services: time, service, level, event and its key=value fields."""
+"""One log format for all services: time, service, level, event and its key=value fields.
+
+Log lines quote text from clients, models and data sets. Control characters in it are written as escapes, so that the
+text can neither forge a line nor drive the terminal that shows it.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from types import TracebackType
+from typing import Final
+
+# C0, DEL and C1, the line and paragraph separators, and the characters that change the direction of text.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def setup(service: str, level: int = logging.INFO) -> None:
-    """Send all logging to standard error, one line an event, marked with the service's name."""
+    """Send all logging to standard error, one line per event, marked with the service's name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_ByTheSecond(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Formatter(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # What no line of ours tells need not be found out: https://docs.python.org/3/howto/logging.html#optimization
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # file, line and function of the caller
-    # One line a request from the HTTP client would bury the lines that tell what happened.
+    # Our lines name no file, line or function, and finding them costs more than the rest of a line:
+    # https://docs.python.org/3/howto/logging.html#optimization. Thread and process cost little, and W&B's log file
+    # has them.
+    logging._srcfile = None
+    # One line per request from the HTTP client would bury the lines that matter.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("httpcore").setLevel(logging.WARNING)
 
 
-class _ByTheSecond(logging.Formatter):
-    """Writes the time out once a second, not once a line."""
+def line(event: str, **fields: object) -> str:
+    """`line("submit", run="a", tokens=31, seconds=0.4213)` is "submit run=a tokens=31 seconds=0.421".
+
+    A value with spaces or unprintable characters is written as a Python literal.
+    """
+    return " ".join([escaped(event), *(f"{escaped(key)}={_text(value)}" for key, value in fields.items())])
+
+
+def escaped(text: str) -> str:
+    r"""`text` with every control character as an escape: a newline is `\n`, an escape character `\x1b`."""
+    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class _Formatter(logging.Formatter):
+    """Writes the time out once per second instead of once per line, and escapes control characters."""
 
     _second, _written = -1, ""
 
@@ -29,12 +53,24 @@ class _ByTheSecond(logging.Formatter):
             self._second, self._written = int(record.created), super().formatTime(record, datefmt)
         return self._written
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return escaped(super().formatMessage(record))
 
-def line(event: str, **fields: object) -> str:
-    """`line("submit", run="a", tokens=31, seconds=0.4213)` is "submit run=a tokens=31 seconds=0.421"."""
-    return " ".join([event, *(f"{key}={_text(value)}" for key, value in fields.items())])
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
+
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def _indented(lines: str) -> str:
+    """The lines of a traceback. An error's message may hold any text: no line of it starts like one of the log's."""
+    return "\n".join(f"  {escaped(text)}" for text in lines.split("\n"))
 
 
 def _text(value: object) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return repr(text) if " " in text or "\n" in text else text
+    return repr(text) if " " in text or not text.isprintable() else text
