@@ -27,6 +27,8 @@ class Checkpoint:
     """Every group the weights were trained on, in order."""
     covered: list[str] = field(default_factory=list)
     """Those since the checkpoint before: the run's next trainer settles them."""
+    creation: str | None = None
+    """Of the run."""
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -53,7 +55,7 @@ async def train(
     """Resume from the checkpoint at `path`; train to the end of the run. It lingers before and after each checkpoint,
     so that who kills it meets it there."""
     resumed = Checkpoint.load(path)
-    incarnation, _ = await client.take(run_id, plan(steps, groups), resumed.covered)
+    incarnation, run = await client.take(run_id, plan(steps, groups), resumed.covered, creation=resumed.creation)
     weights, step = list(resumed.trained), resumed.step
     batches: list[str] = []
     covered: list[str] = []
@@ -74,7 +76,7 @@ async def train(
         if step % CHECKPOINT_INTERVAL == 0 or step == steps:
             weights += covered
             await asyncio.sleep(linger_s)
-            Checkpoint(step, weights, covered).save(path)
+            Checkpoint(step, weights, covered, run.creation).save(path)
             await asyncio.sleep(linger_s)
             await client.ack(run_id, incarnation, batches)
             await asyncio.sleep(linger_s)

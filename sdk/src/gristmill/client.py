@@ -80,11 +80,18 @@ class Client:
         await self._call("POST", "/register", json=registration.model_dump())
 
     async def take(
-        self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
+        self,
+        run_id: str,
+        trainer: dict[str, Any],
+        covered: Sequence[str],
+        step: int | None = None,
+        creation: str | None = None,
     ) -> tuple[int, RunRecord]:
         """Become the run's trainer. `covered`: ids of the groups that the resumed checkpoint was trained on. `step`:
-        its optimizer steps, so that a run that goes back to an older one gets permits for the steps after it."""
-        body = {"trainer": trainer, "covered": list(covered), "step": step}
+        its optimizer steps, so that a run that goes back to an older one gets permits for the steps after it.
+        `creation`: `RunRecord.creation` of the run that the checkpoint was made in. Raises ApiError `other_creation` if
+        the run was deleted and created again since."""
+        body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation}
         answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
         return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])
 

@@ -50,6 +50,9 @@ class RunRecord(_Record):
     max_staleness: int | None = None
     created_at: float
     """Unix time, seconds."""
+    creation: str = ""
+    """Random id of this creation of the run. A run that is deleted and created again under its id has another, so a
+    checkpoint can tell whether its group ids are those of this run."""
 
 
 class Permit(_Record):

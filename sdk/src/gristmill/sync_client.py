@@ -47,9 +47,14 @@ class SyncClient:
         self._wait(self._client.register_atropos(registration))
 
     def take(
-        self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
+        self,
+        run_id: str,
+        trainer: dict[str, Any],
+        covered: Sequence[str],
+        step: int | None = None,
+        creation: str | None = None,
     ) -> tuple[int, RunRecord]:
-        return self._wait(self._client.take(run_id, trainer, covered, step))
+        return self._wait(self._client.take(run_id, trainer, covered, step, creation))
 
     def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
         return self._wait(self._client.record_version(run_id, version))

@@ -236,6 +236,11 @@ async def test_run_conflicts_over_http(client: Client, http: httpx.AsyncClient) 
     assert code(await http.post("/v1/runs", json={**run, "group_size": 4})) == (409, "config_differs")
     assert code(await http.post("/v1/runs", json={**run, "run_id": "other"})) == (409, "run_open")
     assert code(await http.post(f"{AT}/take", json={"trainer": trainer() | {"batch_size": 3}})) == (422, "bad_config")
+    for creation, answered in (("0" * 32, (409, "other_creation")), ("other", (422, "bad_request"))):
+        assert code(await http.post(f"{AT}/take", json={"trainer": trainer(), "creation": creation})) == answered
+    known = (await client.get_run(RUN)).creation
+    _, taken = await client.take(RUN, trainer(), ["g00000000"], 1, known)
+    assert taken.creation == known
 
 
 async def test_long_polls_wake_at_once(client: Client) -> None:

@@ -151,6 +151,29 @@ async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again
     assert (await bench.store.status(RUN)).accepted == before.accepted
 
 
+async def test_take_refuses_a_checkpoint_of_another_creation_of_the_run(bench: Bench) -> None:
+    """A run is deleted and created again: its first groups have the ids of groups that the old checkpoint covers."""
+    await bench.start()
+    first = await bench.store.record(RUN)
+    covered = await bench.fill(2)
+    await bench.store.close_run(RUN)
+    await bench.store.delete_run(RUN)
+    await bench.create()
+    incarnation = await bench.start()
+    assert await bench.fill(2) == covered
+    second = await bench.store.record(RUN)
+    assert len({first.creation, second.creation, ""}) == 3
+    for ids, step in ((covered, 1), ([], 1), ([], 0)):
+        with pytest.raises(Refused) as refused:
+            await bench.store.take(RUN, trainer(), ids, step, first.creation)
+        assert (refused.value.status, refused.value.code) == (409, "other_creation")
+    assert await bench.whereabouts() == {"ready": covered}, "nothing was settled"
+    assert (await bench.store.record(RUN)).incarnation == incarnation
+    taken = await bench.store.take(RUN, trainer(), covered, 1, second.creation)
+    assert (taken.incarnation, taken.creation) == (incarnation + 1, second.creation)
+    assert await bench.whereabouts() == {"trained": covered}
+
+
 async def test_versions_only_go_forward(bench: Bench) -> None:
     incarnation = await bench.start()
     await bench.store.record_version(RUN, incarnation, 3)
@@ -265,6 +288,6 @@ async def test_a_run_that_is_not_there_is_missing_to_every_verb(bench: Bench) ->
         with pytest.raises(Refused) as refused:
             await call
         assert refused.value.code == "run_missing", call
-    for script, arguments in {"take": ("{}", 1, 1, 1, ""), "archived": ("g00000000",)}.items():
+    for script, arguments in {"take": ("{}", 1, 1, 1, "", ""), "archived": ("g00000000",)}.items():
         assert await store.scripts.run(script, keys.prefix(run), *arguments) == [b"MISSING"]
     assert await bench.redis.keys(keys.prefix(run) + "*") == []

@@ -7,7 +7,7 @@ import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from gristmill import ConfigError, RunRecord, RunStatus
 from gristmill.hyperparameters import check_run_block
@@ -38,6 +38,9 @@ class Take(Body):
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
     """Optimizer steps that the resumed checkpoint has behind it, 0 without one. A trainer that goes back to an older
     checkpoint gets permits for the steps after it; null: it does not go back."""
+    creation: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")] | None = None
+    """`creation` of the run in which the resumed checkpoint was made. If the run was deleted and created again since, the
+    call is refused (409 other_creation), because group ids start again in each creation."""
 
 
 class Taken(Body):
@@ -97,7 +100,7 @@ async def open_run(
 @router.post("/runs/{run_id}/take")
 async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
     """Become the run's trainer: older ones are fenced off, leased groups that `covered` does not name go back."""
-    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step)
+    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step, body.creation)
     _LOG.info(line("take", run=run_id, incarnation=record.incarnation, covered=len(body.covered)))
     return Taken(incarnation=record.incarnation, record=record)
 

@@ -95,4 +95,5 @@ def run_record(fields: dict[str, bytes]) -> RunRecord:
         training_steps=number("training_steps"),
         max_staleness=number("max_staleness"),
         created_at=int(fields["created_ms"]) / 1000,
+        creation=text(fields.get("creation")),
     )

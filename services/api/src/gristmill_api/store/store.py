@@ -132,7 +132,15 @@ class Store:
         settings = canonical(env)
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
         status, *rest = await self._calls.run(
-            "create", run_id, run_id, settings, digest, group_size, stack or "", protocol.value
+            "create",
+            run_id,
+            run_id,
+            settings,
+            digest,
+            group_size,
+            stack or "",
+            protocol.value,
+            secrets.token_hex(16),
         )
         if status == "DIFFERS":
             old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
@@ -163,10 +171,16 @@ class Store:
         return None if run_id is None else await self.record(text(run_id))
 
     async def take(
-        self, run_id: str, trainer: dict[str, Any], covered: Sequence[str], step: int | None = None
+        self,
+        run_id: str,
+        trainer: dict[str, Any],
+        covered: Sequence[str],
+        step: int | None = None,
+        creation: str | None = None,
     ) -> RunRecord:
         """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on.
-        `step`: of that checkpoint, so that permits are free for what comes after it."""
+        `step`: of that checkpoint, so that permits are free for what comes after it. `creation`: of the run that the
+        checkpoint was made in. Raises Refused (409 other_creation) if that is not this run's creation."""
         plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
         status, *rest = await self._calls.run(
             "take",
@@ -176,11 +190,14 @@ class Store:
             plan.training_steps,
             plan.max_staleness,
             self._archive,
+            creation or "",
             "" if step is None else step,
             *covered,
         )
         if status == "DIFFERS":
             raise errors.config_differs(run_id, "trainer", json.loads(rest[0]), trainer)
+        if status == "OTHER":
+            raise errors.other_creation(run_id, creation, text(rest[0]))
         if status == "FINISHED":
             raise errors.finished(run_id)
         return run_record(pairs(rest[0]))

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- Open a run, or join it. A stack (one model server and its trainer) works on one open run at a time.
--- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol
+-- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random)
 -- -> {CREATED|JOINED, record...} | {DIFFERS, env, group size, stack, protocol} | {BUSY, open run id}
-local id, settings, digest, group_size, stack, protocol = unpack(ARGV)
+local id, settings, digest, group_size, stack, protocol, creation = unpack(ARGV)
 
 if state() then
   local known = redis.call('HMGET', RECORD, 'env', 'group_size', 'stack', 'protocol')
@@ -20,7 +20,7 @@ end
 
 local created = now()
 redis.call('HSET', RECORD, 'run_id', id, 'state', 'open', 'digest', digest, 'env', settings, 'group_size', group_size,
-  'stack', stack, 'protocol', protocol, 'incarnation', 0, 'created_ms', created)
+  'stack', stack, 'protocol', protocol, 'incarnation', 0, 'created_ms', created, 'creation', creation)
 redis.call('ZADD', RUNS, created, id)
 redis.call('PUBLISH', EVENTS, 'open')
 emit('open')

@@ -3,20 +3,24 @@
 -- include: _moves.lua
 -- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
 -- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'',
---       steps of the checkpoint or '', covered group ids...
--- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer}
-local trainer, groups_per_step, training_steps, max_staleness, archive, steps = unpack(ARGV, 1, 6)
+--       creation of the run that the checkpoint was made in or '', steps of the checkpoint or '', covered group ids...
+-- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer} | {OTHER, creation of this run}
+local trainer, groups_per_step, training_steps, max_staleness, archive, creation, steps = unpack(ARGV, 1, 7)
 
 local current = state()
 if not current then return {'MISSING'} end
 if current == 'finished' then return {'FINISHED'} end
 local known = redis.call('HGET', RECORD, 'trainer')
 if known and known ~= trainer then return {'DIFFERS', known} end
+-- Group ids start again with each creation of a run: the checkpoint's may be groups of a run that was deleted. A run that
+-- an older version of this API created has no creation to compare.
+local own = redis.call('HGET', RECORD, 'creation')
+if own and creation ~= '' and creation ~= own then return {'OTHER', own} end
 
 redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   local id = ARGV[i]
   local dead = redis.call('ZSCORE', DEAD, id)
   -- Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice.
