@@ -152,9 +152,7 @@ class KillLoop:
         """A last trainer takes the run, as after any kill; then all accounts are compared."""
         checkpoint = Checkpoint.load(self._checkpoint)
         async with Client(self._api.url) as client:
-            await client.take(
-                RUN, plan(STEPS, self._groups_per_step), checkpoint.covered, creation=checkpoint.creation
-            )
+            await client.take(RUN, plan(STEPS, self._groups_per_step), checkpoint.covered, creation=checkpoint.creation)
             return Ledger.of(self._acknowledged(), checkpoint.trained, await client.audit(RUN))
 
     def __enter__(self) -> KillLoop:

@@ -123,12 +123,12 @@ def config_differs(run_id: str, half: str, old: Mapping[str, Any], new: Mapping[
 
 
 def other_creation(run_id: str, given: str | None, current: str) -> Refused:
-    """A checkpoint of an earlier run of the same id: its groups and steps are not those of this run."""
+    """The checkpoint's groups and steps belong to an earlier run of the same id."""
     return Refused(
         "other_creation",
         409,
-        f"the checkpoint was made in creation {given!r} of run {run_id!r}; the run that is there is creation {current!r}: "
-        "it was deleted and created again since.",
+        f"the checkpoint was made in creation {given!r} of run {run_id!r}, which was deleted; this run is creation "
+        f"{current!r}.",
         f"Move the run's folder (runs/{run_id}) away to train from the beginning, or choose another run id (RUN_ID).",
     )
 

@@ -39,8 +39,8 @@ class Take(Body):
     """Optimizer steps that the resumed checkpoint has behind it, 0 without one. A trainer that goes back to an older
     checkpoint gets permits for the steps after it; null: it does not go back."""
     creation: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")] | None = None
-    """`creation` of the run in which the resumed checkpoint was made. If the run was deleted and created again since, the
-    call is refused (409 other_creation), because group ids start again in each creation."""
+    """`creation` of the run in which the resumed checkpoint was made. If the run was deleted and created again since,
+    the call is refused (409 other_creation), because group ids start again in each creation."""
 
 
 class Taken(Body):
