@@ -39,6 +39,7 @@ services:
             stack.copy("trainer:/runs/gsm8k", tmp_path / "run"),
             stack.copy("model:/models", tmp_path / "models"),
         )
+        rollouts = stack.copy("api:/runs/gsm8k/rollouts", tmp_path / "rollouts")
 
     fresh = [row for row in rows if row["staleness_mean"] == 0]
     assert max(row["rollout_logprob_diff_max"] for row in fresh) <= 1e-3
@@ -49,6 +50,6 @@ services:
             return run / "checkpoints" / f"step-{version.step:06d}"
         return models / Path(Manifest.read(models).weights_path).name
 
-    apart = furthest_from_its_weights(read_rollouts(run), weights)
+    apart = furthest_from_its_weights(read_rollouts(rollouts), weights)
     assert len(apart) > 1, "the server was never updated while the environment generated"
     assert max(apart.values()) <= 1e-3, apart

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import httpx
 import pytest
-from tests.support.compose import ComposeStack
+from tests.support.compose import ROOT, ComposeStack
 
 REDIS_PORT = 6379
 LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
+
+SERVICES = ("redis", "api", "model", "trainer", "env")
+TEMPORARY = {"/tmp": "writes"}
+"""The folders in memory that every container has."""
+
+TRY_EACH_MOUNT = r"""
+cut -d' ' -f2 /proc/mounts | grep -Ev '^/$|^/(proc|sys|dev|etc|run/secrets)(/|$)|/docker-init$' |
+while read -r path; do
+    if touch "$path/.probe" 2>/dev/null; then rm "$path/.probe"; echo "probed $path writes"
+    elif ls "$path" >/dev/null; then echo "probed $path reads"
+    else echo "probed $path nothing"
+    fi
+done
+"""
+
+
+class Mount(NamedTuple):
+    """One cell of the table."""
+
+    volume: str
+    path: str
+    verb: str
+
+
+def documented_mounts() -> dict[str, set[Mount]]:
+    """By service: the table of docs/security.md."""
+    mounts: dict[str, set[Mount]] = defaultdict(set)
+    lines = iter((ROOT / "docs" / "security.md").read_text().splitlines())
+    header = next(line for line in lines if line.startswith("| volume |"))
+    services = [cell.strip() for cell in header.split("|")][1:-1]
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells = line.split("|")[1:-1]
+        for service, cell in zip(services, cells, strict=True):
+            for verb, path in re.findall(r"(reads|writes) `(/[^`]*)`", cell):
+                mounts[service].add(Mount(cells[0].strip(" `"), path, verb))
+    assert set(mounts) == set(SERVICES)
+    return mounts
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +78,26 @@ def test_host_finds_no_redis_in_the_networks_of_the_stack(stack: ComposeStack) -
         with socket.socket() as probe:
             probe.settimeout(2)
             assert probe.connect_ex((address, REDIS_PORT)) != 0, address
+
+
+def test_compose_mounts_the_volumes_that_the_documentation_names(stack: ComposeStack) -> None:
+    config = json.loads(stack.compose("config", "--format", "json"))
+    mounted = {
+        name: {
+            Mount(
+                mount["source"].replace(f"{ROOT}/", "./"),
+                mount["target"],
+                "reads" if mount.get("read_only") else "writes",
+            )
+            for mount in service["volumes"]
+        }
+        for name, service in config["services"].items()
+    }
+    assert mounted == documented_mounts()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_writes_to_the_mounts_that_the_documentation_names(stack: ComposeStack, service: str) -> None:
+    output = stack.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", "sh", service, "-c", TRY_EACH_MOUNT)
+    found = dict(re.findall(r"^probed (\S+) (\w+)", output, re.MULTILINE))
+    assert found == {mount.path: mount.verb for mount in documented_mounts()[service]} | TEMPORARY

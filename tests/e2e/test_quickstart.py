@@ -14,6 +14,11 @@ import pytest
 from tests.support.compose import ComposeStack
 from tests.support.held_out import exact_match
 
+from gristmill import read_rollouts
+from gristmill.metrics import read_jsonl
+
+GROUPS = 16
+"""Groups per step of configs/quickstart.yaml."""
 OVERRIDE = Path(__file__).with_name("learning_rate_zero.yaml")
 
 
@@ -71,6 +76,21 @@ def test_logs_show_submits_completions_and_scores(trained: Trained) -> None:
     assert "tokens=" in env
     assert "score prompt=g00000000" in env
     assert "total=" in env
+
+
+def test_files_of_all_services_are_copied_out_into_one_run_folder(trained: Trained, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for service in ("trainer", "api", "env"):
+        trained.stack.copy(f"{service}:/runs/.", runs)
+    run = runs / "quickstart"
+    assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "checkpoints", "model", "rollouts"}
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [row["step"] for row in trained.metrics]
+    assert sum(1 for _ in read_rollouts(run)) == GROUPS * len(trained.metrics)
+
+
+def test_model_service_takes_the_final_model_of_a_run(trained: Trained) -> None:
+    output = trained.stack.compose("run", "--rm", "-T", "--no-deps", "model", "build", "/runs/quickstart/model")
+    assert "resolved model=/runs/quickstart/model" in output
 
 
 def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
