@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
@@ -118,7 +118,7 @@ def _type(annotation: Any) -> str:
         return "section"
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return ", ".join(f"`{member.value}`" for member in annotation)
-    return str(getattr(annotation, "__name__", annotation))
+    return "str" if annotation is SecretStr else str(getattr(annotation, "__name__", annotation))
 
 
 def _bounds(info: FieldInfo) -> str:

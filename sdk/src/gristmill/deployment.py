@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.errors import ConfigError
+from gristmill.redaction import remember
 
 API_URL = "http://127.0.0.1:8000"
 MODEL_URL = "http://127.0.0.1:9001"
@@ -67,4 +68,5 @@ def _token(file: str | None) -> str | None:
         ) from error
     if len(token.split()) > 1:
         raise ConfigError(f"GRISTMILL_API_TOKEN_FILE={file} holds more than one word; it must hold the token alone.")
+    remember(token)
     return token or None

@@ -12,9 +12,10 @@ import sys
 from types import TracebackType
 from typing import Final
 
+from gristmill.redaction import redact_text
+
 # C0, DEL and C1, the line and paragraph separators, and the characters that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
 
 def setup(service: str, level: int = logging.INFO) -> None:
     """Send all logging to standard error, one line per event, marked with the service's name."""
@@ -44,9 +45,12 @@ def escaped(text: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Writes the time out once per second instead of once per line, and escapes control characters."""
+    """Writes the time once per second instead of once per line, escapes control characters and masks secrets."""
 
     _second, _written = -1, ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_text(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         if int(record.created) != self._second:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import netrc
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from gristmill.redaction import redact, redact_arguments
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +28,7 @@ def start_wandb(
     project: str | None = None,
 ) -> Any:
     """The W&B run `name` (default: `run_id`), in the group `run_id`. Its files are in `folder`, or in a temporary
-    folder where that cannot be written.
+    folder if that cannot be written. Secrets in `config` and in the command line are redacted.
 
     It is offline, and a warning says how to send it later, where there are no credentials or W&B does not answer;
     WANDB_MODE decides where it is set. `project`: default WANDB_PROJECT, else gristmill.
@@ -37,20 +41,31 @@ def start_wandb(
         "name": name or run_id,
         "group": run_id,
         "job_type": job_type,
-        "config": dict(config),
+        "config": redact(config),
         "dir": str(folder),
         "settings": wandb.Settings(console="off", silent=True),
     }
-    if environ.get("WANDB_MODE"):
-        return wandb.init(**start)
-    if not has_credentials(environ):
-        _say_offline("there are no credentials (WANDB_API_KEY or ~/.netrc)", folder)
-        return wandb.init(mode="offline", **start)
+    with _redacted_command_line():
+        if environ.get("WANDB_MODE"):
+            return wandb.init(**start)
+        if not has_credentials(environ):
+            _say_offline("there are no credentials (WANDB_API_KEY or ~/.netrc)", folder)
+            return wandb.init(mode="offline", **start)
+        try:
+            return wandb.init(mode="online", **start)
+        except wandb.Error as error:
+            _say_offline(f"it cannot be reached ({error})", folder)
+            return wandb.init(mode="offline", **start)
+
+
+@contextmanager
+def _redacted_command_line() -> Iterator[None]:
+    """W&B copies the process' arguments into the run. It has no setting for that."""
+    arguments, sys.argv = sys.argv, redact_arguments(sys.argv)
     try:
-        return wandb.init(mode="online", **start)
-    except wandb.Error as error:
-        _say_offline(f"it cannot be reached ({error})", folder)
-        return wandb.init(mode="offline", **start)
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def has_credentials(environ: Mapping[str, str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from gristmill import ConfigError
 from gristmill.settings import Settings
@@ -105,7 +105,7 @@ def test_the_run_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
 def test_variables_in_a_file(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{api_key: '${KEY}', model_name: '${NAME:-tiny}'}]\n")
     server = read("--config sums", GRISTMILL_CONFIG_DIR=folder, KEY="secret").config.server
-    assert (server.api_key, server.model_name) == ("secret", "tiny")
+    assert (server.api_key, server.model_name) == (SecretStr("secret"), "tiny")
 
 
 def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path: Path) -> None:

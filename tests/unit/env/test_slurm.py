@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from pydantic import SecretStr
 
 from gristmill import ConfigError
 from gristmill_env.launch import Launch
@@ -42,7 +43,7 @@ def test_what_is_no_node_list_is_told(listed: str) -> None:
 
 
 JOB = {"SLURM_JOB_NODELIST": "gpu[1-3]", "NUM_TRAINING_NODES": "1"}
-CONFIGURED = [ServerConfig(base_url="http://here:1", timeout=7, api_key="secret")]
+CONFIGURED = [ServerConfig(base_url="http://here:1", timeout=7, api_key=SecretStr("secret"))]
 
 
 def found(**changes: str) -> list[str]:
@@ -56,7 +57,7 @@ def test_the_nodes_after_the_training_ones_run_servers() -> None:
     assert found(INFER_TP="3", NUM_TRAINING_NODES="0")[:3] == [
         "http://gpu1:9000", "http://gpu1:9001", "http://gpu2:9000"
     ]  # fmt: skip
-    assert {(server.timeout, server.api_key) for server in discover(CONFIGURED, JOB)} == {(7.0, "secret")}
+    assert {(server.timeout, server.api_key) for server in discover(CONFIGURED, JOB)} == {(7.0, SecretStr("secret"))}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from gristmill.errors import ConfigError
+from gristmill.redaction import is_secret, remember
 from gristmill.settings.nearest import did_you_mean
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
@@ -37,7 +38,8 @@ def find_config(name: str, config_dir: Path) -> Path:
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Read a YAML mapping, with ${VAR} and ${VAR:-default} filled in from `environ` (os.environ by default).
 
-    `$$` is a plain dollar sign. Raises ConfigError for a missing file, broken YAML or an unset variable.
+    `$$` is a plain dollar sign. What a variable with a secret's name holds (API_KEY) is redacted from then on. Raises
+    ConfigError for a missing file, broken YAML or an unset variable.
     """
     try:
         text = path.read_text()
@@ -68,6 +70,8 @@ def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
             return "$"
         # As in a shell, ":-" also replaces a variable that is set but empty.
         if environ.get(name) or (name in environ and default is None):
+            if is_secret(name):
+                remember(environ[name])
             return environ[name]
         if default is None:
             raise ConfigError(f"{where}: ${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")

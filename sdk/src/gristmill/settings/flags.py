@@ -69,7 +69,8 @@ def parse_flag_sets(
     for word in unknown:
         name = word.lstrip("-").split("=")[0].replace("-", "_")
         hint = did_you_mean(name, flags)
-        raise ConfigError(f"command line: unknown {'flag' if word.startswith('-') else 'argument'} '{word}'.{hint}")
+        shown = word.split("=")[0] if word.startswith("-") else word
+        raise ConfigError(f"command line: unknown {'flag' if word.startswith('-') else 'argument'} '{shown}'.{hint}")
     values: list[dict[str, Any]] = [{} for _ in models]
     for name, value in vars(known).items():
         number, flag = flags[name]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gristmill.errors import ConfigError, UnknownKeyError
+from gristmill.redaction import redact, remember_secrets
 from gristmill.settings.nearest import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
@@ -32,7 +33,11 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
-    """Validate `values` as `model`. Raises ConfigError with one line for every wrong key, naming `where` it stands."""
+    """Validate `values` as `model`. Secrets among them are redacted from then on.
+
+    Raises ConfigError with one line for every wrong key, naming `where` it stands.
+    """
+    remember_secrets(values)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -51,7 +56,8 @@ def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
     if error["type"] == "missing":
         return f"{where}: '{key}' is missing; it is required."
     message = error["msg"].removeprefix("Value error, ")
-    return f"{where}: '{key}': {message}" + ("" if error["type"] == "value_error" else f" (found {error['input']!r}).")
+    found = redact(error["input"], str(location[-1]) if location else "")
+    return f"{where}: '{key}': {message}" + ("" if error["type"] == "value_error" else f" (found {found!r}).")
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

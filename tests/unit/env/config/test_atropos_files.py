@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from gristmill import ConfigError
 from gristmill_env.atropos import translate
@@ -233,7 +234,11 @@ def test_weights_beside_a_list_of_names(read: Reader) -> None:
     config = read(LOCAL, OPENAI_API_KEY="secret")
     assert config.dataset.rewards() == [RewardSpec(type="accuracy", weight=1.0), RewardSpec(type="format", weight=0.2)]
     assert config.dataset.prefill == "<think>\n"
-    assert (config.server.model_name, config.server.api_key, config.server.timeout) == ("some-model", "secret", 600)
+    assert (config.server.model_name, config.server.api_key, config.server.timeout) == (
+        "some-model",
+        SecretStr("secret"),
+        600,
+    )
     assert config.server.base_url == "https://api.openai.com/v1"
     assert "a server has no base_url: as in Atropos that is https://api.openai.com/v1" in read.told
 

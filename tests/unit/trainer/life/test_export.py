@@ -111,8 +111,8 @@ def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
         "--model", "Qwen/Qwen2.5-0.5B",
     ]  # fmt: skip
     assert told_command("python -m gristmill_trainer", arguments) == (
-        "python -m gristmill_trainer --model_name tiny --rollout_server_url URL --wandb_api_key ... --api_token=... "
-        "--max_tokens 64 --token_budget 4096 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
+        "python -m gristmill_trainer --model_name tiny --rollout_server_url URL --wandb_api_key '***' "
+        "--api_token='***' --max_tokens 64 --token_budget 4096 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
     )
 
 

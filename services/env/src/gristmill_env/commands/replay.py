@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from gristmill.redaction import redact
 from gristmill.settings import parse
 from gristmill_env.commands.options import ReplayOptions
 from gristmill_env.commands.output import new_file
@@ -24,7 +25,7 @@ from gristmill_env.rewards import Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, Summary
 from gristmill_env.settings import DatasetConfig
-from gristmill_env.settings.rewards import RewardSpec
+from gristmill_env.settings.rewards import RewardSpec, without_secrets
 
 
 @dataclass
@@ -94,7 +95,9 @@ def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
     saved = (first.settings or {}).get("dataset", {}).get("reward_functions", [])
     if not saved:
         raise SavedError("the groups do not say which rewards scored them; name some: --reward_functions or --config")
-    specs: list[str | RewardSpec] = [parse(RewardSpec, spec, "reward_functions of the saved groups") for spec in saved]
+    specs: list[str | RewardSpec] = [
+        parse(RewardSpec, without_secrets(spec), "reward_functions of the saved groups") for spec in saved
+    ]
     as_saved = config.model_copy(update={"reward_functions": specs})
     return Scorer(create_rewards(as_saved, folder), has_answer=True, columns=columns)
 
@@ -105,9 +108,9 @@ def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> Save
         msgspec.structs.replace(completion, scores=dict(score.parts), total=score.total, error=score.error)
         for completion, score in zip(group.completions, scores, strict=True)
     ]
-    settings = group.settings
+    settings = redact(group.settings)
     if settings is not None and config.reward_functions:
-        rewards = [spec.model_dump(mode="json") for spec in config.rewards()]
+        rewards = config.recorded()["reward_functions"]
         settings = settings | {"dataset": settings.get("dataset", {}) | {"reward_functions": rewards}}
     return msgspec.structs.replace(group, completions=completions, settings=settings)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.plugins import is_plugin, load_plugin
+from gristmill.redaction import redact
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.environments.base import DatasetEnvironment, Environment
 from gristmill_env.errors import EpisodeError
@@ -87,5 +88,7 @@ def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> d
             options[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise EpisodeError(f"parameter '{key}' of environment '{name}': {reason} (found {value!r})") from error
+            raise EpisodeError(
+                f"parameter '{key}' of environment '{name}': {reason} (found {redact(value, key)!r})"
+            ) from error
     return options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gristmill.redaction import redact_text
 from gristmill_env.drops import DropReason
 from gristmill_env.rewards import Decision
 from gristmill_env.rollout import Rollout
@@ -89,5 +90,5 @@ def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:
     """The record of a prompt that could not be asked. (An evaluation takes rows in order: its number is its row.)"""
     return PromptRecord(
         number=number, index=number, prompt="", answer=None, prompt_tokens=0, max_tokens=0, samples=[],
-        skipped=reason.value, why=why,
+        skipped=reason.value, why=redact_text(why),
     )  # fmt: skip

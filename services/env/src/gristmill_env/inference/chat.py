@@ -32,7 +32,7 @@ async def generate_text(
             f"the model server at {http.url} returned {len(chatted.choices)} of {request.count} completions"
         )
     counted = chatted.usage.completion_tokens if chatted.usage is not None and len(chatted.choices) == 1 else None
-    return [_completion(url.removeprefix(http.url), choice, counted) for choice in chatted.choices]
+    return [_completion(http.path(url), choice, counted) for choice in chatted.choices]
 
 
 def _body(model: str, request: GenerationRequest, dialect: Dialect) -> dict[str, Any]:

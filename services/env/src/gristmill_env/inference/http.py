@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from pydantic import SecretStr
 
+from gristmill.redaction import redact_text
 from gristmill_env.errors import InferenceError
 
 T = TypeVar("T")
@@ -50,14 +52,16 @@ class RefusedError(InferenceError):
 class ServerHttp:
     """HTTP to one server."""
 
-    def __init__(self, url: str, *, api_key: str | None, timeout: float) -> None:
+    def __init__(self, url: str, *, api_key: SecretStr | None, timeout: float) -> None:
         """`timeout`: seconds that one request may take from its first byte to the answer's last."""
-        self.url = url
+        self.url = redact_text(url)
+        """For messages: without a password."""
+        self._root = url
         self.timeout = timeout
         # Balancing bounds the requests; the pool's own bound would only queue them out of sight.
         self._client = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT),
             limits=httpx.Limits(max_connections=None),
         )
@@ -70,7 +74,7 @@ class ServerHttp:
         InferenceError.
         """
         allowed = self.timeout if timeout is None else timeout
-        told = path.removeprefix(self.url)
+        told = self.path(path)
         try:
             async with asyncio.timeout(allowed):
                 answer = await self._client.request(method, path, json=json)
@@ -89,6 +93,10 @@ class ServerHttp:
             raise InferenceError(
                 f"the model server at {self.url} does not answer {told} as it should: {error}"
             ) from error
+
+    def path(self, url: str) -> str:
+        """An address under the server's, for messages: without the server's."""
+        return redact_text(url.removeprefix(self._root))
 
     async def close(self) -> None:
         """Close all connections."""

@@ -25,13 +25,13 @@ class ModelServer:
     """Client of one server. To be met first; then it can be asked."""
 
     def __init__(self, config: ServerConfig, thinking: Thinking) -> None:
-        self.url = config.root_url
+        self._http = ServerHttp(config.root_url, api_key=config.api_key, timeout=config.timeout)
+        self.url = self._http.url
         self.timeout = config.timeout
         """Seconds that one request may take."""
         self.ignores_n = config.n_kwarg_is_ignored
         self._config = config
         self._thinking = thinking
-        self._http = ServerHttp(self.url, api_key=config.api_key, timeout=config.timeout)
         self._model = config.model_name or ""
         self._dialect = Dialect.OTHER
         self._text_only = False
@@ -102,7 +102,7 @@ class ModelServer:
         return True
 
     def _tongue(self, card: ModelCard) -> Dialect:
-        if urlsplit(self.url).hostname == "api.openai.com":
+        if urlsplit(self._config.root_url).hostname == "api.openai.com":
             return Dialect.OPENAI
         return Dialect.VLLM if card.owned_by == "vllm" else Dialect.OTHER
 

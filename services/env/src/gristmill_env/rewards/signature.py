@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from gristmill.redaction import redact
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
 
@@ -67,7 +68,7 @@ class Signature:
             except ValidationError as error:
                 first = error.errors()[0]
                 where = "".join(f"[{step!r}]" for step in first["loc"])
-                reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {value!r})"
+                reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {redact(value, key)!r})"
                 raise RewardError(reason) from error
         if missing := [key for key, option in self.options.items() if option.default is REQUIRED and key not in params]:
             raise RewardError(f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params")

@@ -6,8 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from gristmill.redaction import redact
 from gristmill.settings import Settings
-from gristmill_env.settings.rewards import RewardSpec
+from gristmill_env.settings.rewards import RewardSpec, without_secrets
 
 VERIFIERS = "verifiers"
 """Name of the reward that is an environment's rubric; with a colon, the beginning of such a dataset_name."""
@@ -21,10 +22,14 @@ class DatasetConfig(Settings):
     the data of an environment written for the library verifiers (an extra), its split train or eval."""
 
     dataset_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}."""
+    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}. Those that name a
+    secret (api_key) are not recorded."""
 
     dataset_config: str | None = None
     """Configuration of a hub data set, e.g. main."""
+
+    dataset_revision: str | None = None
+    """Commit, tag or branch of a hub data set. A commit pins the rows: without it they may change from run to run."""
 
     dataset_path: str | None = None
     """Local data instead: a .jsonl, .json, .csv or .parquet file, or a folder made by save_to_disk. Relative to the
@@ -87,6 +92,9 @@ class DatasetConfig(Settings):
     eval_dataset_config: str | None = None
     """Configuration of eval_dataset_name."""
 
+    eval_dataset_revision: str | None = None
+    """Commit, tag or branch of eval_dataset_name."""
+
     eval_dataset_path: str | None = None
     """Local data to evaluate on, as dataset_path."""
 
@@ -143,10 +151,14 @@ class DatasetConfig(Settings):
         return self.ground_truth_field or self.answer_field
 
     def recorded(self) -> dict[str, Any]:
-        """What of it makes a run this run and no other: all but the evaluation, which only measures it."""
+        """What makes a run this run and no other, without secrets and without the evaluation, which only measures."""
         kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
+        if self.dataset_revision is None:
+            kept -= {"dataset_revision"}  # a record is the same as before there were revisions
         rewards = [spec.recorded() for spec in self.rewards()]
-        return {**self.model_dump(mode="json", include=kept), "reward_functions": rewards}
+        recorded = {**self.model_dump(mode="json", include=kept), "dataset_args": without_secrets(self.dataset_args)}
+        public: dict[str, Any] = redact({**recorded, "reward_functions": rewards})
+        return public
 
     def rewards(self) -> list[RewardSpec]:
         """`reward_functions` with names spelled out; a rubric that names no environment is that of the rows."""

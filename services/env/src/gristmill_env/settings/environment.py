@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from gristmill.settings import Settings
+from gristmill_env.settings.rewards import without_secrets
 
 
 class EnvironmentSpec(Settings):
@@ -16,9 +17,13 @@ class EnvironmentSpec(Settings):
     """Registered name, or a class of your own: path/to/file.py:Class, package.module:Class."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment, e.g. {tries: 3}."""
+    """Options of the environment, e.g. {tries: 3}. Those that name a secret (api_key) are not recorded."""
 
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"type": value} if isinstance(value, str) else value
+
+    def recorded(self) -> dict[str, Any]:
+        """What makes it this environment and no other. Secrets are left out."""
+        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}

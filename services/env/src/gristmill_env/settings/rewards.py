@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from gristmill.redaction import is_secret
 from gristmill.settings import Settings
-
-_NOT_RECORDED = frozenset({"api_key", "base_url"})
 
 
 class RewardSpec(Settings):
@@ -33,12 +32,13 @@ class RewardSpec(Settings):
         return {key: value for key, value in write(self).items() if key != "name" or value is not None}
 
     def recorded(self) -> dict[str, Any]:
-        """What makes it this reward and no other. Keys and addresses are no part of that: they may change."""
-        return {**self.model_dump(mode="json"), "params": _public(self.params)}
+        """What makes it this reward and no other. Secrets and addresses are left out: they may change."""
+        return {**self.model_dump(mode="json"), "params": without_secrets(self.params, "base_url")}
 
 
-def _public(value: Any) -> Any:
-    """Without keys and addresses, those of rewards inside of rewards included."""
+def without_secrets(value: Any, *others: str) -> Any:
+    """A copy without the keys that name a secret, and without the keys `others`, at any depth."""
     if isinstance(value, dict):
-        return {key: _public(item) for key, item in value.items() if key not in _NOT_RECORDED}
-    return [_public(item) for item in value] if isinstance(value, list) else value
+        kept = {key: item for key, item in value.items() if key not in others and not is_secret(str(key))}
+        return {key: without_secrets(item, *others) for key, item in kept.items()}
+    return [without_secrets(item, *others) for item in value] if isinstance(value, list) else value

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from gristmill.deployment import API_URL
+from gristmill.redaction import redact
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig
 from gristmill_env.settings.environment import EnvironmentSpec
@@ -192,18 +193,19 @@ class EnvConfig(Settings):
     def recorded(self, model: str) -> dict[str, Any]:
         """The half of the run's record that is the environment's: what makes it this run and no other.
 
-        Addresses, keys, time-outs, worker counts, logging and evaluation are left out: they may change between
+        Addresses, secrets, time-outs, worker counts, logging and evaluation are left out: they may change between
         restarts.
         """
-        return {
+        recorded: dict[str, Any] = redact({
             "model": model,
             "max_token_length": self.max_token_length,
             "ensure_scores_are_not_same": self.ensure_scores_are_not_same,
-            "environment": self.environment.model_dump(mode="json"),
+            "environment": self.environment.recorded(),
             "dataset": self.dataset.recorded(),
             "trainer": self.trainer_block(),
             **self._thinking(),
-        }
+        })  # fmt: skip
+        return recorded
 
     def _thinking(self) -> dict[str, Any]:
         """The settings of thinking that are set: they are part of what the model is asked."""

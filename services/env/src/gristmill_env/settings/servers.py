@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
 
 from gristmill.deployment import MODEL_URL
 from gristmill.settings import Settings
@@ -29,7 +29,7 @@ class ServerConfig(Settings):
     base_url: Url = MODEL_URL
     """Its address, with or without /v1. GRISTMILL_MODEL_URL stands above that of a single server in a YAML."""
 
-    api_key: str | None = None
+    api_key: SecretStr | None = None
     """Sent as a bearer token; write ${VAR} to keep it out of the file. Never recorded."""
 
     server_type: Literal["auto", "vllm", "openai"] = "auto"

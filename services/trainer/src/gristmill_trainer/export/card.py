@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from gristmill.redaction import redact_arguments, redact_text
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
-_SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
-_NO_SECRET = re.compile(r"tokens|token_length|token_budget")
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,11 @@ class RunFacts:
 
 def told_command(program: str, arguments: Sequence[str]) -> str:
     """A command line without secrets, addresses and this machine's paths."""
-    told, hide = [program], False
-    for argument in arguments:
+    told = [program]
+    for argument in redact_arguments(arguments):
         flag, equals, value = argument.partition("=")
-        if flag.startswith("--"):
-            secret = bool(_SECRET.search(flag)) and not _NO_SECRET.search(flag)
-            hide = secret and not equals
-            told.append(flag + (equals + ("..." if secret else shlex.quote(_public(value))) if equals else ""))
-        else:
-            told.append("..." if hide else shlex.quote(_public(argument)))
-            hide = False
+        named = flag.startswith("--") and equals
+        told.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
     return " ".join(told)
 
 
@@ -76,7 +71,8 @@ def model_card(facts: RunFacts) -> str:
 
 
 def _public(text: str) -> str:
-    """A path by its last part, an address not at all."""
+    """A path by its last part, an address not at all, and no secret."""
+    text = redact_text(text)
     if _URL.search(text):
         return _URL.sub("URL", text)
     if text.startswith(("/", "~", "./", "../")) or "\\" in text:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.sample import Detailed, Sample
 
@@ -136,11 +137,11 @@ class Call:
     def failed(self, why: BaseException | str) -> list[Said]:
         """The same failure for all of its samples."""
         if isinstance(why, str):
-            return [Failure(self.task.name, why)] * len(self.samples)
+            return [Failure(self.task.name, redact_text(why))] * len(self.samples)
         text = str(why) if isinstance(why, RewardError) else f"{type(why).__name__}: {why}"
         if isinstance(why, TypeError):
             text += self.task.hint
-        return [Failure(self.task.name, text, why)] * len(self.samples)
+        return [Failure(self.task.name, redact_text(text), why)] * len(self.samples)
 
     def _read(self, value: object) -> list[Said]:
         if not self.task.group_level:
@@ -198,7 +199,7 @@ def _said(reward: str, value: object) -> Said:
 
 def _outcome(reward: str, value: object) -> Outcome:
     if isinstance(value, Exception):
-        return Failure(reward, f"{type(value).__name__}: {value}", value)
+        return Failure(reward, redact_text(f"{type(value).__name__}: {value}"), value)
     if hasattr(value, "tolist"):  # numbers of numpy and torch
         value = value.tolist()
     if value is None:

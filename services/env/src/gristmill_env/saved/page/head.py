@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gristmill.redaction import redact
 from gristmill_env.saved.group import SavedGroup
 from gristmill_env.saved.page.text import escaped, number, share
 from gristmill_env.saved.summary import Summary, Values, histogram, quantile
@@ -96,7 +97,7 @@ def _settings(first: SavedGroup | None) -> str:
         return ""
     rows = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
-        for name, value in _shown(first.settings).items()
+        for name, value in _shown(redact(first.settings)).items()
     )
     return f'<details class="settings"><summary>Settings</summary><dl>{rows}</dl></details>\n'
 

@@ -1,0 +1,164 @@
+"""What counts as a secret, and that it is masked in settings, texts, log lines and command lines."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from gristmill import ConfigError, Deployment, redaction
+from gristmill.logs import setup
+from gristmill.redaction import is_secret, redact, redact_arguments, remember, remember_secrets
+from gristmill.settings import Settings, load_yaml, parse, parse_flags
+from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
+from gristmill_trainer.settings import TrainerSettings
+
+KEY = "sk-3f9a71c2d845"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_values", set())
+    monkeypatch.setattr(redaction, "_pattern", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key", "API_KEY", "apiKey", "x-api-key", "apikey", "--wandb_api_key", "OPENAI_KEY", "MODEL_KEY",
+        "secret_key", "openai_key", "token", "hf_token", "HF_TOKEN", "accessToken", "api_tokens", "password",
+        "db-password", "PGPASSWORD", "REDIS_PASSWORD", "DB_PASS", "client_secret", "clientSecret",
+        "Authorization", "credentials", "aws_credentials", "passphrase", "basic_auth", "GITHUB_PAT", "private_key",
+    ],
+)  # fmt: skip
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "key", "answer_key", "sort_key", "question_key", "tokens", "max_tokens", "token_ids", "stop_token_ids",
+        "max_token_length", "token_budget", "tokenizer_name", "eos_token", "pad_token", "stop_token", "pass@1",
+        "pass_threshold", "secretary", "monkey", "author", "path", "repository",
+    ],
+)  # fmt: skip
+def test_names_of_other_settings_are_not_secret(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_of_our_own_settings_only_keys_of_servers_are_secret() -> None:
+    models: list[type[BaseModel]] = [EnvConfig, DatasetConfig, ServerConfig, TrainerSettings]
+    assert {name for model in models for name in model.model_fields if is_secret(name)} == {"api_key"}
+
+
+def test_redact_masks_secrets_at_any_depth_by_name_and_by_type() -> None:
+    settings = {
+        "judge": {"api_key": KEY, "model": "m", "headers": [{"Authorization": f"Bearer {KEY}"}]},
+        "list": [{"token": KEY}, (SecretStr(KEY), 3)],
+        "password": None,
+        "auth": ["user", KEY],
+    }
+    assert redact(settings) == {
+        "judge": {"api_key": "***", "model": "m", "headers": [{"Authorization": "***"}]},
+        "list": [{"token": "***"}, ["***", 3]],
+        "password": None,
+        "auth": "***",
+    }
+    assert settings["list"] == [{"token": KEY}, (SecretStr(KEY), 3)], "the settings themselves stay"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"http://me:{KEY}@host:1/v1", "http://***@host:1/v1"),
+        (f"https://{KEY}@host and ftp://a:b@c", "https://***@host and ftp://***@c"),
+        (f"https://host/v1?model=m&api_key={KEY}&n=1", "https://host/v1?model=m&api_key=***&n=1"),
+        (f"sent Authorization: Bearer {KEY}", "sent Authorization: Bearer ***"),
+        ("mail me@host, http://host/a@b, tokens=31", "mail me@host, http://host/a@b, tokens=31"),
+    ],
+)
+def test_redact_masks_secrets_inside_of_texts(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_remembered_value_is_masked_wherever_it_occurs() -> None:
+    text = f"judge said 401: Incorrect API key provided: {KEY}."
+    assert KEY in redact(text)
+    remember(KEY)
+    assert redact({"system_prompt": text}) == {"system_prompt": "judge said 401: Incorrect API key provided: ***."}
+
+
+def test_short_values_are_not_searched_for() -> None:
+    remember("key")
+    assert redact("a monkey") == "a monkey"
+
+
+def test_value_of_a_variable_with_a_secrets_name_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("dataset: {system_prompt: 'Use ${JUDGE_KEY} as ${USER_NAME}.'}\n")
+    filled = load_yaml(path, {"JUDGE_KEY": KEY, "USER_NAME": "somebody-1"})
+    assert filled == {"dataset": {"system_prompt": f"Use {KEY} as somebody-1."}}
+    assert redact(filled) == {"dataset": {"system_prompt": "Use *** as somebody-1."}}
+
+
+class _Judge(Settings):
+    api_key: SecretStr | None = None
+    params: dict[str, object] = {}
+    tries: int = 1
+
+
+def test_parsed_secrets_are_remembered_and_not_in_errors() -> None:
+    parse(_Judge, {"params": {"judge": [{"token": KEY}]}}, "run.yaml")
+    assert redact(f"with {KEY}") == "with ***"
+    remember_secrets(_Judge(api_key=SecretStr("another-secret")))
+    assert redact("another-secret") == "***"
+    with pytest.raises(ConfigError) as error:
+        parse(_Judge, {"api_key": [KEY], "tries": f"http://me:{KEY}@host"}, "run.yaml")
+    assert KEY not in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        parse_flags([f"--api_keys={KEY}"], _Judge, "prog")
+    assert KEY not in str(error.value)
+
+
+def test_token_of_the_api_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("0123456789abcdef0123456789abcdef\n")
+    Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(tmp_path / "env")})
+    assert redact("401 for 0123456789abcdef0123456789abcdef") == "401 for ***"
+
+
+def test_command_line_loses_the_values_of_secret_flags() -> None:
+    arguments = ["--api_key", KEY, f"--token={KEY}", "--max_tokens", "64", "--base_url", f"http://me:{KEY}@host"]
+    assert redact_arguments(arguments) == [
+        "--api_key", "***", "--token=***", "--max_tokens", "64", "--base_url", "http://***@host"
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Standard error, to which the log goes."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    monkeypatch.setattr(sys, "stderr", stream)
+    setup("test")
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_log_lines_and_tracebacks_hold_no_secret(log: io.StringIO) -> None:
+    remember(KEY)
+    logger = logging.getLogger("test")
+    logger.info("judge at %s", f"http://me:{KEY}@host")
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        logger.exception("it failed")
+    assert "http://***@host" in log.getvalue()
+    assert "ValueError: ***" in log.getvalue()
+    assert KEY not in log.getvalue()
