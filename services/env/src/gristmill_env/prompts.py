@@ -29,7 +29,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -40,7 +40,7 @@ def _write(weights: Path, folder: Path) -> None:
     """Rank 1, on all linear layers but the head."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = make(AutoConfig.from_pretrained(weights, trust_remote_code=False))
+        model = make(AutoConfig.from_pretrained(weights, trust_remote_code=False), trust_remote_code=False)
     head = model.get_output_embeddings()
     tensors: dict[str, torch.Tensor] = {}
     names: set[str] = set()

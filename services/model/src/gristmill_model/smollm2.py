@@ -24,9 +24,13 @@ def build(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        source.parent,
+        gguf_file=source.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        trust_remote_code=False,
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -25,7 +25,7 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
     with writing(folder, remedy="A trainer that is started again goes on from the last checkpoint, and tries anew"):
         save_model(partial)
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(tokenizer)
+        loaded: Any = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}"

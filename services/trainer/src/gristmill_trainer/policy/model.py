@@ -65,7 +65,7 @@ class Policy:
         # A checkpoint of adapters has no weights of its own.
         whole = source.weights if lora is not None or weights is None else weights
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ModelError(f"cannot load the model '{whole}': {error}") from error
         self.model = model.to(self.device).train()

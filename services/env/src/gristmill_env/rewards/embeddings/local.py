@@ -47,6 +47,6 @@ def _load(name: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
     try:
-        return SentenceTransformer(name)
+        return SentenceTransformer(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RewardError(f"model_name '{name}' cannot be loaded as a sentence-transformers model: {error}") from error
