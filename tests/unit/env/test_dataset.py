@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pytest
+from tests.support.hub_cache import make_gsm8k_cache
 
 from gristmill_env.data import sources
 from gristmill_env.data.dataset import PromptDataset
@@ -91,6 +93,47 @@ def test_a_data_set_that_neither_hub_nor_cache_has(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DatasetError, match=r"'nobody/nothing' \(main\) \(split train\) cannot be loaded.*local path"):
         load(dataset_name="nobody/nothing", dataset_config="main")
+
+
+COMMIT = "8d846b5f723643358d846b5f723643358d846b5f"
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The offline cache, in which openai/gsm8k is there at the revision COMMIT."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    make_gsm8k_cache(tmp_path / "hub", tmp_path / "scratch")
+    cache = tmp_path / "hub" / "datasets"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    for folder in (cache / "openai___gsm8k").glob("main/0.0.0/*/"):
+        folder.rename(folder.with_name(COMMIT))
+    return cache
+
+
+def test_pinned_revision_is_loaded_or_refused(hub_cache: Path) -> None:
+    gsm8k: dict[str, Any] = {"dataset_name": "openai/gsm8k", "dataset_config": "main"}
+    pinned = load(dataset_revision=COMMIT, **gsm8k)
+    assert len(pinned) == 64
+    assert COMMIT in pinned.label
+    # `datasets` would take the rows of the cache without a word.
+    with pytest.raises(DatasetError, match=f"the cache holds revision {COMMIT}"):
+        load(dataset_revision="0" * 40, **gsm8k)
+    with pytest.raises(DatasetError, match="cannot be loaded"):
+        load(dataset_revision="main", **gsm8k)  # a branch, which only the hub knows
+
+
+def test_revision_of_local_data_is_refused(tmp_path: Path) -> None:
+    path = str(write(tmp_path, ".jsonl"))
+    places: list[dict[str, Any]] = [{"dataset_path": path}, {"dataset_name": path}, {"dataset_name": "verifiers:x"}]
+    for source in places:
+        with pytest.raises(DatasetError, match="dataset_revision"):
+            load(dataset_revision=COMMIT, **source)
+
+
+def test_record_names_the_revision_only_if_there_is_one() -> None:
+    assert "dataset_revision" not in DatasetConfig(dataset_name="a/b").recorded()
+    assert DatasetConfig(dataset_name="a/b", dataset_revision=COMMIT).recorded()["dataset_revision"] == COMMIT
 
 
 def test_a_missing_field_lists_the_columns_and_the_nearest(tmp_path: Path) -> None:

@@ -31,13 +31,17 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     name, path = config.dataset_name, config.dataset_path
     if name is None and path is None:
         raise DatasetError("no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)")
+    if config.dataset_revision is not None and (path is not None or config.verifiers_id is not None):
+        raise DatasetError("dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out")
     if config.verifiers_id is not None:
         return f"verifiers environment '{config.verifiers_id}' (split {config.split})", _from_verifiers(config)
     if path is None and name is not None:
         if Path(name).suffix not in _READERS and not _exists(name, config_dir):
-            return _from_hub(name, config.dataset_config, config.split)
+            return _from_hub(name, config)
         path = name
     assert path is not None
+    if config.dataset_revision is not None:
+        raise DatasetError(f"dataset_revision pins a data set on the hub, and '{path}' is a local path; leave it out")
     found = _find(path, config_dir)
     label = f"data set '{path}' (split {config.split})"
     if found.is_file():
@@ -171,12 +175,17 @@ def _from_verifiers(config: DatasetConfig) -> Rows:
     return rows
 
 
-def _from_hub(name: str, config: str | None, split: str) -> tuple[str, Rows]:
+def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
     import datasets
 
-    label = f"data set '{name}'{f' ({config})' if config else ''} (split {split})"
+    part, revision = config.dataset_config, config.dataset_revision
+    at = f"@{revision}" if revision else ""
+    label = f"data set '{name}{at}'{f' ({part})' if part else ''} (split {config.split})"
     try:
-        rows: Rows = datasets.load_dataset(name, config, split=split)
+        # From version 4, `datasets` runs no code of a data set's, and has no such switch.
+        rows: Any = datasets.load_dataset(name, part, split=config.split, revision=revision)
+        if revision is not None:
+            _check_revision(rows, name, revision, label)
     except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
         offline = " (offline: only the local cache was searched)" if datasets.config.HF_HUB_OFFLINE else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -184,6 +193,28 @@ def _from_hub(name: str, config: str | None, split: str) -> tuple[str, Rows]:
             f"{label} cannot be loaded; looked for a local path of that name and on the hub{offline}: {reason}"
         ) from error
     return label, rows
+
+
+def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
+    """`datasets` takes whatever is in the cache if the hub is away, or does not have the revision.
+
+    Raises DatasetError when `rows` are of another revision; OSError and httpx.HTTPError when the hub does not say what
+    a branch or a tag is.
+    """
+    import huggingface_hub
+
+    there = Path(rows.cache_files[0]["filename"]).parent.name
+    wanted = (
+        revision if _COMMIT.fullmatch(revision) else huggingface_hub.HfApi().dataset_info(name, revision=revision).sha
+    )
+    if there != wanted:
+        raise DatasetError(
+            f"{label} is not there; the cache holds revision {there}. Load it once with a connection to the hub, or "
+            "set dataset_revision to that one"
+        )
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _slice(rows: Table, split: str, label: str) -> Table:

@@ -67,6 +67,7 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
             "dataset_name": config.eval_dataset_name,
             "dataset_config": config.eval_dataset_config,
             "dataset_path": config.eval_dataset_path,
+            "dataset_revision": config.eval_dataset_revision,
         }
     return config.model_copy(update=update)
 
