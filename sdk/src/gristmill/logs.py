@@ -17,6 +17,7 @@ from gristmill.redaction import redact_text
 # C0, DEL and C1, the line and paragraph separators, and the characters that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
+
 def setup(service: str, level: int = logging.INFO) -> None:
     """Send all logging to standard error, one line per event, marked with the service's name."""
     handler = logging.StreamHandler(sys.stderr)
