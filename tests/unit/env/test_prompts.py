@@ -85,7 +85,7 @@ def test_what_follows_a_reply_continues_its_tokens_as_the_template_would(
     reply = tokenizer("<answer>5</answer>", add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id] if ended else []  # a stop string ends a turn without its token
     more = ({"role": "user", "content": "Higher."},)
-    between = prompts.follow(opening.messages, more, [*reply, *end][-1])
+    between = prompts.follow(opening.messages, more, [*reply, *end][-1]).token_ids
     whole = prompts.build([*opening.messages, {"role": "assistant", "content": "<answer>5</answer>"}, *more])
     assert (*opening.token_ids, *reply, *end, *between) == whole.token_ids
 
@@ -95,7 +95,7 @@ def test_without_a_template_turns_follow_one_another_as_paragraphs(tokenizer: Pr
     plain.chat_template = None
     prompts = PromptBuilder(plain)
     between = prompts.follow(prompts.build("Hi").messages, ({"role": "user", "content": "Go on."},), 0)
-    assert prompts.decode(between) == "\n\nGo on."
+    assert prompts.decode(between.token_ids) == "\n\nGo on."
 
 
 def test_a_template_is_told_what_the_run_says_of_thinking(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REPLY = "\u2063reply\u2063"
-"""Stands for what the model said where only what a template writes after it is wanted."""
+"""Marks the place of a reply in a rendered conversation."""
+_OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
 
 
 @lru_cache(maxsize=2)
@@ -48,7 +50,28 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     """The conversation that was rendered, the system prompt included."""
     prefill: str = ""
-    """Beginning of the model's answer, at the end of `text`."""
+    """The configured beginning of the reply, at the end of `text`."""
+    begun: str = ""
+    """All of `text` that belongs to the reply: a thought that the template opens, and the prefill."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What comes between a reply and the next one."""
+
+    token_ids: tuple[int, ...] = ()
+    begun: str = ""
+    """The end of it, if that belongs to the next reply: a thought that the template opens."""
+
+
+def opened_thought(text: str) -> str:
+    """The `<think>` with which a prompt ends; "" if it ends otherwise.
+
+    The chat templates of R1, QwQ and Qwen3-Thinking write it into the generation prompt. The model then closes a
+    thought that its own tokens never open.
+    """
+    match = _OPENED_THOUGHT.search(text)
+    return match[0] if match else ""
 
 
 class PromptBuilder:
@@ -87,25 +110,31 @@ class PromptBuilder:
         messages = (user(opening),) if isinstance(opening, str) else tuple(opening)
         if self._system_prompt and messages[0]["role"] != "system":
             messages = (system(self._system_prompt), *messages)
-        text = self._render(messages) + self.prefill
+        rendered = self._render(messages)
+        text = rendered + self.prefill
         if self._tokenizer is None:
-            return Prompt(text, (), messages, self.prefill)
+            return Prompt(text, (), messages, self.prefill, self.prefill)
         # A template has already written the special tokens; a second BOS would shift the model's inputs.
         ids = self._tokenizer(text, add_special_tokens=self._tokenizer.chat_template is None)["input_ids"]
-        return Prompt(text, tuple(ids), messages, self.prefill)
+        return Prompt(text, tuple(ids), messages, self.prefill, opened_thought(rendered) + self.prefill)
 
-    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int | None) -> tuple[int, ...]:
-        """What comes between the model's reply and its next: the end of its turn, `more`, the generation marker.
+    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int | None) -> Continuation:
+        """What comes between the model's reply and its next: the end of its turn, `more`, the generation prompt.
 
-        `said`: the conversation before the reply. `last_token`: the reply's last; where that is the end of the turn it
-        is not written again. The reply itself stays the tokens that were sampled: nothing of it is tokenized again.
-        Raises PromptError when the template refuses the messages.
+        `said`: the conversation before the reply. `last_token`: the reply's last token, which is not repeated if it is
+        the end of the turn. The reply itself stays the tokens that were sampled: nothing of it is tokenized again.
+        Raises PromptError when the template refuses the messages, or leaves the reply out.
         """
         if self._tokenizer is None:
-            return ()
-        text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)[2]
+            return Continuation()
+        _, reply, text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)
+        if not reply:
+            raise PromptError(
+                f"the chat template of {self._tokenizer.name_or_path} leaves out an earlier reply, so that a "
+                "conversation cannot be continued token by token; use another template, or one turn"
+            )
         ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        return ids[1:] if ids[:1] == (last_token,) else ids
+        return Continuation(ids[1:] if ids[:1] == (last_token,) else ids, opened_thought(text))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a completion's tokens, without special tokens unless `special`."""

@@ -172,11 +172,11 @@ class Roller:
     ) -> Attempt:
         """Play the attempt from its first reply to its end."""
         replies = 0
+        begun = transcript.begun
         while True:
             said = transcript.messages
-            # A prefill is the beginning of the first reply only: later ones follow the environment's words.
-            text = self._prompts.prefill if replies == 0 else ""
-            text += self._prompts.decode(completion.token_ids) if completion.text is None else completion.text
+            text = self._prompts.decode(completion.token_ids) if completion.text is None else completion.text
+            text = begun + text
             transcript.add_reply(completion, text)
             replies += 1
             turn = await call(environment.step, Reply(text, completion.finish_reason, completion.length))
@@ -188,9 +188,10 @@ class Roller:
             if replies == environment.max_turns:
                 return transcript.end("turns")
             between = self._prompts.follow(said, turn.messages, transcript.last_token)
-            if self._room(len(transcript.token_ids) + len(between)) < 1:
+            if self._room(len(transcript.token_ids) + len(between.token_ids)) < 1:
                 return transcript.end("length")
-            transcript.add_messages(turn.messages, between)
+            transcript.add_messages(turn.messages, between.token_ids)
+            begun = between.begun
             prompt = Prompt("", transcript.token_ids, transcript.messages)
             (completion,) = await self._ask(prompt, ask)
 

@@ -24,7 +24,7 @@ class Attempt:
     labels: list[LabelSpan]
     """The server's weight labels, by position in `token_ids`."""
     text: str
-    """The last reply, special tokens left out, with the prefill."""
+    """The last reply, special tokens left out, with what the prompt had begun of it (`Prompt.begun`)."""
     messages: tuple[Message, ...]
     """The whole conversation."""
     finish_reason: str
@@ -53,6 +53,11 @@ class Transcript:
         self._reward: float | None = None
 
     @property
+    def begun(self) -> str:
+        """What the prompt holds of the first reply."""
+        return self._prompt.begun
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens so far, the prompt's first: what the model continues."""
         return (*self._prompt.token_ids, *self._token_ids)
@@ -63,7 +68,7 @@ class Transcript:
         return self._token_ids[-1] if self._token_ids else None
 
     def add_reply(self, completion: Completion, text: str) -> None:
-        """The model's reply, as sampled. `text`: it in words, with the prefill."""
+        """The model's reply, as sampled. `text`: the reply in words, with what the prompt had begun of it."""
         start = len(self._token_ids)
         self._token_ids += completion.token_ids
         self._logprobs += completion.logprobs

@@ -6,6 +6,7 @@ import contextlib
 
 from gristmill_env.data.fields import NoFieldError, lookup
 from gristmill_env.errors import SavedError
+from gristmill_env.prompts import opened_thought
 from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.saved import SavedGroup
 
@@ -34,10 +35,12 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
         if "episode_reward" in reward.asks_for and all(c.episode_reward is None for c in group.completions):
             raise SavedError(f"reward '{reward.name}' is what the environment gave, and {place} does not have it")
     messages = group.messages or []
+    # A group that was archived as tokens has its reply without the thought that the prompt had opened.
+    begun = opened_thought(group.prompt_text or "") if group.messages is None else ""
     return await scorer.score(
         [
             Sample(
-                completion=completion.text,
+                completion=begun + completion.text,
                 answer=answer,
                 prompt=group.prompt,
                 tokens=completion.sampled_ids,

@@ -73,7 +73,7 @@ def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder
     # Of several turns, tokens alone do not tell who said what: such a group stays text.
     if messages is None and all(completion.mask is None for completion in completions):
         messages = [dict(message) for message in prompt.messages]
-        completions = [msgspec.structs.replace(c, text=prompt.prefill + c.text) for c in completions]
+        completions = [msgspec.structs.replace(c, text=prompt.begun + c.text) for c in completions]
     return msgspec.structs.replace(
         group,
         index=item.index,

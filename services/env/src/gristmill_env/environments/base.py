@@ -27,7 +27,7 @@ class Reply:
     """What the model said in a turn."""
 
     text: str
-    """Without special tokens, with the prefill."""
+    """Without special tokens; with the prefill, and with a `<think>` that the chat template opened."""
     finish_reason: str
     """ "stop", or "length" when it was cut."""
     tokens: int | None

@@ -12,7 +12,8 @@ class Sample:
     """One completion to be scored, with the row that it answers."""
 
     completion: str
-    """The completion's text, special tokens left out."""
+    """The completion's text, special tokens left out. It begins with what the prompt holds of it: the prefill, and a
+    `<think>` that the chat template opened."""
     answer: str | None = None
     """What the completion is compared with: the row's `ground_truth_field` where that is set, else its `answer_field`;
     None when the run has neither."""

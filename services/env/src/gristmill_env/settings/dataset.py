@@ -56,7 +56,8 @@ class DatasetConfig(Settings):
     """System message before every prompt. A row that brings its own keeps that."""
 
     prefill: str | None = None
-    """Beginning of the model's answer, put into its mouth: "<think>\n". It is not trained on; rewards see it."""
+    """Beginning of the model's answer, written into the prompt: "<think>\n". It is not trained on; rewards see it. Chat
+    templates that open <think> themselves need none."""
 
     shuffle_dataset: bool = True
     """Take the rows in a random order, another one each epoch, fixed by `seed`."""

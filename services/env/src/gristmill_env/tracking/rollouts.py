@@ -37,5 +37,5 @@ class Rollouts:
 def in_words(attempt: Attempt) -> str:
     """Prompt and reply as the model saw and said them; of several turns, the conversation."""
     if attempt.replies == 1:
-        return attempt.prompt.text.removesuffix(attempt.prompt.prefill) + attempt.text
+        return attempt.prompt.text.removesuffix(attempt.prompt.begun) + attempt.text
     return "\n".join(f"{message['role']}: {message['content']}" for message in attempt.messages)

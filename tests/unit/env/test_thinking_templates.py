@@ -1,0 +1,177 @@
+"""Chat templates that open `<think>` themselves: rewards see the whole thought, training only what was sampled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.unit.env.conftest import FailingServer
+from tests.unit.env.inference.conftest import GENERATE, answers, choice
+from transformers import PreTrainedTokenizerFast
+
+from gristmill_env.commands.scoring import score_group
+from gristmill_env.data import Item
+from gristmill_env.environments import create_environment
+from gristmill_env.errors import PromptError
+from gristmill_env.inference import ModelServers
+from gristmill_env.prompts import PromptBuilder, opened_thought
+from gristmill_env.rewards import Scorer, WeightedReward, create_reward
+from gristmill_env.roller import Roller
+from gristmill_env.rollout import Rollout
+from gristmill_env.saved import SavedCompletion, SavedGroup
+from gristmill_env.settings import EnvConfig, ServerConfig
+from gristmill_env.tracking import in_words
+
+R1 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}<|User|>{{ m.content }}{% endif %}"
+    "{% if m.role == 'assistant' %}"
+    "{% set content = m.content.split('</think>')[-1] %}<|Assistant|>{{ content }}<|im_end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+)
+QWQ = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+HYBRID = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Qwen3's: without thinking, it writes an empty thought."""
+FORGETFUL = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n{% endif %}{% endfor %}"
+"""Leaves earlier replies out."""
+
+ITEM = Item(row=0, index=0, prompt="What is 2 + 3? Answer after <think>.", answer="5")
+REWARDS: list[str | dict[str, Any]] = [
+    "accuracy", {"type": "format", "params": {"strict": True}},
+    {"type": "tag_count", "params": {"preferred_tags": ["think"]}},
+]  # fmt: skip
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = template
+    return made
+
+
+@asynccontextmanager
+async def rolling(
+    tokenizer: PreTrainedTokenizerFast, server: FailingServer, *replies: tuple[str, str], **environment: Any
+) -> AsyncIterator[Callable[[], Any]]:
+    """A roller whose model gives these (text, finish_reason) one after the other, under weights named "default"."""
+    left = iter(replies)
+
+    def answer() -> tuple[int, Any]:
+        text, finish = next(left)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += [tokenizer.eos_token_id] if finish == "stop" else []
+        logprobs = {"content": [{"token_id": token, "logprob": -0.5} for token in ids]}
+        return answers(choice(token_ids=ids, logprobs=logprobs, finish_reason=finish))
+
+    server.answers[GENERATE] = answer
+    config = EnvConfig(group_size=1)
+    rewards = [WeightedReward(create_reward(spec), 1.0) for spec in REWARDS]
+    factory = create_environment(environment.pop("name", "dataset"), environment)
+    async with (
+        Scorer(rewards, has_answer=True) as scorer,
+        ModelServers([ServerConfig(base_url=server.url)], patience=5) as servers,
+    ):
+        await servers.connect(patience=5)
+        roller = Roller(config, PromptBuilder(tokenizer), servers, scorer, factory, max_length=1024)
+        yield lambda: roller.roll(ITEM, "test")
+
+
+def parts(rollout: Rollout) -> tuple[float | None, ...]:
+    return tuple(rollout.scores[0].parts.values())
+
+
+@pytest.mark.parametrize("template", [R1, QWQ], ids=["R1", "QwQ"])
+async def test_truncated_thought_is_not_taken_for_the_answer(
+    tokenizer: PreTrainedTokenizerFast, failing_server: FailingServer, template: str
+) -> None:
+    tokenizer = with_template(tokenizer, template)
+    async with rolling(tokenizer, failing_server, ("2 + 3, so \\boxed{5}. But wait", "length")) as roll:
+        rollout = await roll()
+    assert rollout.attempts[0].text == "<think>\n2 + 3, so \\boxed{5}. But wait"
+    assert parts(rollout) == (0.0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("template", [R1, QWQ], ids=["R1", "QwQ"])
+async def test_finished_thought_has_the_strict_format_and_all_tags(
+    tokenizer: PreTrainedTokenizerFast, failing_server: FailingServer, template: str
+) -> None:
+    tokenizer = with_template(tokenizer, template)
+    reply = "2 + 3 = 5.\n</think>\n\n\\boxed{5}"
+    async with rolling(tokenizer, failing_server, (reply, "stop")) as roll:
+        rollout = await roll()
+    (attempt,) = rollout.attempts
+    assert parts(rollout) == (1.0, 1.0, 1.0)
+    # What is trained on is what was sampled, and the opened thought is in the prompt.
+    sampled = tokenizer(reply, add_special_tokens=False)["input_ids"]
+    assert attempt.token_ids == [*sampled, tokenizer.eos_token_id]
+    assert attempt.prompt.text.endswith("<think>\n")
+    assert tuple(failing_server.bodies[0]["token_ids"]) == attempt.prompt.token_ids
+    assert in_words(attempt).count("<think>\n") == 1
+
+
+async def test_later_turns_open_a_thought_too(
+    tokenizer: PreTrainedTokenizerFast, failing_server: FailingServer
+) -> None:
+    tokenizer = with_template(tokenizer, R1)
+    replies = ("4?\n</think>\n\n\\boxed{4}", "stop"), ("Not 5", "length")
+    async with rolling(tokenizer, failing_server, *replies, name="guess", tries=3) as roll:
+        rollout = await roll()
+    (attempt,) = rollout.attempts
+    assert attempt.text == "<think>\nNot 5"
+    first = "<think>\n4?\n</think>\n\n\\boxed{4}"
+    assert [message["content"] for message in attempt.messages[1:]] == [first, "Higher.", attempt.text]
+    text = str(tokenizer.decode([*attempt.prompt.token_ids, *attempt.token_ids]))
+    assert text.endswith("\\boxed{4}<|im_end|><|User|>Higher.<|Assistant|><think>\nNot 5")
+    assert parts(rollout)[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "begun"),
+    [
+        (R1, {}, "<think>\n"),
+        (QWQ, {}, "<think>\n"),
+        (QWQ, {"prefill": "Okay"}, "<think>\nOkay"),
+        (HYBRID, {}, ""),
+        (HYBRID, {"thinking": True}, ""),
+        (HYBRID, {"thinking": False}, ""),
+        (HYBRID, {"prefill": "<think>\n"}, "<think>\n"),
+    ],
+)
+def test_only_an_open_thought_belongs_to_the_reply(
+    tokenizer: PreTrainedTokenizerFast, template: str, options: dict[str, Any], begun: str
+) -> None:
+    prompt = PromptBuilder(with_template(tokenizer, template), **options).build(ITEM.messages)
+    assert prompt.begun == begun
+    assert prompt.text.endswith(begun)
+
+
+def test_thought_in_the_middle_of_a_prompt_is_none_of_the_replys() -> None:
+    assert opened_thought("Write <think>...</think>, then the answer.\nassistant:") == ""
+    assert opened_thought("Begin with <think>\nassistant:") == ""
+
+
+async def test_group_archived_as_tokens_is_scored_with_the_opened_thought() -> None:
+    group = SavedGroup(
+        run="r", prompt="", prompt_text="<|User|>2 + 3?<|Assistant|><think>\n", answer="5",
+        completions=[SavedCompletion(text="\\boxed{5}. But wait"), SavedCompletion(text="5.\n</think>\n\\boxed{5}")],
+    )  # fmt: skip
+    rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
+    async with Scorer(rewards, has_answer=True) as scorer:
+        assert [score.total for score in await score_group(scorer, group, None)] == [0.0, 1.0]
+
+
+def test_template_that_leaves_a_reply_out_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = PromptBuilder(with_template(tokenizer, FORGETFUL))
+    said = prompts.build(ITEM.messages).messages
+    with pytest.raises(PromptError, match="leaves out an earlier reply"):
+        prompts.follow(said, ({"role": "user", "content": "Higher."},), None)
