@@ -18,11 +18,10 @@ LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
 SERVICES = ("redis", "api", "model", "trainer", "env")
-TEMPORARY = {"/tmp": "writes"}
-"""The folders in memory that every container has."""
+IN_MEMORY = {service: {"/tmp"} for service in SERVICES} | {"env": {"/tmp", "/home/gristmill"}}
 
 TRY_EACH_MOUNT = r"""
-cut -d' ' -f2 /proc/mounts | grep -Ev '^/$|^/(proc|sys|dev|etc|run/secrets)(/|$)|/docker-init$' |
+cut -d' ' -f2 /proc/mounts | grep -Ev '^/(proc|sys|dev|etc|run/secrets)(/|$)|/docker-init$' |
 while read -r path; do
     if touch "$path/.probe" 2>/dev/null; then rm "$path/.probe"; echo "probed $path writes"
     elif ls "$path" >/dev/null; then echo "probed $path reads"
@@ -100,4 +99,22 @@ def test_compose_mounts_the_volumes_that_the_documentation_names(stack: ComposeS
 def test_container_writes_to_the_mounts_that_the_documentation_names(stack: ComposeStack, service: str) -> None:
     output = stack.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", "sh", service, "-c", TRY_EACH_MOUNT)
     found = dict(re.findall(r"^probed (\S+) (\w+)", output, re.MULTILINE))
-    assert found == {mount.path: mount.verb for mount in documented_mounts()[service]} | TEMPORARY
+    documented = {mount.path: mount.verb for mount in documented_mounts()[service]}
+    assert found == {"/": "reads"} | documented | dict.fromkeys(IN_MEMORY[service], "writes")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_is_limited(stack: ComposeStack, service: str) -> None:
+    stack.compose("create", "--no-recreate")
+    shown = stack.inspect(service)
+    host = shown["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] is None
+    assert not host["Privileged"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert shown["Config"]["User"] in {"gristmill", "999:999"}
+    assert 0 < host["PidsLimit"] <= 4096
+    assert 0 < host["Memory"] <= 16 << 30
+    assert set(host["Tmpfs"]) == IN_MEMORY[service]
+    assert all("size=" in options for options in host["Tmpfs"].values())
