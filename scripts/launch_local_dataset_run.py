@@ -4,10 +4,14 @@
     python scripts/launch_local_dataset_run.py                       the quickstart (`make local`)
     python scripts/launch_local_dataset_run.py --preset qwen         Qwen2.5-1.5B on 100 test rows, length reward
     python scripts/launch_local_dataset_run.py --config gsm8k --model smollm2
+    python scripts/launch_local_dataset_run.py --training_steps 120  train a finished or interrupted run longer
+    python scripts/launch_local_dataset_run.py --fresh               train the run again from its first step
+    python scripts/launch_local_dataset_run.py --close quickstart    end a run that is not to be continued
 
-A model server that already answers on its port is used as it is (--publisher none when it may not be updated).
-After `make secure` the API asks for tokens and Redis for a password; everything started here has them.
-Everything started here is stopped at the end or on Ctrl-C. Exit code 0: the run is finished.
+The launcher first checks everything that can be checked without a service. A model server that already answers on its
+port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
+and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
+end or on Ctrl-C, and keeps their full output in runs/<run>/logs/. Exit code 0: the run is finished.
 """
 
 from __future__ import annotations
@@ -21,19 +25,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from gristmill import ApiError, Deployment, GristmillError, SyncClient
+from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.settings import load_yaml, merge, parse
+from gristmill_env.launch import Launch
+from gristmill_env.prepare import Task
+from gristmill_trainer.settings import TrainerSettings
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
-from redis_binary import RedisMissingError, redis_command
+from redis_binary import RedisMissingError, redis_command, redis_server
 from secure import ACL, PASSWORD, Secrets, SecretsError
 
 ROOT = Path(__file__).resolve().parent.parent
-# A first start builds or downloads the model.
+MODEL_PYTHON = ROOT / ".venv-model" / "bin" / "python"
+# A first start may download the model.
 MODEL_TIMEOUT = 3600.0
 TRAINER_LAST_SECONDS = 20.0
+ARCHIVE_SECONDS = 30.0
+"""How long a deletion waits for the API to archive the run's last groups."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What --preset fills in."""
+    """The config and the model that --preset selects."""
 
     config: str
     model: str
@@ -45,59 +58,176 @@ PRESETS = {
 }
 
 
-def main() -> int:
-    options = _options()
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with LocalStack() as stack:
-            try:
-                _run(stack, options)
-            except KeyboardInterrupt:
-                print("stopping everything; start again to go on where this run is")
-                return 130
-    except (LocalStackError, RedisMissingError, SecretsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"finished; metrics, checkpoints and the final model are under {options.runs_dir}")
-    return 0
+class Launcher:
+    """One run on this machine."""
 
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.runs_dir = Path(options.runs_dir).absolute()
+        self.state = Path(options.state_dir).absolute()
+        self.api_url = f"http://127.0.0.1:{options.api_port}"
+        self.model_url = f"http://127.0.0.1:{options.model_port}"
+        self.environ = {
+            "GRISTMILL_API_URL": self.api_url,
+            "GRISTMILL_MODEL_URL": self.model_url,
+            "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
+            "GRISTMILL_MODELS_DIR": str(self.state / "models"),
+            "GRISTMILL_WEIGHTS_DIR": str(self.state / "weights"),
+            "GRISTMILL_RUNS_DIR": str(self.runs_dir),
+            "GRISTMILL_RUN_ID": options.run_id or "",
+        }
+        self.secrets = Secrets.find(ROOT)
 
-def _run(stack: LocalStack, options: argparse.Namespace) -> None:
-    api_url, model_url = f"http://127.0.0.1:{options.api_port}", f"http://127.0.0.1:{options.model_port}"
-    if listens(options.api_port):
+    # --- Checks that need no service ------------------------------------------------------------------------
+    def check(self) -> str:
+        """Check config, rewards, local data, settings of the trainer, ports and programs. Returns the run's id.
+
+        Raises GristmillError or LocalStackError, which name the mistake and the remedy.
+        """
+        launch = Launch.read(self._env_flags(), {**os.environ, **self.environ}, "make local")
+        settings = self._trainer_settings(launch)
+        self._check_finished(launch.run_id, settings.training_steps)
+        if launch.config.dataset.dataset_path is not None:
+            Task.load(launch)  # A data set on a hub is left to the environment: it may take long.
+        self._check_ports()
+        wanted = launch.config.server.model_name
+        if wanted not in (None, self.options.model) and not answers(f"{self.model_url}/v1/models"):
+            raise LocalStackError(
+                f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
+                f"{self.options.model!r}: add --model {wanted}"
+            )
+        return launch.run_id
+
+    def _trainer_settings(self, launch: Launch) -> TrainerSettings:
+        file = ROOT / "configs" / "trainer.yaml"
+        layers = merge(merge(load_yaml(file), launch.config.trainer_block()), self._trainer_settings_given())
+        where = f"trainer settings ({file.name}, trainer: block of {launch.config_path}, command line)"
+        settings = parse(TrainerSettings, layers, where)
+        settings.check_whole_groups(launch.config.group_size, where)
+        return settings
+
+    def _check_finished(self, run_id: str, training_steps: int) -> None:
+        folder = self.runs_dir / run_id
+        metrics = folder / METRICS_FILE
+        steps = max((row["step"] for row in read_jsonl(metrics)), default=0) if metrics.exists() else 0
+        if self.options.fresh or steps < training_steps or not (folder / "model").is_dir():
+            return
         raise LocalStackError(
-            f"port {options.api_port} is taken; stop what listens there, or choose another --api_port"
+            f"run {run_id} is finished after {steps} steps; its model is {folder / 'model'}\n"
+            f'  train it longer:         make local ARGS="{self._same}--training_steps {2 * steps}"\n'
+            f'  train it again:          make local ARGS="{self._same}--fresh"\n'
+            f'  train another run of it: make local ARGS="{self._same}--run_id {run_id}-2"\n'
+            f"  serve its model:         MODEL={folder / 'model'} {MODEL_PYTHON.relative_to(ROOT)} -m gristmill_model"
         )
-    state = Path(options.state_dir).absolute()
-    environ = {
-        "GRISTMILL_API_URL": api_url,
-        "GRISTMILL_MODEL_URL": model_url,
-        "GRISTMILL_CONFIG_DIR": str(ROOT / "configs"),
-        "GRISTMILL_MODELS_DIR": str(state / "models"),
-        "GRISTMILL_WEIGHTS_DIR": str(state / "weights"),
-        "GRISTMILL_RUNS_DIR": str(Path(options.runs_dir).absolute()),
-        "GRISTMILL_RUN_ID": options.run_id or "",
-    }
-    secrets = Secrets.find(ROOT)
-    if secrets is not None:
-        secrets.write()  # the commands in the user list are those of today's API
-    redis_url = start_redis(stack, state, secrets)
-    start_api(stack, environ, redis_url, options.api_port, secrets)
-    _start_model(stack, environ, options.model, options.model_port)
 
-    python = sys.executable
-    trainer_flags = ["--publisher", options.publisher] if options.publisher else []
-    trainer_flags += ["--training_steps", str(options.training_steps)] if options.training_steps else []
-    trainer_flags += ["--model_name", options.model_name] if options.model_name else []
-    trainer = stack.start(
-        "trainer", [python, "-m", "gristmill_trainer", *trainer_flags], {**environ, **token_file("trainer", secrets)}
-    )
-    command = [python, "-m", "gristmill_env", "serve", "--config", options.config]
-    env = stack.start("env", command, {**environ, **token_file("env", secrets)})
-    _watch(env, trainer)
+    @property
+    def _same(self) -> str:
+        """The flags that select this run, for the commands that a message prints."""
+        chosen = {"--config": self.options.config, "--model": self.options.model}
+        defaults = {"--config": PRESETS["quickstart"].config, "--model": PRESETS["quickstart"].model}
+        return "".join(f"{flag} {value} " for flag, value in chosen.items() if value != defaults[flag])
+
+    def _check_ports(self) -> None:
+        if listens(self.options.api_port):
+            raise LocalStackError(
+                f"port {self.options.api_port} of the trajectory API is taken: stop the process that listens there "
+                "(another `make local` or `docker compose up`?), or choose another port with --api_port"
+            )
+        if listens(self.options.model_port):
+            if not answers(f"{self.model_url}/v1/models"):
+                raise LocalStackError(
+                    f"port {self.options.model_port} of the model server is taken by a process that does not answer as "
+                    "a model server: stop it, or choose another port with --model_port"
+                )
+        elif not MODEL_PYTHON.exists():
+            raise LocalStackError(f"no {MODEL_PYTHON}: run `make setup` first")
+        redis_server()
+
+    # --- Commands -------------------------------------------------------------------------------------------
+    def run(self, stack: LocalStack, run_id: str) -> None:
+        """Start the services, in order, and wait for the end of the run."""
+        self.start_store(stack)
+        if self.options.fresh:
+            self.discard(run_id)
+        self._start_model(stack)
+        python = sys.executable
+        trainer = stack.start(
+            "trainer",
+            [python, "-m", "gristmill_trainer", *self._trainer_flags()],
+            {**self.environ, **token_file("trainer", self.secrets)},
+        )
+        env = stack.start(
+            "env",
+            [python, "-m", "gristmill_env", "serve", *self._env_flags()],
+            {**self.environ, **token_file("env", self.secrets)},
+        )
+        _watch(env, trainer)
+
+    def close(self, stack: LocalStack, run_id: str) -> None:
+        """End a run by hand, at the API of this machine, which is started if it does not answer."""
+        if not answers(f"{self.api_url}/healthz"):
+            self.start_store(stack)
+        with self._admin() as api:
+            record = api.close_run(run_id)
+        print(f"run {run_id} is closed at version {record.version or 'none'}; its folder is {self.runs_dir / run_id}")
+
+    def discard(self, run_id: str) -> None:
+        """Delete the run from the store, and set its folder apart under another name."""
+        with self._admin() as api:
+            try:
+                api.close_run(run_id)
+                _delete(api, run_id)
+            except ApiError as error:
+                if error.code != "run_missing":
+                    raise
+        folder = self.runs_dir / run_id
+        if folder.exists():
+            apart = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{run_id}.old-{n}")).exists())
+            apart.mkdir()
+            for path in folder.iterdir():
+                if path.name != "logs":  # This start already writes into it.
+                    path.rename(apart / path.name)
+            print(f"the files of the run before are in {apart}")
+
+    # --- Services -------------------------------------------------------------------------------------------
+    def start_store(self, stack: LocalStack) -> None:
+        """Redis and the API."""
+        if self.secrets is not None:
+            self.secrets.write()  # the commands in the user list are those of today's API
+        redis_url = start_redis(stack, self.state, self.secrets)
+        start_api(stack, self.environ, redis_url, self.options.api_port, self.secrets)
+
+    def _start_model(self, stack: LocalStack) -> None:
+        url = f"{self.model_url}/v1/models"
+        if answers(url):
+            print(f"using the model server that already answers at {self.model_url}")
+            return
+        service = stack.start(
+            "model",
+            [str(MODEL_PYTHON), "-m", "gristmill_model"],
+            {**self.environ, "MODEL": self.options.model, "MODEL_PORT": str(self.options.model_port)},
+        )
+        stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
+
+    def _admin(self) -> SyncClient:
+        token = Deployment.read(token_file("admin", self.secrets)).api_token
+        return SyncClient(self.api_url, patience=10, token=token)
+
+    def _env_flags(self) -> list[str]:
+        # The environment records the number of steps, so that the trainer and a later start agree on it.
+        steps = self.options.training_steps
+        return ["--config", self.options.config, *(["--total_steps", str(steps)] if steps else [])]
+
+    def _trainer_settings_given(self) -> dict[str, str]:
+        names = ("publisher", "model_name", "resume")
+        return {name: value for name in names if (value := getattr(self.options, name))}
+
+    def _trainer_flags(self) -> list[str]:
+        return [word for name, value in self._trainer_settings_given().items() for word in (f"--{name}", value)]
 
 
 def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
+    """Start Redis with its data in `state`/redis. Returns its URL."""
     folder, port = state / "redis", free_port()
     folder.mkdir(parents=True, exist_ok=True)
     users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
@@ -107,6 +237,7 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
 
 
 def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
+    """Start the trajectory API and wait until it is ready."""
     command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
     settings = {"REDIS_URL": redis_url}
     if secrets is not None:
@@ -116,23 +247,21 @@ def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: 
     stack.wait_until(api, lambda: answers(f"{environ['GRISTMILL_API_URL']}/readyz"), timeout=60)
 
 
-def _start_model(stack: LocalStack, environ: dict[str, str], model: str, port: int) -> None:
-    url = f"{environ['GRISTMILL_MODEL_URL']}/v1/models"
-    if answers(url):
-        print(f"using the model server that already answers at {environ['GRISTMILL_MODEL_URL']}")
-        return
-    python = ROOT / ".venv-model" / "bin" / "python"
-    if not python.exists():
-        raise LocalStackError(f"no {python}: run `make setup` first")
-    service = stack.start(
-        "model", [str(python), "-m", "gristmill_model"], {**environ, "MODEL": model, "MODEL_PORT": str(port)}
-    )
-    stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
-
-
 def token_file(role: str, secrets: Secrets | None) -> dict[str, str]:
-    """Where a service finds its token: the path, as a process' environment is there for others to read."""
+    """The variable that names a role's token file. Other processes can read a process' variables, so the token itself
+    is not one."""
     return {"GRISTMILL_API_TOKEN_FILE": str(secrets.path(role))} if secrets else {}
+
+
+def _delete(api: SyncClient, run_id: str) -> None:
+    deadline = time.monotonic() + ARCHIVE_SECONDS
+    while True:
+        try:
+            return api.delete_run(run_id)
+        except ApiError as error:
+            if error.code != "archiving" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _watch(env: Service, trainer: Service) -> None:
@@ -141,9 +270,7 @@ def _watch(env: Service, trainer: Service) -> None:
     while True:
         for service in (env, trainer):
             if service.exit_code:
-                raise LocalStackError(
-                    f"{service.name} ended with exit code {service.exit_code}; its lines above say why"
-                )
+                raise service.failure()
         if env.exit_code == 0:
             # The run is finished. The trainer ends with it, unless the run was finished before it came.
             deadline = deadline or time.monotonic() + TRAINER_LAST_SECONDS
@@ -152,19 +279,45 @@ def _watch(env: Service, trainer: Service) -> None:
         time.sleep(0.2)
 
 
+def main() -> int:
+    options = _options()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        launcher = Launcher(options)
+        if options.close:
+            with LocalStack() as stack:
+                launcher.close(stack, options.close)
+            return 0
+        run_id = launcher.check()
+        folder = launcher.runs_dir / run_id
+        with LocalStack(logs=folder / "logs") as stack:
+            launcher.run(stack, run_id)
+    except KeyboardInterrupt:
+        print("stopped everything; start again to continue the run")
+        return 130
+    except (GristmillError, LocalStackError, RedisMissingError, SecretsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"run {run_id} is finished; metrics, checkpoints, the final model and logs are in {folder}")
+    return 0
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="quickstart", help="config and model together")
     parser.add_argument("--config", help="a name in configs/ or a path (default: the preset's)")
-    parser.add_argument("--model", help="what the model server loads: tiny, smollm2, a path, a hub id")
-    parser.add_argument("--model_name", help="weights to train when the server that already runs is not ours")
+    parser.add_argument("--model", help="the model that the server loads: tiny, smollm2, a path, a hub id")
+    parser.add_argument("--model_name", help="weights to train if the model server was not started here")
     parser.add_argument("--run_id", default=os.environ.get("RUN_ID"), help="name of the run (default: the config's)")
-    parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's)")
+    parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's); more extend a run")
+    parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/trainer.md")
     parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
+    parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
+    parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")
     parser.add_argument("--api_port", type=int, default=8000)
     parser.add_argument("--model_port", type=int, default=9001)
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
-    parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models")
+    parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
     options = parser.parse_args()
     preset = PRESETS[options.preset]
     options.config = options.config or preset.config

@@ -1,9 +1,10 @@
-"""Processes of a local stack: started, watched, their output merged, and all stopped again."""
+"""Processes of a local stack: started, watched, their output merged and kept in log files, and all stopped again."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,25 +14,48 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
+from typing import TextIO
+
+# A line of our log or of vLLM's with its level, one of our command lines' errors, or the last line of a traceback.
+_ERROR = re.compile(
+    r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
+    r"|^(?:error|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
+)
+_SERVERS = frozenset({"redis", "api", "model"})
 
 
 class LocalStackError(Exception):
-    """Something of the stack did not start, or ended too early."""
+    """A service of the stack did not start, or ended too early."""
 
 
 @dataclass
 class Service:
-    """A process of ours, the leader of its own process group."""
+    """A process that the stack started, the leader of its own process group."""
 
     name: str
     process: subprocess.Popen[bytes]
-    reader: threading.Thread
+    log: Path | None
+    reader: threading.Thread = field(init=False)
+    last_error: str = ""
+    """The last line that reports an error, without time and level."""
+    last_line: str = ""
+    echoed: bool = True
+    """Whether its output is shown. The log file gets it in any case."""
 
     @property
     def exit_code(self) -> int | None:
         return self.process.poll()
+
+    def failure(self) -> LocalStackError:
+        """The error of a service that ended too early: it repeats the service's last error and names its log."""
+        code = self.process.wait()
+        self.reader.join(timeout=5)
+        said = self.last_error or self.last_line or "it printed nothing"
+        where = f" (log: {self.log})" if self.log else ""
+        return LocalStackError(f"{self.name} ended with exit code {code}: {said}{where}")
 
     def stop(self, grace: float) -> None:
         """SIGTERM to the process, SIGKILL to its whole group after `grace` seconds."""
@@ -51,10 +75,14 @@ class Service:
 class LocalStack:
     """A context that starts services in order and stops them in reverse order."""
 
-    def __init__(self, say: Callable[[str, str], None] | None = None) -> None:
-        """`say(name, line)` gets every line of output; by default it is printed, marked with the service's name."""
+    def __init__(self, say: Callable[[str, str], None] | None = None, logs: Path | None = None) -> None:
+        """`say(name, line)` receives every line of output; by default it is printed, marked with the service's name.
+        `logs`: a folder in which each service's output is appended to <name>.log."""
         self._say = say or _print_line
+        self._logs = logs
         self._services: list[Service] = []
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Service:
         """Start a process with `environ` on top of this one's environment."""
@@ -66,10 +94,10 @@ class LocalStack:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops the rest in order.
         )
-        reader = threading.Thread(target=self._read, args=(name, process), daemon=True)
-        service = Service(name, process, reader)
+        service = Service(name, process, None if self._logs is None else self._logs / f"{name}.log")
+        service.reader = threading.Thread(target=self._read, args=(service,), daemon=True)
         self._services.append(service)
-        reader.start()
+        service.reader.start()
         return service
 
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
@@ -80,14 +108,18 @@ class LocalStack:
             if ready():
                 return
             if ended is not None:
-                raise LocalStackError(f"{service.name} ended with exit code {ended}; its lines above say why")
+                raise service.failure()
             if time.monotonic() > deadline:
                 raise LocalStackError(f"{service.name} was not ready after {timeout:.0f} s")
             time.sleep(0.2)
 
     def stop(self, grace: float = 20.0) -> None:
+        """Stop all services, the last started first. The servers' shutdown is left to their log files, if there are
+        any: it is many lines, and says nothing about the run."""
         while self._services:
-            self._services.pop().stop(grace)
+            service = self._services.pop()
+            service.echoed = service.log is None or service.name not in _SERVERS
+            service.stop(grace)
 
     def __enter__(self) -> LocalStack:
         return self
@@ -95,10 +127,23 @@ class LocalStack:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def _read(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            self._say(name, raw.decode(errors="replace").rstrip("\n"))
+    def _read(self, service: Service) -> None:
+        assert service.process.stdout is not None
+        with contextlib.ExitStack() as closing:
+            log: TextIO | None = None
+            if service.log is not None:
+                log = closing.enter_context(service.log.open("a", encoding="utf-8"))
+                log.write(f"--- started {time.strftime('%Y-%m-%d %H:%M:%S')}, process {service.process.pid}\n")
+            for raw in service.process.stdout:
+                text = raw.decode(errors="replace").rstrip("\n")
+                if log is not None:
+                    log.write(text + "\n")
+                    log.flush()
+                if match := _ERROR.search(text):
+                    service.last_error = next(part for part in match.groups() if part is not None) or text
+                service.last_line = text.strip() or service.last_line
+                if service.echoed:
+                    self._say(service.name, text)
 
 
 def _print_line(name: str, text: str) -> None:

@@ -16,10 +16,11 @@ SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
 def launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Popen[str], int]:
     """The launcher attached to a server that runs, with a state folder of its own."""
     state = tmp_path / "state"
-    state.mkdir()
-    # The launcher's stack and the running server share their folders, as they do by default.
-    (state / "models").symlink_to(vllm.models_dir)
-    (state / "weights").symlink_to(vllm.weights_dir)
+    if not state.exists():
+        state.mkdir()
+        # The launcher's stack and the running server share their folders, as they do by default.
+        (state / "models").symlink_to(vllm.models_dir)
+        (state / "weights").symlink_to(vllm.weights_dir)
     port = free_port()
     command = [sys.executable, str(SCRIPT), "--state_dir", str(state), "--runs_dir", str(tmp_path / "runs")]
     command += ["--api_port", str(port), "--model_port", vllm.url.rsplit(":", 1)[1], *arguments]

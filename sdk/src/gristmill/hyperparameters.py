@@ -171,6 +171,15 @@ class Hyperparameters(Settings):
             )
 
 
+def completed_block(block: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> Hyperparameters:
+    """Returns the hyperparameters of a run whose block is completed by `defaults`, the contents of trainer.yaml.
+
+    Raises ConfigError, as `parse`.
+    """
+    known = {key: value for key, value in {**defaults, **block}.items() if key not in TRAINER_ONLY}
+    return parse(Hyperparameters, known, where)
+
+
 def check_run_block(block: Any, group_size: int, where: str) -> None:
     """Checks the `trainer:` block of a run whose groups have `group_size` sequences.
 

@@ -101,6 +101,9 @@ class SyncClient:
     def close_run(self, run_id: str) -> RunRecord:
         return self._wait(self._client.close_run(run_id))
 
+    def delete_run(self, run_id: str) -> None:
+        self._wait(self._client.delete_run(run_id))
+
     def status(self, run_id: str) -> RunStatus:
         return self._wait(self._client.status(run_id))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -95,16 +93,13 @@ def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
     assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), "--api_port", str(port), "--state_dir", str(tmp_path)],
-            capture_output=True,
-            text=True,
-            env={**os.environ},
-            timeout=60,
-            check=False,
-        )
+def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--model", "/no/such/model", "--runs_dir", str(tmp_path / "runs")]
+    command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert f"port {port} is taken" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "model ended with exit code 1: MODEL='/no/such/model'" in last
+    log = tmp_path / "runs" / "quickstart" / "logs" / "model.log"
+    assert str(log) in last
+    assert "MODEL='/no/such/model'" in log.read_text()

@@ -130,6 +130,14 @@ def test_the_trainer_block_is_recorded_as_written(tmp_path: Path) -> None:
     assert launch.config.recorded("tiny")["trainer"] == {"batch_size": 64, "learning_rate": 1e-4}
 
 
+def test_flag_of_a_hyperparameter_overrides_the_trainer_block(tmp_path: Path) -> None:
+    block = "trainer: {training_steps: 4, batch_size: 8, gradient_accumulation_steps: 2, learning_rate: 1.0e-4}\n"
+    folder = config_file(tmp_path, block)
+    launch = read("--config sums --total_steps 9 --batch_size 32", GRISTMILL_CONFIG_DIR=folder)
+    trainer = {"training_steps": 9, "batch_size": 16, "gradient_accumulation_steps": 2, "learning_rate": 1e-4}
+    assert launch.config.trainer_block() == trainer
+
+
 class _Options(Settings):
     samples: int = Field(default=1, ge=1)
 

@@ -14,6 +14,7 @@ from gristmill.settings import Settings, find_config, merge, parse, parse_flag_s
 from gristmill_env.atropos import read_file, without_section
 from gristmill_env.atropos.recognise import could_be_of_atropos
 from gristmill_env.settings import EnvConfig
+from gristmill_env.settings.trainer_block import TOP_LEVEL
 from gristmill_env.slurm import discover
 
 UNNAMED_RUN = "local"
@@ -61,7 +62,7 @@ class Launch:
         own, given = parse_flag_sets(flags, models, prog, about)
         path = find_config(name, deployment.config_dir) if name is not None else None
         in_file = read_file(path, environ, given.get("config_format")) if path is not None else {}
-        values = merge(merge(in_file, _from_environment(deployment, in_file)), given)
+        values = merge(merge(_overridden(in_file, given), _from_environment(deployment, in_file)), given)
         where = str(path) if path is not None else _COMMAND_LINE
         try:
             config = parse(EnvConfig, values, where)
@@ -74,6 +75,15 @@ class Launch:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
         run_id = config.run_id or (path.stem if path is not None else UNNAMED_RUN)
         return cls(config, run_id, path, deployment), parse(options, own, _COMMAND_LINE)
+
+
+def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's settings without the trainer's that a flag sets under its top-level name: the flag overrides them."""
+    block = in_file.get("trainer")
+    if not isinstance(block, Mapping):
+        return dict(in_file)
+    replaced = {there for here, there in TOP_LEVEL.items() if here in given}
+    return {**in_file, "trainer": {key: value for key, value in block.items() if key not in replaced}}
 
 
 def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from gristmill.settings import Settings
-from gristmill_env.commands.options import DpoOptions, ProcessOptions, ReplayOptions, SftOptions
+from gristmill_env.commands.options import CloseOptions, DpoOptions, ProcessOptions, ReplayOptions, SftOptions
 from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.launch import Launch, NoOptions
 
@@ -96,6 +96,12 @@ def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
     return dpo(order.launch, order.options, order.console)
 
 
+def _close(order: Order[CloseOptions]) -> Coroutine[Any, Any, None]:
+    from gristmill_env.commands.close import close
+
+    return close(order.launch, order.options, order.console)
+
+
 COMMANDS: Mapping[str, Command[Any]] = {
     "serve": Command("feeds a training run (the default)", NoOptions, _serve, tells_all=True),
     "try": Command("shows five items, from prompt to score; needs only a model server", NoOptions, _try),
@@ -104,5 +110,6 @@ COMMANDS: Mapping[str, Command[Any]] = {
     "evaluate": Command("measures a model on a fixed set of prompts; needs no API", EvaluateOptions, _evaluate),
     "replay": Command("scores saved groups again, with other rewards", ReplayOptions, _replay, takes="saved"),
     "sft": Command("writes the best completions of saved groups for SFT", SftOptions, _sft, takes="saved"),
+    "close": Command("ends a run that is not to be continued", CloseOptions, _close, takes="run"),
     "dpo": Command("writes pairs of saved completions for DPO", DpoOptions, _dpo, takes="saved"),
 }

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from gristmill import ConfigError
+from gristmill.hyperparameters import completed_block
+from gristmill.settings import load_yaml
 from gristmill_env.commands.gold import GoldCheck, score_gold
 from gristmill_env.commands.show import plain
 from gristmill_env.data.dataset import Item, PromptDataset
@@ -53,6 +56,7 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     where = launch.config_path or "no configuration file"
     _say(console, f"{where}: run {launch.run_id}")
     _say(console, f"{dataset.label}: {len(dataset)} rows")
+    _check_trainer(launch, found)
     _read_rows(dataset, found)
     if found.items:
         _say(console, f"columns: {', '.join(found.items[0].columns)}")
@@ -70,6 +74,17 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
             f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above"
         )
     _say(console, "all is well")
+
+
+def _check_trainer(launch: Launch, found: _Findings) -> None:
+    """The run's hyperparameters, completed by the trainer.yaml next to the configuration: whole groups per step."""
+    file = launch.deployment.config_dir / "trainer.yaml"
+    where = f"trainer settings ({file}, trainer: block)"
+    try:
+        settings = completed_block(launch.config.trainer_block(), load_yaml(file) if file.is_file() else {}, where)
+        settings.check_whole_groups(launch.config.group_size, where)
+    except ConfigError as error:
+        found.problems.append(str(error))
 
 
 def _rows_read(dataset: PromptDataset) -> int:

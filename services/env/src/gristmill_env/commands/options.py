@@ -20,6 +20,13 @@ class ProcessOptions(Settings):
     already is kept and not made again. Unset: runs/<run id>/groups.jsonl."""
 
 
+class CloseOptions(Settings):
+    """Flags of `close`."""
+
+    run: str
+    """Id of the run to end."""
+
+
 class ReplayOptions(Settings):
     """Flags of `replay`."""
 

@@ -1,25 +1,30 @@
-"""Settings of the trainer that stand at the top level of a run, under the names that users of Atropos know."""
+"""Hyperparameters that a run may also set at its top level, under the names that users of Atropos know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+TOP_LEVEL: Final = {
+    "total_steps": "training_steps",
+    "max_batches_offpolicy": "max_staleness",
+    "batch_size": "batch_size",
+}
+"""Top-level name to the name in the `trainer:` block. A top-level batch_size counts the sequences of a whole step."""
 
 
 def trainer_block(
     block: Mapping[str, Any], *, total_steps: int | None, batch_size: int | None, max_batches_offpolicy: int | None
 ) -> dict[str, Any]:
-    """The run's `trainer:` block with what the top level says of it.
+    """Returns the run's `trainer:` block with the hyperparameters of the top level added.
 
-    `batch_size`: sequences an optimizer step. The trainer counts them by micro-batch, so it is divided by the block's
-    gradient_accumulation_steps; where the block has none it is 1, whatever trainer.yaml says.
-    Raises ValueError when the two places contradict each other.
+    `batch_size`: sequences per optimizer step. The block counts sequences per micro-batch, so this is divided by the
+    block's gradient_accumulation_steps; without that key one micro-batch takes the whole step, whatever trainer.yaml
+    says. Raises ValueError if the two places contradict each other.
     """
     whole = dict(block)
-    for name, here, there in (
-        ("total_steps", total_steps, "training_steps"),
-        ("max_batches_offpolicy", max_batches_offpolicy, "max_staleness"),
-    ):
+    for name, here in (("total_steps", total_steps), ("max_batches_offpolicy", max_batches_offpolicy)):
+        there = TOP_LEVEL[name]
         if here is None:
             continue
         if whole.get(there, here) != here:

@@ -1,0 +1,115 @@
+"""The launcher refuses what cannot work before it starts a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from local_processes import LocalStack, LocalStackError
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
+CONFIG = {
+    "group_size": 8,
+    "dataset": {
+        "dataset_path": "rows.jsonl", "prompt_field": "question", "answer_field": "answer",
+        "reward_functions": ["accuracy"],
+    },
+    "trainer": {"training_steps": 4, "batch_size": 8},
+}  # fmt: skip
+
+Launch = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(tmp_path: Path) -> Launch:
+    """The last line on standard error of a launcher that is refused, with `changes` to a config that works."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+
+    def run(*arguments: str, **changes: object) -> str:
+        (tmp_path / "mine.yaml").write_text(json.dumps(CONFIG | changes))
+        with socket.socket() as api, socket.socket() as model:
+            api.bind(("127.0.0.1", 0))  # Bound and not listened on: free for the launcher's checks.
+            model.bind(("127.0.0.1", 0))
+            ports = [f"--api_port={api.getsockname()[1]}", f"--model_port={model.getsockname()[1]}"]
+            folders = [f"--state_dir={tmp_path / 'state'}", f"--runs_dir={tmp_path / 'runs'}"]
+            config = ["--config", str(tmp_path / "mine.yaml")]
+            done = subprocess.run(
+                [sys.executable, str(SCRIPT), *config, *ports, *folders, *arguments],
+                capture_output=True, text=True, cwd=ROOT, env={**os.environ, "RUN_ID": ""}, timeout=60, check=False,
+            )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "state").exists(), "a service was started"
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"trainer": {"learnig_rate": 1e-6}}, "learning_rate"),
+        ({"trainer": {"batch_size": 10, "gradient_accumulation_steps": 2}}, "20 sequences per step"),
+        ({"trainer": {"batch_size": 10}}, "10 sequences per step"),
+        ({"trainer": {"on_step": "mine.py:f"}}, "on_step"),
+        ({"gruop_size": 8}, "group_size"),
+        ({"dataset": {**CONFIG["dataset"], "reward_functions": ["acuracy"]}}, "accuracy"),  # type: ignore[dict-item]
+        ({"dataset": {**CONFIG["dataset"], "dataset_path": "gone.jsonl"}}, "gone.jsonl"),  # type: ignore[dict-item]
+        ({"dataset": {**CONFIG["dataset"], "prompt_field": "questoin"}}, "question"),  # type: ignore[dict-item]
+        ({"server_configs": [{"model_name": "other"}]}, "--model other"),
+    ],
+)
+def test_launcher_refuses_a_run_that_cannot_work(refusal: Launch, changes: dict[str, object], named: str) -> None:
+    assert named in refusal(**changes)
+
+
+@pytest.mark.parametrize("port", ["api_port", "model_port"])
+def test_launcher_refuses_a_taken_port(refusal: Launch, port: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        error = refusal(f"--{port}={number}")
+    assert f"port {number}" in error
+    assert f"--{port}" in error
+
+
+def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    (folder / "model").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)))
+    error = refusal()
+    assert "after 4 steps" in error
+    assert all(flag in error for flag in ("--training_steps 8", "--fresh", "--run_id mine-2"))
+    assert "after 4 steps" in refusal("--training_steps=3")
+    assert "is finished" not in refusal("--training_steps=8", server_configs=[{"model_name": "other"}])
+    assert "is finished" not in refusal("--fresh", server_configs=[{"model_name": "other"}])
+
+
+def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> None:
+    code = (
+        "print('12:00:00 mine    INFO    fine'); print('12:00:01 mine    ERROR   the disk is full'); "
+        "print('12:00:02 mine    INFO    bye'); raise SystemExit(3)"
+    )
+    shown: list[str] = []
+    with LocalStack(lambda name, text: shown.append(text), logs=tmp_path / "logs") as stack:
+        service = stack.start("mine", [sys.executable, "-c", code])
+        with pytest.raises(LocalStackError, match=r"code 3: the disk is full \(log: .*mine\.log\)"):
+            stack.wait_until(service, lambda: False, timeout=30)
+    log = (tmp_path / "logs" / "mine.log").read_text().splitlines()
+    assert log[0].startswith("--- started ")
+    assert log[1:] == shown
+    assert len(shown) == 3
+
+
+def test_failure_without_an_error_line_repeats_the_last_line() -> None:
+    with LocalStack(lambda name, text: None) as stack:
+        service = stack.start("mine", [sys.executable, "-c", "import sys; sys.exit('no such thing')"])
+        with pytest.raises(LocalStackError, match="mine ended with exit code 1: no such thing"):
+            stack.wait_until(service, lambda: False, timeout=30)
