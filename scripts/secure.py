@@ -3,9 +3,12 @@
 
     make secure               (python3 scripts/secure.py)         on; again: writes what is missing
     make secure ARGS=--off    (python3 scripts/secure.py --off)   off
+    make secure ARGS="--set hf_token"     asks for a token of another site: hf_token, hf_write_token, wandb_api_key
 
 On, it writes random tokens, a Redis password and the user list with it into .secrets/, and into .env what Compose needs
-to use them. `docker compose up` and `make local` do from then on. docs/security.md tells what this protects.
+to use them. `docker compose up` and `make local` do from then on. --set asks for a token, or reads it from standard
+input, writes it to .secrets/ and names the file in .env; an empty answer removes both. docs/security.md says what each
+secret protects.
 
 Plain Python, without packages: it runs where only Docker is installed.
 """
@@ -13,6 +16,7 @@ Plain Python, without packages: it runs where only Docker is installed.
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import secrets
 import sys
@@ -28,6 +32,12 @@ PASSWORD, ACL = "redis_password", "users.acl"
 FILES = (*ROLES, PASSWORD, ACL)
 NOTE = "# Written by `make secure`; `make secure ARGS=--off` takes it back."
 SETTINGS = ("API_AUTH", "SECRETS_DIR", "SECRETS_GID")
+OUTSIDE = {
+    "hf_token": "HF_TOKEN_FILE",
+    "hf_write_token": "HF_WRITE_TOKEN_FILE",
+    "wandb_api_key": "WANDB_API_KEY_FILE",
+}
+"""Tokens of other sites, and the variable that tells Compose where each is. --off keeps them."""
 
 
 class SecretsError(Exception):
@@ -47,9 +57,9 @@ class Secrets:
     def find(cls, root: Path) -> Secrets | None:
         """Those that `make secure` wrote; None when it is off. Raises SecretsError when some are missing."""
         found = cls(root / FOLDER)
-        if not found.folder.exists():
-            return None
         missing = [name for name in FILES if not (found.folder / name).is_file()]
+        if len(missing) == len(FILES):
+            return None
         if missing:
             raise SecretsError(
                 f"{found.folder} lacks {', '.join(missing)}: `make secure` writes what is missing, "
@@ -63,28 +73,43 @@ class Secrets:
     def write(self) -> list[str]:
         """Write what is missing. The user list is written always: the commands in it change with the API. Returns the
         names of new tokens and passwords."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder.chmod(0o700)
+        self._open()
         new = [name for name in (*ROLES, PASSWORD) if not self.path(name).exists()]
         for name in new:
             _write(self.path(name), secrets.token_urlsafe(32) + "\n")
         _write(self.path(ACL), users_acl(self.path(PASSWORD).read_text().strip()))
         return new
 
-    def remove(self) -> None:
-        for name in FILES:
-            if self.path(name).exists():
-                self.path(name).unlink()
+    def keep(self, name: str, word: str) -> None:
+        """Write a token of another site. An empty word removes it."""
+        if word:
+            self._open()
+            _write(self.path(name), word + "\n")
+        else:
+            self.remove(name)
+
+    def remove(self, *names: str) -> None:
+        """Remove files, and the folder if it is empty then."""
+        for name in names:
+            self.path(name).unlink(missing_ok=True)
         if self.folder.exists() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
+    def _open(self) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder.chmod(0o700)
 
-def switch(env_file: Path, gid: int | None) -> None:
-    """Make Compose use the secrets, or with None not any more: set or take back our lines of .env, no others."""
+
+def update(env_file: Path, here: Secrets) -> None:
+    """Make Compose use the files that are there: replace the lines of .env that this script wrote, and no others."""
+    tokens = {f"{variable}=./{FOLDER}/{name}": here.path(name).exists() for name, variable in OUTSIDE.items()}
     lines = env_file.read_text().splitlines() if env_file.exists() else []
-    kept = [line for line in lines if line != NOTE and line.partition("=")[0].strip() not in SETTINGS]
-    if gid is not None:
-        kept += [NOTE, "API_AUTH=token", f"SECRETS_DIR=./{FOLDER}", f"SECRETS_GID={gid}"]
+    kept = [line for line in lines if line not in (NOTE, *tokens) and line.partition("=")[0].strip() not in SETTINGS]
+    new = [line for line, there in tokens.items() if there]
+    if here.path(ACL).exists():
+        new += ["API_AUTH=token", f"SECRETS_DIR=./{FOLDER}"]
+    if new:
+        kept += [NOTE, *new, f"SECRETS_GID={here.folder.stat().st_gid}"]
     if kept:
         env_file.write_text("\n".join(kept) + "\n")
     elif env_file.exists():
@@ -93,20 +118,35 @@ def switch(env_file: Path, gid: int | None) -> None:
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--off", action="store_true", help="remove them and go on without")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--off", action="store_true", help="remove the API's tokens and Redis' password")
+    action.add_argument("--set", choices=list(OUTSIDE), help="a token of another site")
     options = parser.parse_args(arguments)
     here = Secrets(root / FOLDER)
-    if options.off:
-        switch(root / ".env", None)
-        here.remove()
-        print("off: no tokens and no Redis password. A stack that runs takes this up with: docker compose up --detach")
-        return 0
-    new = here.write()
-    switch(root / ".env", here.folder.stat().st_gid)
-    print(f"on: the API asks for tokens and Redis for a password ({here.folder}; new: {', '.join(new) or 'none'}).")
+    if options.set:
+        here.keep(options.set, _ask(options.set))
+        update(root / ".env", here)
+        file = here.path(options.set)
+        print(f"{options.set}: {f'in {file}' if file.exists() else 'none'}")
+    elif options.off:
+        here.remove(*FILES)
+        update(root / ".env", here)
+        print("off: no tokens and no Redis password.")
+    else:
+        new = here.write()
+        update(root / ".env", here)
+        print(f"on: the API asks for tokens and Redis for a password ({here.folder}; new: {', '.join(new) or 'none'}).")
+        print(f'Ask the API so: curl -H "Authorization: Bearer $(cat {FOLDER}/admin)" http://127.0.0.1:8000/v1/runs')
     print("A stack that runs takes this up with: docker compose up --detach --force-recreate")
-    print(f'Ask the API so: curl -H "Authorization: Bearer $(cat {FOLDER}/admin)" http://127.0.0.1:8000/v1/runs')
     return 0
+
+
+def _ask(name: str) -> str:
+    """Read a token, at a terminal without showing it. Exits if the answer is not one word."""
+    text = getpass.getpass(f"{name}: ") if sys.stdin.isatty() else sys.stdin.readline()
+    if len(text.split()) > 1:
+        sys.exit(f"{name} is one word; the answer has several")
+    return text.strip()
 
 
 def _write(path: Path, text: str) -> None:

@@ -118,3 +118,20 @@ def test_container_is_limited(stack: ComposeStack, service: str) -> None:
     assert 0 < host["Memory"] <= 16 << 30
     assert set(host["Tmpfs"]) == IN_MEMORY[service]
     assert all("size=" in options for options in host["Tmpfs"].values())
+
+
+OFFLINE_WANDB_RUN = """
+import os
+from pathlib import Path
+from gristmill.wandb_run import start_wandb
+run = start_wandb("probe", "env", {}, Path("/runs/probe"), os.environ)
+run.log({"x": 1})
+run.finish()
+print("kept", [path.name for path in Path("/runs/probe/wandb").glob("offline-run-*/*.wandb")])
+"""
+
+
+@pytest.mark.parametrize("service", ["trainer", "env"])
+def test_wandb_logs_offline_in_a_read_only_container(stack: ComposeStack, service: str) -> None:
+    output = stack.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", "python", service, "-c", OFFLINE_WANDB_RUN)
+    assert re.search(r"kept \['run-\w+\.wandb'\]", output), output

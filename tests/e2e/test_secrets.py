@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from secure import ACL, FILES, FOLDER, PASSWORD, ROLES, ROOT, main
+from secure import ACL, FILES, FOLDER, OUTSIDE, PASSWORD, ROLES, ROOT, main
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +28,10 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(ROOT / "compose", root / "compose")
     if request.param == "secured":
         main([], root)
+        for name in OUTSIDE:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("sys.stdin", io.StringIO(f"secret-{name}\n"))
+                main(["--set", name], root)
     environ = {"PATH": os.environ["PATH"]}  # no variable of the caller's is in the way
     done = subprocess.run(
         ["docker", "compose", "config"], cwd=root, check=True, capture_output=True, text=True, env=environ
@@ -39,10 +44,17 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
     kind, config, root = stack
     folder = root / FOLDER if kind == "secured" else root / "compose" / "open"
     files = {name: Path(secret["file"]) for name, secret in config["secrets"].items() if name != "ca"}
-    assert {path.parent for path in files.values()} == {folder}
-    assert {path.name for path in files.values()} == set(FILES)
+    of_the_stack = {path for name, path in files.items() if name not in OUTSIDE}
+    assert {path.parent for path in of_the_stack} == {folder}
+    assert {path.name for path in of_the_stack} == set(FILES)
+    outside = root / FOLDER if kind == "secured" else None
+    unset = root / "compose" / "open" / "unset"
+    assert {name: files[name] for name in OUTSIDE} == {name: outside / name if outside else unset for name in OUTSIDE}
     mounted = {
-        name: {secret["target"]: files[secret["source"]].name for secret in service.get("secrets", [])}
+        name: {
+            secret["target"]: secret["source"] if secret["source"] in OUTSIDE else files[secret["source"]].name
+            for secret in service.get("secrets", [])
+        }
         for name, service in config["services"].items()
     }
     assert mounted == {
@@ -53,13 +65,21 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
             "/run/secrets/tokens/admin": "admin",
             "/run/secrets/redis_password": PASSWORD,
         },
-        "trainer": {"/run/secrets/token_trainer": "trainer"},
-        "env": {"/run/secrets/token_env": "env"},
-        "model": {},
+        "trainer": {
+            "/run/secrets/token_trainer": "trainer",
+            "/run/secrets/hf_write_token": "hf_write_token",
+            "/run/secrets/wandb_api_key": "wandb_api_key",
+        },
+        "env": {
+            "/run/secrets/token_env": "env",
+            "/run/secrets/hf_token": "hf_token",
+            "/run/secrets/wandb_api_key": "wandb_api_key",
+        },
+        "model": {"/run/secrets/hf_token": "hf_token"},
     }
     group = str(folder.stat().st_gid) if kind == "secured" else "10001"
-    for name in ("redis", "api", "trainer", "env"):
-        assert config["services"][name]["group_add"] == [group]
+    for service in config["services"].values():
+        assert service["group_add"] == [group]
     assert config["services"]["api"]["environment"]["API_AUTH"] == ("token" if kind == "secured" else "none")
     assert config["services"]["env"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_env"
     assert config["services"]["trainer"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_trainer"
@@ -69,5 +89,5 @@ def test_no_secret_is_in_what_docker_shows(stack: tuple[str, dict[str, Any], Pat
     """`docker inspect` shows environment, command and labels: all of them are in this text."""
     kind, config, root = stack
     if kind == "secured":
-        for name in (*ROLES, PASSWORD):
+        for name in (*ROLES, PASSWORD, *OUTSIDE):
             assert (root / FOLDER / name).read_text().strip() not in yaml.safe_dump(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +11,24 @@ import pytest
 from tests.support.compose import ComposeStack
 
 from gristmill import ApiError, SyncClient
-from secure import FOLDER, PASSWORD, ROLES, main
+from secure import FOLDER, OUTSIDE, PASSWORD, ROLES, main
 
 
 @pytest.fixture
-def secrets(tmp_path: Path) -> dict[str, str]:
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The words in the files, by file."""
     main([], tmp_path)
-    return {name: (tmp_path / FOLDER / name).read_text().strip() for name in (*ROLES, PASSWORD)}
+    for name in OUTSIDE:
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"secret-of-{name}\n"))
+        main(["--set", name], tmp_path)
+    return {name: (tmp_path / FOLDER / name).read_text().strip() for name in (*ROLES, PASSWORD, *OUTSIDE)}
 
 
 @pytest.fixture
 def stack(tmp_path: Path, secrets: dict[str, str]) -> Iterator[ComposeStack]:
     folder = tmp_path / FOLDER
     settings = {"API_AUTH": "token", "SECRETS_DIR": str(folder), "SECRETS_GID": str(folder.stat().st_gid)}
+    settings |= {variable: str(folder / name) for name, variable in OUTSIDE.items()}
     with ComposeStack(tmp_path, "gristmill-secure", settings) as stack:
         stack.up("redis", "api", wait=True)
         yield stack
@@ -44,3 +49,18 @@ def test_tokens_and_the_password_work_in_containers(stack: ComposeStack, secrets
     shown = stack.logs("api") + stack.logs("redis")
     shown += str([stack.inspect(service) for service in ("api", "redis")])
     assert not [name for name, word in secrets.items() if word in shown]
+
+
+def test_each_container_reads_only_its_own_secrets(stack: ComposeStack, secrets: dict[str, str]) -> None:
+    read = {}
+    for service in ("redis", "api", "model", "trainer", "env"):
+        show = ["--entrypoint", "sh", service, "-c", "cat /run/secrets/* /run/secrets/tokens/* 2>/dev/null"]
+        shown = stack.compose("run", "--rm", "-T", "--no-deps", *show, check=False)
+        read[service] = {name for name, word in secrets.items() if word in shown}
+    assert read == {
+        "redis": set(),  # its file holds the digest of the password
+        "api": {*ROLES, PASSWORD},
+        "model": {"hf_token"},
+        "trainer": {"trainer", "hf_write_token", "wandb_api_key"},
+        "env": {"env", "hf_token", "wandb_api_key"},
+    }

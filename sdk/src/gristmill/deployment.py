@@ -37,6 +37,7 @@ class Deployment:
 
         Raises ConfigError for a token file that cannot be read. An empty one holds no token, as in a stack without.
         """
+        _check_hub_token(environ)
 
         def get(name: str) -> str | None:
             return environ.get(f"GRISTMILL_{name}") or None
@@ -50,23 +51,35 @@ class Deployment:
             models_dir=Path(get("MODELS_DIR") or ".gristmill/models"),
             weights_dir=Path(get("WEIGHTS_DIR") or ".gristmill/weights"),
             runs_dir=Path(get("RUNS_DIR") or "runs"),
-            api_token=_token(get("API_TOKEN_FILE")),
+            api_token=read_secret(environ, "GRISTMILL_API_TOKEN_FILE"),
         )
 
 
-def _token(file: str | None) -> str | None:
-    if file is None:
+def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
+    """The word in the file that `variable` names; None if it names no file or the file is empty.
+
+    Logs mask the word from then on. Raises ConfigError for a file that cannot be read or holds more than one word.
+    """
+    file = environ.get(variable)
+    if not file:
         return None
     try:
-        token = Path(file).read_text(encoding="ascii").strip()
+        word = Path(file).read_text(encoding="ascii").strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"GRISTMILL_API_TOKEN_FILE={file} is no plain ASCII text.") from error
+        raise ConfigError(f"{variable}={file} is not plain ASCII text.") from error
     except OSError as error:
         raise ConfigError(
-            f"GRISTMILL_API_TOKEN_FILE={file} cannot be read: {error.strerror}. It is the file with the token of the "
-            "service's role (docs/security.md)."
+            f"{variable}={file} cannot be read: {error.strerror}. In Compose, the group SECRETS_GID must be able to "
+            "read the file on the host (docs/security.md)."
         ) from error
-    if len(token.split()) > 1:
-        raise ConfigError(f"GRISTMILL_API_TOKEN_FILE={file} holds more than one word; it must hold the token alone.")
-    remember(token)
-    return token or None
+    if len(word.split()) > 1:
+        raise ConfigError(f"{variable}={file} holds more than one word; it must hold the token alone.")
+    remember(word)
+    return word or None
+
+
+def _check_hub_token(environ: Mapping[str, str]) -> None:
+    # huggingface_hub reads this file, and services report a file that it cannot read as a hub that does not answer.
+    # A file that does not exist means that there is no token.
+    if Path(environ.get("HF_TOKEN_PATH") or ".").is_file():
+        read_secret(environ, "HF_TOKEN_PATH")

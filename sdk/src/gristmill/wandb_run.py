@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gristmill.deployment import read_secret
 from gristmill.redaction import redact, redact_arguments
 
 _LOG = logging.getLogger(__name__)
+KEY_FILE = "WANDB_API_KEY_FILE"
 
 
 def start_wandb(
@@ -32,9 +34,13 @@ def start_wandb(
 
     It is offline, and a warning says how to send it later, where there are no credentials or W&B does not answer;
     WANDB_MODE decides where it is set. `project`: default WANDB_PROJECT, else gristmill.
+
+    The key is WANDB_API_KEY, else the word in the file that WANDB_API_KEY_FILE names, else the one in ~/.netrc. Raises
+    ConfigError for a key file that cannot be read.
     """
     import wandb  # slow to import; most runs do without
 
+    key = None if environ.get("WANDB_API_KEY") else read_secret(environ, KEY_FILE)
     folder = _writable(folder)
     start: dict[str, Any] = {
         "project": project or environ.get("WANDB_PROJECT") or "gristmill",
@@ -43,13 +49,13 @@ def start_wandb(
         "job_type": job_type,
         "config": redact(config),
         "dir": str(folder),
-        "settings": wandb.Settings(console="off", silent=True),
+        "settings": wandb.Settings(console="off", silent=True, api_key=key),
     }
     with _redacted_command_line():
         if environ.get("WANDB_MODE"):
             return wandb.init(**start)
         if not has_credentials(environ):
-            _say_offline("there are no credentials (WANDB_API_KEY or ~/.netrc)", folder)
+            _say_offline(f"there are no credentials (WANDB_API_KEY, {KEY_FILE} or ~/.netrc)", folder)
             return wandb.init(mode="offline", **start)
         try:
             return wandb.init(mode="online", **start)
@@ -69,8 +75,8 @@ def _redacted_command_line() -> Iterator[None]:
 
 
 def has_credentials(environ: Mapping[str, str]) -> bool:
-    """Whether there is a key for W&B's host: in WANDB_API_KEY, or in the netrc file."""
-    if environ.get("WANDB_API_KEY"):
+    """Whether there is a key for W&B's host: in WANDB_API_KEY, in the file WANDB_API_KEY_FILE, or in the netrc file."""
+    if environ.get("WANDB_API_KEY") or read_secret(environ, KEY_FILE):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -87,6 +88,38 @@ def test_off_leaves_no_env_file_that_it_made(tmp_path: Path) -> None:
     assert main(["--off"], tmp_path) == 0, "off twice is off"
 
 
+def test_token_of_another_site_is_kept_without_and_with_api_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+    env, line = tmp_path / ".env", "HF_TOKEN_FILE=./.secrets/hf_token"
+    env.write_text("HF_WRITE_TOKEN_FILE=/home/me/token\n")
+    answer("hf_secret\n")
+    assert main(["--set", "hf_token"], tmp_path) == 0
+    file = tmp_path / FOLDER / "hf_token"
+    assert file.read_text() == "hf_secret\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert Secrets.find(tmp_path) is None, "the API asks for no tokens"
+    assert f"SECRETS_GID={file.stat().st_gid}" in env.read_text().splitlines()
+    main([], tmp_path)
+    assert env.read_text().splitlines().count(line) == 1
+    main(["--off"], tmp_path)
+    lines = env.read_text().splitlines()
+    assert {line, "HF_WRITE_TOKEN_FILE=/home/me/token"} < set(lines)
+    assert "API_AUTH=token" not in lines
+    assert file.exists()
+    answer("\n")
+    main(["--set", "hf_token"], tmp_path)
+    assert env.read_text() == "HF_WRITE_TOKEN_FILE=/home/me/token\n"
+    assert not (tmp_path / FOLDER).exists()
+    answer("two words\n")
+    with pytest.raises(SystemExit):
+        main(["--set", "hf_token"], tmp_path)
+    assert "hf_secret" not in capsys.readouterr().out
+
+
 def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
     assert Secrets.find(tmp_path) is None
     main([], tmp_path)
@@ -98,7 +131,7 @@ def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
 
 def test_the_folder_is_not_committed() -> None:
     assert f"{FOLDER}/" in (ROOT / ".gitignore").read_text().splitlines()
-    for name in (*ROLES, PASSWORD):
+    for name in (*ROLES, PASSWORD, "unset"):
         assert (ROOT / "compose" / "open" / name).read_bytes() == b"", "the default stack has no secrets"
 
 

@@ -27,12 +27,29 @@ def test_no_file_and_an_empty_one_are_no_token(tmp_path: Path) -> None:
     assert Deployment.read({}).api_token is None
 
 
-@pytest.mark.parametrize(("text", "told"), [("a b", "more than one word"), ("ä", "no plain ASCII")])
+@pytest.mark.parametrize(("text", "told"), [("a b", "more than one word"), ("ä", "not plain ASCII")])
 def test_a_file_that_is_no_token_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "env"
     file.write_text(text)
     with pytest.raises(ConfigError, match=told):
         Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)})
+
+
+def test_hub_token_file_must_be_readable_if_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "hf_token"
+    Deployment.read({"HF_TOKEN_PATH": str(file)})
+    file.write_text("hf_abc def\n")
+    with pytest.raises(ConfigError, match=f"HF_TOKEN_PATH={file}"):
+        Deployment.read({"HF_TOKEN_PATH": str(file)})
+    file.write_text("")
+    Deployment.read({"HF_TOKEN_PATH": str(file)})
+    monkeypatch.setattr(Path, "read_text", _denied)  # the tests may run as root, who may read every file
+    with pytest.raises(ConfigError, match="SECRETS_GID"):
+        Deployment.read({"HF_TOKEN_PATH": str(file)})
+
+
+def _denied(*_: object, **__: object) -> str:
+    raise PermissionError(13, "Permission denied")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from gristmill_model.untie import untied
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 EMBEDDED = "tiny, smollm2"
+HUB_TOKEN = "a token that may read it (HF_TOKEN, or in Compose HF_TOKEN_FILE)"
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ def _from_hub(hub_id: str, models_dir: Path) -> tuple[Path, str]:
     try:
         snapshot = Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
     except GatedRepoError as error:
-        raise ModelError(f"{hub_id} is gated: accept its terms on its page and set HF_TOKEN") from error
+        raise ModelError(f"{hub_id} is gated: accept its terms on its page and give {HUB_TOKEN}") from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"the hub knows no model {hub_id!r} (or HF_TOKEN may not read it)") from error
+        raise ModelError(f"the hub has no model {hub_id!r}, or reading it needs {HUB_TOKEN}") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise ModelError(
             f"the hub cannot be reached for {hub_id!r} and the local cache does not hold it "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.support.groups import make_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
-from gristmill.wandb_run import has_credentials
+from gristmill.wandb_run import has_credentials, start_wandb
 from gristmill_env.drops import DropReason
 from gristmill_env.rewards import Score, create_reward, deciding_reward
 from gristmill_env.settings import EnvConfig
@@ -58,8 +61,8 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_credentials_it_logs_offline_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Told(tmp_path, wandb_name="my run").read()
-    assert f"W&B runs offline: there are no credentials (WANDB_API_KEY or ~/.netrc); send it later with `wandb sync " \
-        f"{tmp_path}/sums/wandb/offline-run-*`" in caplog.text  # fmt: skip
+    assert "W&B runs offline: there are no credentials" in caplog.text
+    assert f"`wandb sync {tmp_path}/sums/wandb/offline-run-*`" in caplog.text
     assert (run.name, run.group) == ("my run", "sums")
     assert {key: value for key, value in run.config.items() if key != "_wandb"} == {
         "group_size": 2,
@@ -151,3 +154,47 @@ def test_credentials_are_a_key_or_a_netrc_entry(tmp_path: Path) -> None:
     assert has_credentials({"NETRC": str(netrc)})
     assert not has_credentials({"NETRC": str(netrc), "WANDB_BASE_URL": "https://wandb.example.org"})
     assert not has_credentials({"NETRC": str(tmp_path / "none")})
+    key = tmp_path / "key"
+    key.write_text("")
+    assert not has_credentials({"WANDB_API_KEY_FILE": str(key), "NETRC": "/nowhere"})
+    key.write_text("x\n")
+    assert has_credentials({"WANDB_API_KEY_FILE": str(key), "NETRC": "/nowhere"})
+
+
+class _Wandb(BaseHTTPRequestHandler):
+    """Records who asks, and refuses."""
+
+    keys: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind, _, text = self.headers.get("Authorization", "").partition(" ")
+        self.keys.append(base64.b64decode(text).decode() if kind == "Basic" else f"{kind} {text}")
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
+
+
+def test_key_comes_from_the_file_and_stays_out_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "0123456789abcdef" * 3
+    key = tmp_path / "key"
+    key.write_text(secret + "\n")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Wandb)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("WANDB_BASE_URL", url)
+    run = start_wandb("sums", "env", {}, tmp_path / "sums", {"WANDB_API_KEY_FILE": str(key), "WANDB_BASE_URL": url})
+    run.finish()
+    server.shutdown()
+    server.server_close()
+    assert _Wandb.keys
+    assert set(_Wandb.keys) == {f"api:{secret}"}
+    files = [path for path in (tmp_path / "sums").rglob("*") if path.is_file()]
+    assert files, "the run is kept offline"
+    assert not [path for path in files if secret.encode() in path.read_bytes()]

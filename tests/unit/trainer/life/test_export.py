@@ -118,12 +118,23 @@ def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
 
 def test_what_a_push_lacks_is_told_at_the_start() -> None:
     assert Hub.read(None, {}) is None
-    with pytest.raises(TrainerError, match="HF_TOKEN is not set"):
+    with pytest.raises(TrainerError, match="HF_TOKEN"):
         Hub.read("me/model", {})
     with pytest.raises(TrainerError, match="owner/name"):
         Hub.read("model", {"HF_TOKEN": "hf_secret"})
     hub = Hub.read("me/model", {"HF_TOKEN": "hf_secret"})
     assert "hf_secret" not in repr(hub)
+
+
+def test_push_takes_its_token_from_the_file_that_hf_token_path_names(tmp_path: Path) -> None:
+    file = tmp_path / "hf_write_token"
+    file.write_text("hf_write\n")
+    hub = Hub.read("me/model", {"HF_TOKEN_PATH": str(file)})
+    assert hub is not None
+    assert hub.token == "hf_write"
+    file.write_text("")
+    with pytest.raises(TrainerError, match="HF_WRITE_TOKEN_FILE"):
+        Hub.read("me/model", {"HF_TOKEN_PATH": str(file)})
 
 
 def test_a_push_that_fails_says_where_the_model_is(tmp_path: Path) -> None:

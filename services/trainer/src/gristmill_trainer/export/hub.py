@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill.deployment import read_secret
 from gristmill_trainer.errors import TrainerError
 
 _LOG = logging.getLogger(__name__)
@@ -25,17 +26,20 @@ class Hub:
 
     @classmethod
     def read(cls, repository: str | None, environ: Mapping[str, str]) -> Hub | None:
-        """From `push_to_hub` and `os.environ`; None when nothing is to be pushed. Raises TrainerError: at the start,
-        not after hours of training."""
+        """From `push_to_hub` and `os.environ`; None when nothing is to be pushed.
+
+        The token is HF_TOKEN, else the word in the file that HF_TOKEN_PATH names. Raises TrainerError and ConfigError:
+        at the start, not after hours of training.
+        """
         if repository is None:
             return None
         if not _REPOSITORY.fullmatch(repository):
             raise TrainerError(f"push_to_hub is '{repository}'; a hub repository is written owner/name")
-        token = environ.get("HF_TOKEN")
+        token = environ.get("HF_TOKEN") or read_secret(environ, "HF_TOKEN_PATH")
         if not token:
             raise TrainerError(
-                f"push_to_hub is '{repository}', but HF_TOKEN is not set: put a token with write access into it, "
-                "or leave push_to_hub out"
+                f"push_to_hub is '{repository}', but there is no token with write access: set HF_TOKEN, or in Compose "
+                "HF_WRITE_TOKEN_FILE (docs/security.md), or leave push_to_hub out"
             )
         return cls(repository, token)
 
