@@ -164,7 +164,8 @@ def test_a_redis_that_stays_away_is_503(own_redis: RedisServer) -> None:
         own_redis.kill()
         for answer in (post(api.url, group(0, 1)), httpx.get(f"{api.url}/batch"), httpx.get(f"{api.url}/status")):
             assert answer.status_code == 503
-            assert set(answer.json()) == {"detail"}
+            assert set(answer.json()) == {"detail", "code"}
+            assert answer.json()["code"] == "store_unavailable"
 
 
 def test_clients_notice_nothing_of_kills_of_redis_and_the_api(own_redis: RedisServer) -> None:
