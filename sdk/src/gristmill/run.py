@@ -104,6 +104,8 @@ class RunStatus(_Record):
     """Permits out with environments."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Groups given up, by reason."""
+    left_out: dict[str, int] = Field(default_factory=dict)
+    """Groups of Atropos' clients that were stored without an optional field that did not fit their tokens, by field."""
     rows_issued: int
     bytes: int
     """Payload bytes held."""

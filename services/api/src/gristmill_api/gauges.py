@@ -68,7 +68,15 @@ class StoreGauges(Collector):
         for run, status in self.runs.items():
             for reason, count in status.dropped.items():
                 dropped.add_metric([run, reason], count)
-        yield dropped
+        left_out = CounterMetricFamily(
+            "gristmill_api_left_out_fields",
+            "Groups of Atropos' clients that were stored without an optional field that did not fit their tokens",
+            labels=["run", "field"],
+        )
+        for run, status in self.runs.items():
+            for field_name, count in status.left_out.items():
+                left_out.add_metric([run, field_name], count)
+        yield from (dropped, left_out)
         for name, what, gauged in GAUGES:
             gauge = GaugeMetricFamily(f"gristmill_api_{name}", what, labels=["run"])
             for run, status in self.runs.items():

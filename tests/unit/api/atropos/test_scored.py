@@ -110,20 +110,11 @@ MISMATCHES = [
     (_with(masks=[[1, 2], [1]]), ("masks",)),
     (_with(masks=[[1]]), ("masks", 0)),
     (_with(scores=[]), ("scores",)),
-    (_with(inference_logprobs=[[-1.0]]), ("inference_logprobs", 0)),
-    (_with(inference_logprobs=[[-1.0, -1.0], [-1.0]]), ("inference_logprobs",)),
-    (_with(ref_logprobs=[[]]), ("ref_logprobs", 0)),
-    (_with(advantages=[[0.0, 0.0, 0.0]]), ("advantages", 0)),
-    (_with(messages=[[], []]), ("messages",)),
-    (_with(overrides=[{}, {}]), ("overrides",)),
-    (_with(distill_token_ids=[[[1]]]), ("distill_token_ids", 0)),
-    (_with(distill_logprobs=[[[-1.0], [-1.0]], []]), ("distill_logprobs",)),
-    (_with(distill_token_ids=[[[1], [2]]], distill_logprobs=[[[-1.0], [-1.0, -1.0]]]), ("distill_logprobs", 0, 1)),
 ]
 
 
 @pytest.mark.parametrize(("group", "where"), MISMATCHES)
-def test_lengths_that_do_not_agree(group: dict[str, Any], where: tuple[Any, ...]) -> None:
+def test_required_field_that_does_not_fit_is_refused(group: dict[str, Any], where: tuple[Any, ...]) -> None:
     with pytest.raises(Mismatch) as fast:
         read_one(json.dumps(group).encode())
     with pytest.raises(Mismatch) as slowly:
@@ -131,20 +122,53 @@ def test_lengths_that_do_not_agree(group: dict[str, Any], where: tuple[Any, ...]
     assert fast.value.where == slowly.value.where == where
 
 
+def test_scores_that_are_not_numbers_are_refused() -> None:
+    with pytest.raises(Mismatch) as refused:
+        slow(_with(scores=[math.nan]))
+    assert refused.value.where == ("scores",)
+
+
+TEACHER = {"distill_token_ids": [[[1], [2]]], "distill_logprobs": [[[-1.0], [-1.0, -1.0]]]}
+MISFITS: list[dict[str, Any]] = [
+    {"inference_logprobs": [[-1.0]]},
+    {"inference_logprobs": [[-1.0, -1.0], [-1.0]]},
+    {"ref_logprobs": [[]]},
+    {"advantages": [[0.0, 0.0, 0.0]]},
+    {"advantages": [[0, 0, 0]], "ref_logprobs": [[1, 2]]},
+    {"messages": [[], []]},
+    {"overrides": [{}, {}]},
+    {"distill_token_ids": [[[1]]]},
+    {"distill_logprobs": [[[-1.0], [-1.0]], []]},
+    TEACHER,
+]
+FITTING = {"ref_logprobs": [[1, 2]]}
+
+
+@pytest.mark.parametrize("fields", MISFITS)
+def test_optional_field_that_does_not_fit_is_left_out(fields: dict[str, Any]) -> None:
+    names = {name for name in fields if fields[name] != FITTING.get(name)}
+    fast, slowly = read_one(json.dumps(_with(**fields)).encode()), slow(_with(**fields))
+    assert set(fast.left_out) == set(slowly.left_out) == names
+    assert shown(fast.text) == shown(slowly.text) == shown(slow(_with(**fields | dict.fromkeys(names))).text)
+
+
 @pytest.mark.parametrize(
-    ("group", "where"),
+    "fields",
     [
-        (_with(scores=[math.nan]), ("scores",)),
-        (_with(inference_logprobs=[[1.0, math.inf]]), ("inference_logprobs", 0)),
-        (_with(distill_logprobs=[[[], [-math.inf]]]), ("distill_logprobs", 0, 1)),
-        (_with(images={"a": math.nan}), ()),
-        (_with(images="\ud800"), ()),
+        {"inference_logprobs": [[1.0, math.inf]]},
+        {"advantages": [[math.nan, 0.0]]},
+        {"distill_token_ids": [[[], [7]]], "distill_logprobs": [[[], [-math.inf]]]},
+        {"images": {"a": math.nan}},
+        {"images": "\ud800"},
+        {"messages": [[{"role": "user", "content": "\udfff"}]]},
+        {"generation_params": {"temperature": math.nan}},
+        {"overrides": [{"a": math.inf}], "group_overrides": {"\ud800": 1}},
     ],
 )
-def test_what_json_cannot_say(group: dict[str, Any], where: tuple[Any, ...]) -> None:
-    with pytest.raises(Mismatch) as refused:
-        slow(group)
-    assert refused.value.where == where
+def test_optional_field_that_json_cannot_hold_is_left_out(fields: dict[str, Any]) -> None:
+    found = slow(_with(**fields))
+    assert set(found.left_out) == set(fields)
+    assert shown(found.text) == shown(slow(_with(**dict.fromkeys(fields))).text)
 
 
 VALUE: st.SearchStrategy[Any] = st.recursive(

@@ -163,6 +163,7 @@ async def _store(door: Door, request: Request, groups: Sequence[Scored]) -> list
     sizes = await door.patience.insist(submit, request.is_disconnected, size)
     for group, buffered in zip(groups, sizes, strict=True):
         door.metrics.submits.labels("stored").inc()
+        door.report_left_out(group)
         state = "ready" if buffered is None else "buffered"
         _LOG.info(
             line("submit", run=door.queue.run_id, env=group.env_id, sequences=group.sequences, bytes=len(group.text),

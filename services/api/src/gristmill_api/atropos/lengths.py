@@ -1,21 +1,29 @@
-"""What must agree inside a group. Atropos checks none of it, and a batch that holds NaN fails when it is drawn."""
+"""Which fields of a group fit its tokens. Atropos' server checks no lengths.
+
+A group whose masks or scores do not fit is refused, because no trainer could use it. An optional field that does not
+fit is left out of the stored group: clients send such fields, and Atropos' server accepts them.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gristmill_api.atropos.messages import ScoredData
 
-BY_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
-"""Fields with a number a token."""
-_DISTILLED = ("distill_token_ids", "distill_logprobs")
+BY_TOKEN: Final = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
+"""Fields with one number per token."""
+_OPTIONAL_BY_TOKEN: Final = BY_TOKEN[2:]
+_DISTILLED: Final = ("distill_token_ids", "distill_logprobs")
+_FREE: Final = ("messages", "generation_params", "overrides", "group_overrides", "images")
+"""Fields that hold any JSON."""
 
 
 class Mismatch(ValueError):
-    """`where`: the path to it inside the group, such as ("masks", 3)."""
+    """A required field does not fit. `where`: the path inside the group, such as ("masks", 3)."""
 
     def __init__(self, where: tuple[str | int, ...], message: str) -> None:
         super().__init__(message)
@@ -24,65 +32,52 @@ class Mismatch(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """How much a group holds of everything."""
+    """The lengths of everything in a group."""
 
     rows: Mapping[str, Sequence[int]]
-    """Of the fields BY_TOKEN: entries a sequence. An optional field that is not there has none."""
+    """Of the fields BY_TOKEN: entries per sequence. An optional field that is not there has none."""
     scores: int
     messages: int = 0
     overrides: int = 0
     distilled: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """Of distill_token_ids and distill_logprobs: entries a position a sequence."""
+    """Of distill_token_ids and distill_logprobs: entries per token, by sequence."""
 
 
-def check(shape: Shape) -> None:
-    """Raises Mismatch for the first thing wrong. An optional list may be empty, as BaseEnv sends what it has not;
-    `messages` and `overrides` may be shorter than the group, as BaseEnv sends what only some sequences have."""
-    lengths = shape.rows["tokens"]
+def misfits(shape: Shape) -> set[str]:
+    """Names of the optional fields that do not fit the tokens. Raises Mismatch for tokens, masks or scores.
+
+    An optional list may be empty: BaseEnv sends empty lists for fields that it does not have. `messages` and
+    `overrides` may be shorter than the group: BaseEnv sends only those of some sequences.
+    """
+    lengths = list(shape.rows["tokens"])
     if not lengths:
         raise Mismatch(("tokens",), "a group needs at least one sequence")
     _same(("masks",), len(shape.rows["masks"]), len(lengths), "sequences")
+    for index, (entries, wanted) in enumerate(zip(shape.rows["masks"], lengths, strict=True)):
+        _same(("masks", index), entries, wanted, "tokens")
     _same(("scores",), shape.scores, len(lengths), "sequences")
-    for name, found in (("messages", shape.messages), ("overrides", shape.overrides)):
-        if found > len(lengths):
-            raise Mismatch((name,), f"has {found} entries for {len(lengths)} sequences")
-    for name, rows in shape.rows.items():
-        if rows:
-            _each((name,), rows, lengths, "sequences", "tokens")
-    for name in _DISTILLED:
-        positions = [len(rows) for rows in shape.distilled.get(name, ())]
-        if positions:
-            _each((name,), positions, lengths, "sequences", "tokens")
-    _side_by_side(shape.distilled)
+    found = {name for name in _OPTIONAL_BY_TOKEN if list(shape.rows[name]) not in ([], lengths)}
+    found |= {name for name in ("messages", "overrides") if getattr(shape, name) > len(lengths)}
+    # The teacher's ids and log-probabilities have one list per token, of equal lengths in both, or none is of use.
+    taught = {name: rows for name, rows in shape.distilled.items() if rows}
+    if any(sizes(rows) != lengths or rows != next(iter(taught.values())) for rows in taught.values()):
+        found |= set(taught)
+    return found
 
 
-def check_finite(group: ScoredData) -> None:
-    """Raises Mismatch for NaN and infinity. JSON has neither, but Python reads them from it and writes them into it."""
-    _finite(("scores",), group.scores)
-    for name in ("advantages", "ref_logprobs", "inference_logprobs"):
-        for index, row in enumerate(getattr(group, name) or ()):
-            _finite((name, index), row)
-    for index, rows in enumerate(group.distill_logprobs or ()):
-        for position, row in enumerate(rows):
-            _finite(("distill_logprobs", index, position), row)
+def unsayable(group: ScoredData) -> set[str]:
+    """Names of the optional fields that hold NaN, infinity or half of a surrogate pair, which JSON cannot hold although
+    Python's parser accepts them. Raises Mismatch for scores."""
+    if not _finite(group.scores):
+        raise Mismatch(("scores",), "holds NaN or infinity")
+    found = {name for name in _OPTIONAL_BY_TOKEN if not all(map(_finite, getattr(group, name) or ()))}
+    if not all(_finite(position) for sequence in group.distill_logprobs or () for position in sequence):
+        found |= {name for name in _DISTILLED if getattr(group, name) is not None}
+    return found | {name for name in _FREE if not _is_json(getattr(group, name))}
 
 
 def sizes(matrix: Sequence[Sequence[Any]] | None) -> list[int]:
     return [len(row) for row in matrix or ()]
-
-
-def _side_by_side(distilled: Mapping[str, Sequence[Sequence[int]]]) -> None:
-    """The teacher's ids and log-probabilities: as many of these as of those, at each position."""
-    ids, logprobs = (distilled.get(name, ()) for name in _DISTILLED)
-    if ids and logprobs:
-        for index, (found, wanted) in enumerate(zip(logprobs, ids, strict=True)):
-            _each(("distill_logprobs", index), found, wanted, "positions", "distill_token_ids")
-
-
-def _each(where: tuple[str | int, ...], found: Sequence[int], wanted: Sequence[int], outer: str, inner: str) -> None:
-    _same(where, len(found), len(wanted), outer)
-    for index, (row, length) in enumerate(zip(found, wanted, strict=True)):
-        _same((*where, index), row, length, inner)
 
 
 def _same(where: tuple[str | int, ...], found: int, wanted: int, unit: str) -> None:
@@ -90,6 +85,13 @@ def _same(where: tuple[str | int, ...], found: int, wanted: int, unit: str) -> N
         raise Mismatch(where, f"has {found} entries for {wanted} {unit}")
 
 
-def _finite(where: tuple[str | int, ...], values: Sequence[float]) -> None:
-    if not all(map(math.isfinite, values)):
-        raise Mismatch(where, "holds NaN or infinity")
+def _finite(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True

@@ -113,6 +113,7 @@ class Queue:
             key = keys.sent(self.run_id, f"{receipt}:{index}")
             sent[key] = group.text
             arguments += (group.sequences, group.tokens, "" if group.env_id is None else group.env_id, key)
+            arguments.append(",".join(group.left_out))
 
         limits = self._limits
         bounds = limits.max_stored_bytes, limits.max_run_bytes, limits.max_run_groups, sum(map(len, sent.values()))

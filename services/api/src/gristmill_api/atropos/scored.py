@@ -11,7 +11,7 @@ Atropos would.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Scored:
     tokens: int
     """Of all sequences together."""
     env_id: int | None
+    left_out: tuple[str, ...] = ()
+    """Names of the optional fields that did not fit and are null in `text`."""
 
 
 class _Message(msgspec.Struct):
@@ -113,15 +115,10 @@ def from_message(group: ScoredData) -> Scored:
             "distill_logprobs": [sizes(rows) for rows in group.distill_logprobs or ()],
         },
     )
-    lengths.check(shape)
-    lengths.check_finite(group)
-    try:
-        text = json.dumps(group.model_dump(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError as error:  # in a field of free form
-        raise lengths.Mismatch(
-            (), "is nothing that JSON can say: it holds NaN, infinity or half a character"
-        ) from error
-    return _scored(text, shape, group.env_id)
+    left_out = lengths.misfits(shape) | lengths.unsayable(group)
+    values = {**group.model_dump(), **dict.fromkeys(left_out)}
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _scored(text, shape, group.env_id, left_out)
 
 
 def _slices(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -152,10 +149,10 @@ def _read(slices: _Slices) -> Scored:
             for name in ("distill_token_ids", "distill_logprobs")
         },
     )
-    lengths.check(shape)
-    return _scored(
-        b"".join([part for key in KEYS for part in (_HEADS[key], texts[key])] + [b"}"]), shape, values["env_id"]
-    )
+    left_out = lengths.misfits(shape)
+    texts |= dict.fromkeys(left_out, b"null")
+    text = b"".join([part for key in KEYS for part in (_HEADS[key], texts[key])] + [b"}"])
+    return _scored(text, shape, values["env_id"], left_out)
 
 
 def _rows(key: str, text: bytes) -> tuple[list[int], bytes]:
@@ -178,6 +175,6 @@ def _decoded(decoder: msgspec.json.Decoder[Any], key: str, text: bytes) -> Any:
         raise Irregular(f"{key}: {error}") from error
 
 
-def _scored(text: bytes, shape: Shape, env_id: int | None) -> Scored:
+def _scored(text: bytes, shape: Shape, env_id: int | None, left_out: Collection[str]) -> Scored:
     lengths_of: Sequence[int] = shape.rows["tokens"]
-    return Scored(text, len(lengths_of), sum(lengths_of), env_id)
+    return Scored(text, len(lengths_of), sum(lengths_of), env_id, tuple(sorted(left_out)))

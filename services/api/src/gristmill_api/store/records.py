@@ -61,6 +61,9 @@ def run_status(reply: Sequence[Any]) -> RunStatus:
         accepted=counted("accepted"),
         outstanding=outstanding,
         dropped={reason: int(count) for reason, count in pairs(drops).items()},
+        left_out={
+            name.removeprefix("left_out:"): count for name, count in counts.items() if name.startswith("left_out:")
+        },
         rows_issued=counted("rows"),
         bytes=counted("bytes"),
         archiving=archiving,

@@ -7,7 +7,8 @@
 --   counters      HASH    rows (issued so far, the next row), seq (submits so far), accepted (stored, and neither dead nor
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of
 --                         the states ready, leased and dead; expiries (leases that ran out), redeliveries;
---                         submitted_ms, asked_ms (of the last submit, and request for permits to within a second)
+--                         submitted_ms, asked_ms (of the last submit, and request for permits to within a second);
+--                         left_out:<field> (Atropos' groups stored without an optional field that did not fit)
 --
 --   A group, once submitted, is in exactly one of ready, leased, dead, trained, dropped:
 --   group:<id>    HASH    digest (32 raw bytes), schema, bytes, raw_bytes (inflated), sequences, tokens, env_id, step (of

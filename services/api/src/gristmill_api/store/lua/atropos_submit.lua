@@ -7,13 +7,13 @@
 -- The payloads were set before, under keys of their own: a long argument costs Lua ten times what SET costs. When they are
 -- not there, the answer is GONE if there is room for them.
 -- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, then for each
---       group: sequences, tokens, environment's number or '', payload's key
+--       group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
 --  | {GONE} | {OK, a number a group: -1 received, else buffered with so many sequences left in the buffer}
 local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local bytes = tonumber(ARGV[6])
-local FIRST, FACTS = 7, 4
+local FIRST, FACTS = 7, 5
 -- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
 local MAX_PIECES = 64
 
@@ -108,10 +108,11 @@ end
 
 local answer, at = {}, now()
 for i = FIRST, #ARGV, FACTS do
-  local sequences, tokens, number, sent = unpack(ARGV, i, i + FACTS - 1)
+  local sequences, tokens, number, sent, left_out = unpack(ARGV, i, i + FACTS - 1)
   local name = string.format('a%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)
   redis.call('RENAME', sent, payload(name))
   redis.call('PERSIST', payload(name))
+  for field in string.gmatch(left_out, '[^,]+') do redis.call('HINCRBY', COUNTERS, 'left_out:' .. field, 1) end
   local length = redis.call('STRLEN', payload(name))
   local target = number ~= '' and redis.call('HGET', GROUP_SIZES, number)
   if target then hear(number, at, 0) end
