@@ -1,10 +1,18 @@
-"""Where a real redis-server is, and how this project runs it."""
+"""Finds a redis-server, and starts it as this project needs it.
+
+python scripts/redis_binary.py [PORT]      on 127.0.0.1 (6379), with its data in .gristmill/redis-PORT
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import os
 import shutil
+import sys
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class RedisMissingError(Exception):
@@ -32,3 +40,21 @@ def redis_command(port: int, folder: Path) -> list[str]:
         *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         *("--maxmemory-policy", "noeviction", "--auto-aof-rewrite-min-size", "512mb"),
     ]
+
+
+def main() -> None:
+    """Replace this process by the redis-server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", nargs="?", type=int, default=6379)
+    port = parser.parse_args().port
+    folder = ROOT / ".gristmill" / f"redis-{port}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        command = redis_command(port, folder)
+    except RedisMissingError as error:
+        sys.exit(f"error: {error}")
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

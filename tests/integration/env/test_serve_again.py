@@ -3,8 +3,11 @@ model server is a stand-in that gives one token, for none is trained on."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 from transformers import PreTrainedTokenizerFast
 
-from gristmill import Client, PolicyVersion
+from gristmill import Client, PolicyVersion, RunState
 from gristmill_env.launch import Launch
 from gristmill_env.row_count import tell_row_count
 from gristmill_env.serve import serve
@@ -73,6 +76,17 @@ async def test_the_last_evaluation_that_a_kill_left_undone_is_done(
     assert asked == 2
     await serve(launch, {})
     assert (await evaluated(api), len(server.bodies)) == ([4], asked), "done once, it is not done again"
+
+
+async def test_close_command_ends_the_run(api: Client, session_api: ApiServer) -> None:
+    async def close(run: str) -> int | None:
+        environ = {**os.environ, "GRISTMILL_API_URL": session_api.url}
+        command = [sys.executable, "-m", "gristmill_env", "close", run]
+        return await (await asyncio.create_subprocess_exec(*command, env=environ)).wait()
+
+    assert await close("sums") == 0
+    assert (await api.get_run("sums")).state == RunState.FINISHED
+    assert await close("other") == 1
 
 
 async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(

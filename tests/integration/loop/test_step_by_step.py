@@ -1,18 +1,29 @@
-"""The three terminals of the README, with a small model and data set in place of the large ones."""
+"""The README's terminals as printed, with a small model and data set in place of the large ones, and free ports."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tests.support.ports import free_port
-from tests.support.stack import Output, Vllm, start_api, start_redis
+from tests.support.stack import ROOT, Output, Vllm
 
-from gristmill import Manifest, SyncClient
+from gristmill import SyncClient
 from gristmill.metrics import read_jsonl
-from local_processes import LocalStack
+from local_processes import LocalStack, answers
+
+
+def _blocks() -> list[str]:
+    """The shell blocks of the section, without the indentation of its list."""
+    section = (ROOT / "README.md").read_text().split("## Step by step")[1].split("\n## ")[0]
+    return [re.sub("^   ", "", block, flags=re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
 
 
 def _data_set(path: Path) -> Path:
@@ -23,43 +34,53 @@ def _data_set(path: Path) -> Path:
     return path
 
 
-def test_three_terminals_finish_twenty_steps(vllm: Vllm, tmp_path: Path) -> None:
+@pytest.fixture
+def redis_port() -> Iterator[int]:
+    port = free_port()
+    yield port
+    shutil.rmtree(ROOT / ".gristmill" / f"redis-{port}")
+
+
+def test_printed_commands_finish_twenty_steps(vllm: Vllm, redis_port: int, tmp_path: Path) -> None:
+    api_port = free_port()
+    api_url = f"http://127.0.0.1:{api_port}"
+    replaced = {
+        "Qwen/Qwen2.5-1.5B": "tiny",
+        "rows.jsonl": str(_data_set(tmp_path / "sums.jsonl")),
+        "http://127.0.0.1:9001": vllm.url,
+        "6379": str(redis_port),
+        "8000": str(api_port),
+    }
+    commands = []
+    for block in _blocks():
+        for old, new in replaced.items():
+            block = block.replace(old, new)
+        commands.append(block)
+    model, store, env_command, trainer_command = commands
+    # This server runs already: the session's fixture started it by the same command.
+    assert model.strip() == "MODEL=tiny .venv-model/bin/python -m gristmill_model"
+
+    environ = vllm.environ(api_url, tmp_path / "runs") | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "WANDB_MODE": "offline",
+    }
     output = Output()
     with LocalStack(output.add) as stack:
-        redis_port, api_port = free_port(), free_port()
-        start_redis(stack, tmp_path / "redis", redis_port)
-        start_api(stack, redis_port, api_port)
-        api_url = f"http://127.0.0.1:{api_port}"
-        manifest = Manifest.read(vllm.models_dir)
-        directories = {
-            "GRISTMILL_MODELS_DIR": str(vllm.models_dir),
-            "GRISTMILL_WEIGHTS_DIR": str(vllm.weights_dir),
-            "GRISTMILL_RUNS_DIR": str(tmp_path / "runs"),
-            "WANDB_MODE": "offline",
-        }
-        serve = (
-            f"serve --group_size 4 --max_num_workers 2 --rollout_server_url {api_url} --tokenizer_name "
-            f"{manifest.tokenizer_path} --use_wandb --wandb_name step-by-step --max_token_length 512 "
-            f"--ensure_scores_are_not_same --dataset_name {_data_set(tmp_path / 'sums.jsonl')} --split train[:100] "
-            "--prompt_field prompt --answer_field answer --reward_functions length --max_tokens 128 --temperature 0.7 "
-            f"--model_name tiny --base_url {vllm.url}/v1 --slurm --testing"
-        )
-        train = (
-            f"--model_name tiny --training_steps 20 --batch_size 2 --gradient_accumulation_steps 2 --seq_len 512 "
-            f"--rollout_server_url {api_url} --base_url {vllm.url}"
-        )
-        env = stack.start("env", [sys.executable, "-m", "gristmill_env", *serve.split()], directories)
-        trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer", *train.split()], directories)
+        api = stack.start("api", ["bash", "-ec", f"cd {ROOT}; {store}"], environ)
+        stack.wait_until(api, lambda: answers(f"{api_url}/readyz"), timeout=60)
+        env = stack.start("env", ["bash", "-ec", f"cd {ROOT}; {env_command}"], environ)
+        trainer = stack.start("trainer", ["bash", "-ec", f"cd {ROOT}; {trainer_command}"], environ)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=240)
         stack.wait_until(trainer, lambda: trainer.exit_code == 0, timeout=60)
 
-        with SyncClient(api_url) as api:
-            audit = api.audit("local")
-            told = api.metrics("local", "trainer")
-        rows = read_jsonl(tmp_path / "runs" / "local" / "metrics.jsonl")
-        assert [row["step"] for row in rows] == list(range(1, 21))
-        assert [{"step": row.step, **row.values} for row in told] == rows
-        assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
-        assert len(audit.trained) == 20
-        assert "no Slurm job is here" in output.of("env")
-        assert list((tmp_path / "runs").rglob("*.wandb")), "W&B wrote nothing"
+        with SyncClient(api_url) as client:
+            audit = client.audit("local")
+            reported = client.metrics("local", "trainer")
+    rows = read_jsonl(tmp_path / "runs" / "local" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 21))
+    assert [{"step": row.step, **row.values} for row in reported] == rows
+    assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
+    assert len(audit.trained) == 20
+    assert "no Slurm job is here" in output.of("env")
+    assert list((tmp_path / "runs").rglob("*.wandb")), "W&B wrote nothing"
+    assert "Traceback" not in output.of("env")

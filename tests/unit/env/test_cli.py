@@ -54,6 +54,14 @@ def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], me
     assert not any("Traceback" in line for line in lines)
 
 
+def test_two_mistakes_are_two_lines(folder: Path) -> None:
+    code, lines = run(folder, "--config", "sums", "--group_size", "0", "--max_tokens", "many")
+    assert code == 1
+    errors = [line for line in lines if " ERROR " in line]
+    assert ["group_size" in line for line in errors] == [True, False]
+    assert "max_tokens" in errors[1]
+
+
 def test_another_model_than_the_config_names(folder: Path, failing_server: FailingServer) -> None:
     code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
     assert code == 1

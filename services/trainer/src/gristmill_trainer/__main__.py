@@ -42,7 +42,8 @@ def main() -> int:
         _LOG.info("%s", stopped)
         return 143
     except GristmillError as error:
-        _LOG.error("%s", error)
+        for text in str(error).splitlines():
+            _LOG.error("%s", text)
         return 1
     finally:
         world.close()
