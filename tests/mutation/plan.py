@@ -28,7 +28,7 @@ ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue",
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
 _OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
-_OF_BOTH: Final = ("_keys.lua", "_moves.lua", "delete.lua", "version.lua")
+_OF_BOTH: Final = ("_keys.lua", "_moves.lua", "_sums.lua", "delete.lua", "version.lua")
 
 
 def stages(script: str) -> list[Tests]:

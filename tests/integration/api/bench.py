@@ -22,12 +22,26 @@ def trainer(steps: int = 10, staleness: int = 0, groups: int = 4, **more: Any) -
 
 
 def submission(
-    group_id: str, content: str = "a", size: int = 100, *, tokens: int = 10, env_id: str = "env-1", step: int = 0
+    group_id: str,
+    content: str = "a",
+    size: int = 100,
+    *,
+    tokens: int = 10,
+    env_id: str = "env-1",
+    step: int = 0,
+    sequences: int = 2,
 ) -> Submission:
     """A body the store takes as it is: it is the API's edge that decodes groups."""
     body = f"{group_id}/{content}/".encode().ljust(size, b".")
     return Submission(
-        group_id, body, hashlib.sha256(body).digest(), size, sequences=2, tokens=tokens, env_id=env_id, step=step
+        group_id,
+        body,
+        hashlib.sha256(body).digest(),
+        size,
+        sequences=sequences,
+        tokens=tokens,
+        env_id=env_id,
+        step=step,
     )
 
 
@@ -50,7 +64,7 @@ class Bench:
         return [permit.group_id for permit in (await self.store.permits(RUN, holder, count)).permits]
 
     async def submit(self, holder: str, group_id: str, content: str = "a", step: int = 0) -> bool:
-        return await self.store.submit(RUN, holder, submission(group_id, content, step=step))
+        return await self.store.submit(RUN, holder, submission(group_id, content, step=step, env_id=holder))
 
     async def fill(self, count: int, holder: str = "env-1") -> list[str]:
         """Permits taken and their groups submitted, in order."""
@@ -60,12 +74,14 @@ class Bench:
             assert await self.submit(holder, group_id)
         return ids
 
-    async def send(self, *kinds: tuple[str, int, int], holder: str = "env-1") -> list[str]:
-        """Groups of (environment, tokens, step), in order."""
-        ids = await self.ask(holder, len(kinds))
-        assert len(ids) == len(kinds)
-        for group_id, (env_id, tokens, step) in zip(ids, kinds, strict=True):
-            await self.store.submit(RUN, holder, submission(group_id, env_id=env_id, tokens=tokens, step=step))
+    async def send(self, *kinds: tuple[str, int, int], sequences: int = 2) -> list[str]:
+        """Groups of (environment, tokens, step), in order, each under a permit of its environment."""
+        ids: list[str] = []
+        for env_id, tokens, step in kinds:
+            (group_id,) = await self.ask(env_id, 1)
+            facts = submission(group_id, env_id=env_id, tokens=tokens, step=step, sequences=sequences)
+            await self.store.submit(RUN, env_id, facts)
+            ids.append(group_id)
         return ids
 
     async def lease(self, incarnation: int, batch_id: str, groups: int) -> list[str] | None:

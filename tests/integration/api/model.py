@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 STEPS, STALENESS, PER_STEP, MAX_ATTEMPTS = 8, 1, 3, 2
@@ -14,6 +15,7 @@ LATEST = 8
 class Group:
     content: str
     seq: int
+    env: str
     state: str = "ready"
     """ready, leased, trained, dead or dropped."""
     step: int = 0
@@ -25,6 +27,15 @@ class Batch:
     members: list[str]
     expired: bool = False
     """Put back in the queue; nobody leased any of its groups since."""
+
+
+@dataclass
+class Env:
+    share: float | None
+    """min_batch_allocation."""
+    alive: bool = True
+    asks: bool = True
+    """It asked for permits, or registered, a short time ago."""
 
 
 @dataclass
@@ -46,6 +57,7 @@ class Model:
     latest: list[str] = field(default_factory=list)
     expiries: int = 0
     redeliveries: int = 0
+    envs: dict[str, Env] = field(default_factory=dict)
 
     def take(self, covered: set[str]) -> None:
         self.incarnation += 1
@@ -71,10 +83,11 @@ class Model:
             del self.holders[group_id]
             self.waiting.add(group_id)
         self.overdue_permits.clear()
-        accepted = self.accepted()
-        capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
+        if holder in self.envs:
+            self.envs[holder].alive = self.envs[holder].asks = True
+        most = min(count, self.free() - self._kept_for_others(holder))
         granted: list[str] = []
-        while len(granted) < count and accepted + len(self.holders) < capacity:
+        while len(granted) < most:
             if self.waiting:
                 group_id = min(self.waiting)
                 self.waiting.remove(group_id)
@@ -126,12 +139,12 @@ class Model:
             return "permit_lost"
         self._release(group_id)
         self.seq += 1
-        self.groups[group_id] = Group(content, self.seq, step=self.step())
+        self.groups[group_id] = Group(content, self.seq, holder, step=self.step())
         self.latest = [group_id, *self.latest][:LATEST]
         return True
 
     def lease(
-        self, batch_id: str, unit: str, amount: int, partial: bool, max_staleness: int | None
+        self, batch_id: str, unit: str, amount: int, partial: bool, max_staleness: int | None, look: bool
     ) -> str | list[str] | None:
         batch = self.batches.get(batch_id)
         if batch is not None:
@@ -146,6 +159,10 @@ class Model:
                 self.groups[group_id].state = "ready"
         self.overdue_leases.clear()
         size = {"groups": 1, "sequences": SEQUENCES, "tokens": TOKENS}[unit]
+        if not look and unit != "tokens" and len(self.ready()) * size < amount:
+            return None
+        kept, awaited = self._kept(amount, size) if unit != "tokens" else ({}, False)
+        fresh: list[str] = []
         chosen: list[str] = []
         full = False
         for group_id in self.ready():
@@ -158,10 +175,19 @@ class Model:
             elif max_staleness is not None and self.step() - group.step > max_staleness:
                 self._leave_expired(group_id)
                 self._drop(group_id, "stale")
-            elif (len(chosen) + 1) * size <= amount or (unit == "tokens" and not chosen):
-                chosen.append(group_id)
+            elif unit == "tokens":
+                full = bool(chosen) and (len(chosen) + 1) * size > amount
+                chosen += [] if full else [group_id]
             else:
-                full = unit == "tokens"
+                fresh.append(group_id)
+                others = sum(groups for name, groups in kept.items() if name != group.env)
+                own = max(0, kept.get(group.env, 0) - 1)
+                if len(chosen) + 1 + others + own <= amount // size:
+                    chosen.append(group_id)
+                    if group.env in kept:
+                        kept[group.env] = own
+        if unit != "tokens" and len(chosen) * size < amount and not awaited:
+            chosen = fresh[: amount // size]
         enough = full or len(chosen) * size >= amount or (unit == "tokens" and partial)
         if not chosen or not enough:
             return None
@@ -214,6 +240,50 @@ class Model:
             elif batch_id not in self.acked:
                 lost.append(batch_id)
         return lost
+
+    def free(self) -> int:
+        """Permits that may still be issued. One that ran out is not out."""
+        if self.version is None:
+            return 0
+        capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
+        return max(0, capacity - self.accepted() - len({*self.holders} - self.overdue_permits))
+
+    def _sharing(self) -> list[tuple[str, float, Env, int, int]]:
+        """By name: environment, part of a batch, ready groups, permits out."""
+        shares = {name: env.share for name, env in self.envs.items() if env.alive and env.share is not None}
+        scale = max(1.0, sum(shares.values()))
+        return [
+            (
+                name,
+                share / scale,
+                self.envs[name],
+                sum(self.groups[group_id].env == name for group_id in self.ready()),
+                sum(by == name for group_id, by in self.holders.items() if group_id not in self.overdue_permits),
+            )
+            for name, share in sorted(shares.items())
+        ]
+
+    def _kept(self, amount: int, size: int) -> tuple[dict[str, int], bool]:
+        """Groups that a batch keeps room for, by environment, and whether some of them are not ready."""
+        free, kept, awaited = self.free(), {}, False
+        for name, share, env, ready, out in self._sharing():
+            wanted = math.floor(amount * share) // size
+            coming = min(max(0, wanted - ready), out + (free if env.asks else 0))
+            free -= max(0, coming - out)
+            kept[name] = min(wanted, ready) + coming
+            awaited = awaited or coming > 0
+        return kept, awaited
+
+    def _kept_for_others(self, holder: str) -> int:
+        """Free permits that other environments need for their share of all that may come."""
+        free, kept = self.free(), 0
+        everything = len(self.ready()) + len(self.holders) + free
+        for name, share, env, ready, out in self._sharing():
+            if env.asks:
+                needed = min(free, max(0, math.floor(everything * share) - ready - out))
+                free -= needed
+                kept += needed if name != holder else 0
+        return kept
 
     def step(self) -> int:
         return self.version[1] if self.version else 0

@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.integration.api.bench import PREFIX, RUN, Bench
+from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
+from tests.integration.atropos_queue.bench import registration, scored
 
+from gristmill_api.atropos.messages import RegisterEnv
+from gristmill_api.atropos.queue import Queue
 from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import Amount
 
 
 async def test_environments_keep_what_they_registered_last(bench: Bench) -> None:
@@ -81,9 +86,159 @@ async def test_shares_beyond_the_whole_are_scaled_down(bench: Bench) -> None:
 
 async def test_a_dead_environments_share_blocks_nobody(bench: Bench) -> None:
     incarnation = await bench.start(groups=8)
-    await bench.store.envs.register(RUN, "gone", None, 1.0)
     ids = await bench.send(*[("big", 10, 0)] * 2)
+    await bench.store.envs.register(RUN, "gone", None, 1.0)
     assert await bench.lease(incarnation, "b1", 2) is None
     await bench.redis.zadd(PREFIX + "envs", {"gone": 1}, xx=True)
     assert [env.alive for env in await bench.store.envs.all(RUN)] == [False]
     assert await bench.lease(incarnation, "b1", 2) == ids
+
+
+async def hush(bench: Bench, env_id: str) -> None:
+    """The environment last asked for permits long ago, and sends heartbeats."""
+    assert await bench.redis.hset(PREFIX + f"env:{env_id}", "asked_ms", 1) == 0
+    await bench.store.envs.heartbeat(RUN, env_id)
+
+
+async def test_permits_are_left_for_the_share_of_a_batch(bench: Bench) -> None:
+    """8 groups per step and no staleness: what one environment takes of a step, the other cannot send for it."""
+    incarnation = await bench.start(groups=8)
+    await bench.store.envs.register(RUN, "b", None, 0.5)
+    a = await bench.ask("a", 8)
+    assert len(a) == 4, "half of the step is for b"
+    b = await bench.ask("b", 8)
+    assert len(b) == 4
+    for holder, ids in (("a", a), ("b", b)):
+        for group_id in ids:
+            await bench.submit(holder, group_id)
+    assert await bench.lease(incarnation, "b1", 8) == [*a, *b]
+    await bench.store.record_version(RUN, incarnation, 1)
+    assert len(await bench.ask("b", 8)) == 8, "its share is not an upper bound"
+    assert await bench.ask("a", 8) == []
+
+
+@pytest.mark.parametrize(("unit", "amount"), [("groups", 8), ("sequences", 16)])
+async def test_a_share_never_waits_for_groups_that_cannot_come(bench: Bench, unit: str, amount: int) -> None:
+    """The whole step is taken before the environment with the share comes: 6 groups are there, it can send 2."""
+    incarnation = await bench.start(groups=8)
+
+    async def lease() -> list[str]:
+        found = await bench.store.lease(RUN, incarnation, "b1", Amount(unit, amount))  # type: ignore[arg-type]
+        return [leased.group_id for leased in found.groups]
+
+    a = await bench.send(*[("a", 10, 0)] * 6)
+    await bench.store.envs.register(RUN, "b", None, 0.5)
+    assert await lease() == []
+    b = await bench.send(*[("b", 10, 0)] * 2)
+    assert await bench.ask("a", 1) == await bench.ask("b", 1) == []
+    assert await lease() == [*a, *b]
+
+
+async def test_a_share_waits_for_permits_that_are_out_and_not_for_those_of_others(bench: Bench) -> None:
+    incarnation = await bench.start(groups=4)
+    a = await bench.send(*[("a", 10, 0)] * 2)
+    (held,) = await bench.ask("c", 1)
+    await bench.store.envs.register(RUN, "b", None, 0.5)
+    (own,) = await bench.ask("b", 1)
+    assert await bench.lease(incarnation, "b1", 2) is None, "one of them is to be b's, which holds a permit"
+    await bench.expire_permits(own)
+    await hush(bench, "b")
+    assert await bench.lease(incarnation, "b1", 2) == a, "c's permit is nothing to wait for, nor is one that ran out"
+    await bench.submit("c", held)
+
+
+async def test_an_environment_that_only_sends_heartbeats_keeps_nothing(bench: Bench) -> None:
+    incarnation = await bench.start(groups=8)
+    await bench.store.envs.register(RUN, "idle", None, 1.0)
+    assert await bench.ask("a", 8) == [], "it has just registered, and may ask"
+    await hush(bench, "idle")
+    a = await bench.send(*[("a", 10, 0)] * 4)
+    assert await bench.lease(incarnation, "b1", 2) == a[:2]
+    assert await bench.ask("idle", 1) != []
+    assert await bench.ask("a", 8) == [], "it asks again, and the rest is for it"
+    assert await bench.lease(incarnation, "b2", 2) is None
+
+
+async def test_what_is_ready_of_a_share_is_kept_whether_its_environment_asks_or_not(bench: Bench) -> None:
+    incarnation = await bench.start(groups=8)
+    a = await bench.send(*[("a", 10, 0)] * 3)
+    await bench.store.envs.register(RUN, "b", None, 0.5)
+    b = await bench.send(*[("b", 10, 0)] * 1)
+    await hush(bench, "b")
+    assert await bench.lease(incarnation, "b1", 2) == [a[0], *b]
+
+
+async def test_of_two_shares_that_cannot_both_be_had_one_is(bench: Bench) -> None:
+    """One permit is left, and each of them lacks four groups: neither waits for the other for ever."""
+    incarnation = await bench.start(groups=8)
+    a = await bench.send(*[("a", 10, 0)] * 7)
+    for env_id in ("b", "c"):
+        await bench.store.envs.register(RUN, env_id, None, 0.5)
+    assert await bench.ask("a", 1) == await bench.ask("c", 1) == []
+    assert await bench.lease(incarnation, "b1", 8) is None
+    b = await bench.send(("b", 10, 0))
+    assert await bench.lease(incarnation, "b1", 8) == [*a, *b]
+
+
+async def test_a_share_smaller_than_a_group_blocks_nobody(bench: Bench) -> None:
+    """A fifth of 16 sequences is less than a group of 4. Two fifths are one group and a rest, which is not kept."""
+    await bench.store.create_run("other", {}, 4, stack=None)
+    record = await bench.store.take("other", trainer(groups=16), [])
+    await bench.store.record_version("other", record.incarnation, 0)
+    await bench.store.envs.register("other", "b", None, 0.2)
+
+    async def send(env_id: str, count: int) -> list[str]:
+        ids = [permit.group_id for permit in (await bench.store.permits("other", env_id, count)).permits]
+        for group_id in ids:
+            await bench.store.submit("other", env_id, submission(group_id, env_id=env_id, sequences=4))
+        return ids
+
+    async def lease(name: str) -> list[str]:
+        batch = await bench.store.lease("other", record.incarnation, name, Amount("sequences", 16))
+        return [leased.group_id for leased in batch.groups]
+
+    first = await send("a", 4)
+    assert await lease("b1") == first
+    await bench.store.envs.register("other", "b", None, 0.4)
+    a = await send("a", 1)
+    assert await lease("b2") == [], "b asks, and one group is to be its"
+    b = await send("b", 1)
+    a += await send("a", 2)
+    assert await lease("b2") == [a[0], b[0], *a[1:]]
+
+
+async def test_an_environment_that_asks_is_known_to_ask(bench: Bench) -> None:
+    """A request is written down when the last one known is older than a tenth of an environment's life."""
+    await bench.start()
+    await bench.store.envs.register(RUN, "env-1", None, 0.5)
+    key = PREFIX + "env:env-1"
+    registered = int(await bench.redis.hget(key, "asked_ms") or 0)
+    await bench.redis.hset(key, "asked_ms", registered - 5_000)
+    await bench.ask("env-1", 1)
+    assert int(await bench.redis.hget(key, "asked_ms") or 0) == registered - 5_000
+    await bench.redis.hset(key, "asked_ms", registered - 7_000)
+    await bench.ask("env-1", 1)
+    assert int(await bench.redis.hget(key, "asked_ms") or 0) >= registered
+
+
+async def test_shares_of_environments_of_atropos_hold_for_what_is_ready(bench: Bench) -> None:
+    """A trainer of /v1 leases the groups that they send at the root."""
+    queue = Queue(bench.store, Limits(), "default")
+    await queue.register(registration())
+    record = await bench.store.take("default", trainer(), [])
+    await bench.store.record_version("default", record.incarnation, 0)
+    numbers = []
+    for share in (None, 0.5):
+        facts = RegisterEnv(max_token_length=64, desired_name="e", weight=1.0, group_size=2, min_batch_allocation=share)
+        env = await queue.register_env(facts)
+        assert env is not None
+        numbers.append(env.number)
+    for number, receipt in ((numbers[0], "r1"), (numbers[0], "r2"), (numbers[0], "r3"), (numbers[1], "r4")):
+        await queue.submit(receipt, [scored(2, number)])
+
+    async def lease(name: str) -> list[str]:
+        batch = await bench.store.lease("default", record.incarnation, name, Amount("sequences", 4))
+        return [leased.group_id for leased in batch.groups]
+
+    assert await lease("b1") == ["a00000000", "a00000003"]
+    assert await lease("b2") == ["a00000001", "a00000002"], "nothing of the other is ready, and none is waited for"

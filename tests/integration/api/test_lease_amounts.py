@@ -61,17 +61,63 @@ async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
 
 
 async def test_the_walk_has_a_bound(redis: Redis) -> None:
-    """An environment that holds a share but sends nothing must not make each lease read a whole long queue."""
+    """An environment that holds a share but sends nothing must not make each lease read a whole long queue, nor hold up
+    what a lease of so many groups finds."""
     bench = Bench(Store(redis, Limits()), redis)
     await bench.create()
-    incarnation = (await bench.store.take(RUN, trainer(groups=5000), [])).incarnation
+    incarnation = (await bench.store.take(RUN, trainer(groups=6000), [])).incarnation
     await bench.store.record_version(RUN, incarnation, 0)
+    ids: list[str] = []
+    for _ in range(4):
+        ids += await bench.fill(1000)
     await bench.store.envs.register(RUN, "silent", None, 0.5)
-    for _ in range(5):
-        await bench.fill(1000)
-    before = (await redis.info("commandstats"))["cmdstat_hmget"]["calls"]
     assert await bench.lease(incarnation, "b1", 8) is None
-    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] - before <= 4096 + 64
+    await bench.redis.hset(PREFIX + "env:silent", "min_batch_allocation", "0.01")
+    ids += await bench.fill(1000)
+    await bench.redis.hset(PREFIX + "env:silent", "min_batch_allocation", "0.5")
+    before = (await redis.info("commandstats"))["cmdstat_hmget"]["calls"]
+    assert await bench.lease(incarnation, "b1", 8) == ids[:8]
+    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] - before <= 4096 + 128
+    assert await bench.lease(incarnation, "b2", 4200) is None, "half of them are to come"
+    await bench.store.envs.leave(RUN, "silent")
+    assert await bench.lease(incarnation, "b2", 4200) == ids[8:4208], "a batch may be larger than the bound"
+
+
+async def test_groups_of_any_sizes_that_come_to_the_amount_make_a_batch(bench: Bench) -> None:
+    """In order 4 and 3 make 7, and no group of 1 ever comes."""
+    incarnation = await bench.start(groups=16)
+    await bench.redis.hset(PREFIX + "record", "group_size", 4)
+    sizes = (4, 3, 4, 3, 3)
+    ids = [(await bench.send(("env-1", 10, 0), sequences=size))[0] for size in sizes]
+    assert await lease(bench, incarnation, "b1", "sequences", 8) == [ids[0], ids[2]]
+    assert await lease(bench, incarnation, "b2", "sequences", 8) == []
+    assert await lease(bench, incarnation, "b2", "sequences", 6) == [ids[1], ids[3]]
+    assert await lease(bench, incarnation, "b3", "sequences", 4) == []
+
+
+async def test_a_sum_that_would_take_too_long_is_not_looked_for(bench: Bench) -> None:
+    """Sizes times sequences: up to 262,144. In order, the first group is in the way."""
+    incarnation = await bench.start(groups=16)
+    await bench.redis.hset(PREFIX + "record", "group_size", 200_000)
+    _, *large = [(await bench.send(("env-1", 10, 0), sequences=size))[0] for size in (3, 65_536, 65_536)]
+    assert await lease(bench, incarnation, "b1", "sequences", 131_072) == large
+    _, *large = [(await bench.send(("env-1", 10, 0), sequences=size))[0] for size in (3, 65_537, 65_537)]
+    assert await lease(bench, incarnation, "b2", "sequences", 131_074) == []
+
+
+async def test_a_lease_that_does_not_look_leaves_the_queue_alone_until_there_is_enough(bench: Bench) -> None:
+    incarnation = await bench.start(staleness=3, groups=2)
+    await bench.fill(1)
+    await bench.store.record_version(RUN, incarnation, 3)
+    for unit, count in (("groups", 2), ("sequences", 4)):
+        assert await lease(bench, incarnation, "b1", unit, count, max_staleness=2, look=False) == []
+    assert (await bench.store.status(RUN)).dropped == {}
+    (fresh,) = await bench.send(("env-1", 10, 3))
+    assert await lease(bench, incarnation, "b1", "groups", 2, max_staleness=2, look=False) == []
+    assert (await bench.store.status(RUN)).dropped == {"stale": 1}, "there was enough to look at"
+    assert await lease(bench, incarnation, "b1", "sequences", 2, look=False) == [fresh]
+    (last,) = await bench.fill(1)
+    assert await lease(bench, incarnation, "b2", "tokens", 10, look=False) == [last]
 
 
 @pytest.mark.parametrize("unit", ["groups", "sequences", "tokens"])

@@ -24,7 +24,17 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.integration.api.bench import RUN, Bench, trainer
-from tests.integration.api.model import MAX_ATTEMPTS, PER_STEP, SEQUENCES, SIZE, STALENESS, STEPS, TOKENS, Model
+from tests.integration.api.model import (
+    MAX_ATTEMPTS,
+    PER_STEP,
+    SEQUENCES,
+    SIZE,
+    STALENESS,
+    STEPS,
+    TOKENS,
+    Env,
+    Model,
+)
 from tests.support.redis_server import RedisServer
 
 from gristmill_api.errors import Refused
@@ -33,7 +43,8 @@ from gristmill_api.store import Amount, Store, keys
 
 T = TypeVar("T")
 
-HOLDERS = st.sampled_from(["env-1", "env-2"])
+HOLDER_NAMES = ("env-1", "env-2")
+HOLDERS = st.sampled_from(HOLDER_NAMES)
 ROWS = st.integers(0, STEPS * PER_STEP + 2).map(lambda row: f"g{row:08d}")
 BATCH_IDS = ["b1", "b2", "b3", "b4", "b5", "b6"]
 BATCHES = st.sampled_from(BATCH_IDS)
@@ -140,11 +151,20 @@ class StoreMachine(RuleBasedStateMachine):
         count=st.integers(1, 3),
         more=st.integers(0, 4),
         partial=st.booleans(),
+        look=st.booleans(),
         max_staleness=st.one_of(st.none(), st.integers(0, 2)),
         late=LATE,
     )
     def lease(
-        self, batch_id: str, unit: str, count: int, more: int, partial: bool, max_staleness: int | None, late: int
+        self,
+        batch_id: str,
+        unit: str,
+        count: int,
+        more: int,
+        partial: bool,
+        look: bool,
+        max_staleness: int | None,
+        late: int,
     ) -> None:
         """`count` groups' worth of a unit; of tokens also a few more, which are not enough for another group."""
         amount = {"groups": count, "sequences": count * SEQUENCES, "tokens": count * TOKENS + more}[unit]
@@ -156,16 +176,62 @@ class StoreMachine(RuleBasedStateMachine):
                 Amount(unit, amount),  # type: ignore[arg-type]
                 max_staleness=max_staleness,
                 partial=partial,
+                look=look,
             )
         )
         if late:
             assert told == "fenced"
             return
-        expected = self.model.lease(batch_id, unit, amount, partial, max_staleness)
+        expected = self.model.lease(batch_id, unit, amount, partial, max_staleness, look)
         assert (told if isinstance(told, str) else [leased.group_id for leased in told.groups] or None) == expected
 
     def lease_groups(self, batch_id: str, count: int) -> None:
-        self.lease(batch_id, "groups", count, more=0, partial=False, max_staleness=None, late=0)
+        self.lease(batch_id, "groups", count, more=0, partial=False, look=True, max_staleness=None, late=0)
+
+    @rule(env=HOLDERS, share=st.sampled_from([None, 0.3, 0.5, 0.7, 1.0]))
+    def register(self, env: str, share: float | None) -> None:
+        self.wait(self.store.envs.register(RUN, env, None, share))
+        self.model.envs[env] = Env(share)
+
+    @rule(env=HOLDERS)
+    def unregister(self, env: str) -> None:
+        assert self.wait(self.store.envs.leave(RUN, env)) == (env in self.model.envs)
+        self.model.envs.pop(env, None)
+
+    @precondition(lambda self: self.model.envs)
+    @rule(data=st.data(), dead=st.booleans())
+    def fall_silent(self, data: st.DataObject, dead: bool) -> None:
+        """An environment asks for nothing any more; it sends heartbeats, or is dead."""
+        env = data.draw(st.sampled_from(sorted(self.model.envs)))
+        self.wait(self.redis.hset(keys.prefix(RUN) + f"env:{env}", "asked_ms", 1))
+        self.model.envs[env].asks = False
+        if dead:
+            self.wait(self.redis.zadd(keys.prefix(RUN) + "envs", {env: 1}, xx=True))
+        else:
+            self.wait(self.store.envs.heartbeat(RUN, env))
+        self.model.envs[env].alive = not dead
+
+    @precondition(lambda self: self.model.version)
+    @rule(unit=st.sampled_from(["groups", "sequences"]), newcomer=st.sampled_from([None, *HOLDER_NAMES]))
+    def nothing_is_waited_for_in_vain(self, unit: str, newcomer: str | None) -> None:
+        """Everybody sends all that may be sent; then an environment registers for all of every batch. Whatever is kept
+        for whom, what was sent is enough for the batches in it."""
+        before = -1
+        while before < len(self.model.groups):
+            before = len(self.model.groups)
+            for holder in HOLDER_NAMES:
+                self.ask(holder, 99)
+            for group_id in sorted(self.model.holders):
+                self.submit(self.model.holders[group_id], group_id, "a")
+        assert self.model.free() == 0
+        if newcomer:
+            self.register(newcomer, 1.0)
+        unused = [batch_id for batch_id in BATCH_IDS if batch_id not in {*self.model.batches, *self.model.acked}]
+        good = [group_id for group_id in self.model.ready() if self.model.groups[group_id].attempts < MAX_ATTEMPTS]
+        if unused and good:
+            count = min(PER_STEP, len(good))
+            self.lease(unused[0], unit, count, more=0, partial=False, look=False, max_staleness=None, late=0)
+            assert unused[0] in self.model.batches
 
     @precondition(lambda self: self.model.incarnation > 0)
     @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
@@ -258,6 +324,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = self.model.held()
         expected = {f"{start}{kind}:{group_id}" for kind in ("group", "payload") for group_id in held}
         expected |= {f"{start}batch:{batch_id}" for batch_id in self.model.batches}
+        expected |= {f"{start}env:{env}" for env in self.model.envs}
         expected |= {f"{start}example:{group_id}" for group_id in self.model.latest if group_id not in held}
         found = {name.decode() if isinstance(name, bytes) else name for name in self.wait(self.redis.keys("*"))}
         assert {name for name in found if name.removeprefix(start).count(":")} - {

@@ -25,7 +25,7 @@ class Register(Body):
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """It may hold this part of the live environments' summed weights of all permits; null: what comes."""
     min_batch_allocation: Annotated[float, Field(gt=0, le=1)] | None = None
-    """This share of every batch is kept for its groups while it lives."""
+    """This share of every batch is kept for its groups, as far as they can still come, while it lives."""
 
 
 @router.post("")

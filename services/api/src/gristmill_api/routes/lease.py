@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE, compression
 from gristmill.logs import line
-from gristmill_api import errors, framing
+from gristmill_api import changes, errors, framing
 from gristmill_api.atropos.adopt import adopt, foreign
 from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
 from gristmill_api.routes.direct import Direct
@@ -110,10 +112,15 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
         ctx.store.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
     )
     stale = dead = 0
+    looked = -math.inf
 
     async def attempt(partial: bool = False) -> list[Leased] | None:
-        nonlocal stale, dead
-        batch = await ask(partial=partial)
+        nonlocal stale, dead, looked
+        # Each submit wakes this. If each call read the whole queue, a batch of n groups would cost n² / 2 reads.
+        look = time.monotonic() - looked > changes.RECHECK_S / 2
+        if look:
+            looked = time.monotonic()
+        batch = await ask(partial=partial, look=look)
         stale, dead = stale + batch.stale, dead + batch.dead
         while foreign(batch.groups):
             dead += await adopt(ctx.store, run_id, body.batch_id, batch.groups)

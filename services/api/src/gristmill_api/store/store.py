@@ -318,12 +318,13 @@ class Store:
         *,
         max_staleness: int | None = None,
         partial: bool = False,
+        look: bool = True,
     ) -> Batch:
         """Lease from the head of the queue, at once. The same id: the same batch.
 
         Groups or sequences: exactly so many. Tokens: what fits in the budget, in order, at least one group;
         `partial` takes what there is although more would fit. Groups sampled more than `max_staleness` steps ago
-        are dropped.
+        are dropped, except if `look` is false and the queue holds less than the amount: then nothing is done.
         """
         status, *rest = await self._calls.trainer(
             "lease",
@@ -333,8 +334,10 @@ class Store:
             amount.unit,
             amount.count,
             "1" if partial else "",
+            "1" if look else "",
             _ms(self._limits.lease_ttl_s),
             self._limits.max_attempts,
+            _ms(self._limits.env_ttl_s),
             "" if max_staleness is None else max_staleness,
         )
         if status == "ACKED":

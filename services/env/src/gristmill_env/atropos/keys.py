@@ -115,7 +115,7 @@ KEYS: tuple[Key, ...] = (
         default=3,
     ),
     _base("inference_weight", "a share of the permits to generate; -1: no share of its own", unset=(-1,)),
-    _base("min_batch_allocation", "kept while the environment lives; a dead one blocks nothing"),
+    _base("min_batch_allocation", "kept while the environment asks for permits; an idle or dead one blocks nothing"),
     _base("include_messages"),
     _base("data_path_to_save_groups", "relative to the run's folder"),
     _base("use_wandb", "offline where there are no credentials", default=True),

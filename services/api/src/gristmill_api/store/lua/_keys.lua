@@ -39,7 +39,8 @@
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay
 --
 --   envs          ZSET    environment id -> deadline, ms, of those that registered
---   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms
+--   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms, asked_ms (when it last asked for permits,
+--                         to within a tenth of its life, or registered)
 --   latest        LIST    the 8 ids submitted last, newest first
 --   example:<id>  STRING  payload of a group in latest that is gone from the store
 --   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000

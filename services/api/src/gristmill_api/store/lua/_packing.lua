@@ -163,42 +163,6 @@ local function pack_shares(queue, kinds, largest, wanted, shares)
   return choose(true), true
 end
 
--- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order.
-local function coins(counts, target)
-  -- used[i][j]: the fewest of size i with which the first i sizes reach j
-  local used = {[0] = {[0] = 0}}
-  for i, one in ipairs(counts) do
-    used[i] = {}
-    for j = 0, target do
-      if used[i - 1][j] then
-        used[i][j] = 0
-      elseif j >= one.size and used[i][j - one.size] and used[i][j - one.size] < one.count then
-        used[i][j] = used[i][j - one.size] + 1
-      end
-    end
-  end
-  if not used[#counts][target] then return nil end
-  local of, left = {}, target
-  for i = #counts, 1, -1 do
-    of[counts[i].size] = used[i][left]
-    left = left - used[i][left] * counts[i].size
-  end
-  return of
-end
-
-local function by_size(list)
-  local counts, place = {}, {}
-  for _, one in ipairs(list) do
-    if not place[one.size] then
-      counts[#counts + 1] = {size = one.size, count = 0}
-      place[one.size] = #counts
-    end
-    local entry = counts[place[one.size]]
-    entry.count = entry.count + (one.count or 1)
-  end
-  return counts
-end
-
 -- Any groups that sum to the batch: the shares first, then the oldest that fit, else whatever sums. nil: none do.
 local function pack_any(queue, kinds, wanted, shares)
   if not coins(by_size(kinds), wanted) then return nil end
@@ -224,13 +188,7 @@ local function pack_any(queue, kinds, wanted, shares)
   end
   local of = coins(by_size(rest), wanted - taken)
   if not of then return nil end
-  for _, one in ipairs(rest) do
-    if (of[one.size] or 0) > 0 then
-      of[one.size] = of[one.size] - 1
-      chosen[#chosen + 1] = one
-    end
-  end
-  return chosen
+  return pick(rest, of, chosen)
 end
 
 -- The groups of the next batch, in order; nil when there is none yet.

@@ -2,6 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _atropos.lua
+-- include: _sums.lua
 -- include: _packing.lua
 -- Lease the next batch, of exactly the registered batch size, for as long as it takes to send it.
 -- Groups that can be part of no batch are set aside: larger than one, or delivered too often.

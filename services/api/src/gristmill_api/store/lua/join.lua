@@ -8,7 +8,7 @@ local id, ttl, what, weight, allocation = unpack(ARGV)
 if not state() then return {'MISSING'} end
 local new = redis.call('EXISTS', env(id)) == 0
 if what == 'register' then
-  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation)
+  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'asked_ms', now())
   redis.call('HSETNX', env(id), 'registered_ms', now())
   if new then emit('env', 'env', id) end
 elseif new then

@@ -1,7 +1,10 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
+-- include: _atropos.lua
+-- include: _shares.lua
 -- Hand out up to `count` permits: rows that came back first, then new ones, as far as the run's capacity goes.
 -- A holder that is registered with a weight holds no more of them than its share among the live environments' weights.
+-- Others leave the permits for an environment with a min_batch_allocation that it needs for its share (_shares.lua).
 -- Capacity: accepted + permits out < min(version step + 1 + max staleness, training steps) x groups per step;
 -- nothing before a trainer took the run and recorded a version.
 -- ARGV: holder, count, ttl ms, environment's ttl ms
@@ -11,8 +14,7 @@ local holder, count, ttl, env_ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local current = state()
 if not current then return {'MISSING'} end
 if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'} end
-local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step', 'max_staleness', 'training_steps',
-  'groups_per_step')
+local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 local answer = {'OK', current, facts[1], facts[2]}
 if current ~= 'open' or not facts[1] then return answer end
 
@@ -23,19 +25,42 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', at)) do
   redis.call('ZADD', REISSUE, string.sub(id, 2), id)
 end
 
--- Who looks for what holds the run up wants to know; but a write is an fsync, and requests may be many.
+-- For the run's status. At most once per second, because each write is an fsync and requests may be many.
 if at - (redis.call('HGET', COUNTERS, 'asked_ms') or 0) >= 1000 then redis.call('HSET', COUNTERS, 'asked_ms', at) end
 
-local steps = math.min(facts[2] + 1 + facts[3], tonumber(facts[4]))
-local accepted = tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0)
 local out = redis.call('ZCARD', PERMITS)
-local free = steps * facts[5] - accepted - out
+local free = free_permits(out)
 
--- The holder's part of what may be out at all, when it has a weight.
+-- A registered environment that asks is alive. The last request that is recorded may be a tenth of its life old, because
+-- each write is an fsync.
+local alive_until = tonumber(redis.call('ZSCORE', ENVS, holder))
+if alive_until then
+  local asked = redis.call('HGET', env(holder), 'asked_ms') or 0
+  if at - asked > env_ttl / 10 or alive_until - at < env_ttl / 2 then
+    redis.call('ZADD', ENVS, at + env_ttl, holder)
+    redis.call('HSET', env(holder), 'asked_ms', at)
+  end
+end
+
+-- Free permits that others need for their share of all that may be in the next batches.
+local function kept_for_others()
+  local sharing, scale = sharers(at, env_ttl)
+  local all = redis.call('ZCARD', READY) + out + free
+  local left, kept = free, 0
+  for _, one in ipairs(sharing) do
+    if one.asks then
+      local needed = math.floor(all * one.share / scale) - one.groups - one.out
+      local its = math.max(0, math.min(needed, left))
+      left = left - its
+      if one.name ~= holder then kept = kept + its end
+    end
+  end
+  return kept
+end
+
+-- How many more permits a holder with a weight may have: its part of all that may be out.
 local function share()
-  if not redis.call('ZSCORE', ENVS, holder) then return math.huge end
-  redis.call('ZADD', ENVS, at + env_ttl, holder) -- who asks for work lives
-  local own = tonumber(redis.call('HGET', env(holder), 'weight'))
+  local own = alive_until and tonumber(redis.call('HGET', env(holder), 'weight'))
   if not own then return math.huge end
   local sum = 0
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf')) do
@@ -47,8 +72,7 @@ local function share()
   end
   return math.ceil((free + out) * own / sum) - held
 end
-free = math.min(free, share())
-for _ = 1, math.min(count, free) do
+for _ = 1, math.min(count, free - kept_for_others(), share()) do
   local id = redis.call('ZPOPMIN', REISSUE)[1]
   if not id then
     id = string.format('g%08d', redis.call('HINCRBY', COUNTERS, 'rows', 1) - 1)

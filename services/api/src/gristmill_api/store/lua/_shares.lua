@@ -1,0 +1,57 @@
+-- What is kept for environments that registered a min_batch_allocation: room in each batch (lease.lua) and permits
+-- (permits.lua). Neither keeps more than can still come: groups of the environment that are ready, permits that it holds,
+-- and, if it asks for permits, permits that are free. So nothing waits for groups that cannot come, and an environment
+-- that only sends heartbeats keeps nothing.
+
+-- Permits that may still be issued when `out` are out: accepted groups and permits together stay within
+-- min(version step + 1 + max staleness, training steps) x groups per step. 0 before a version was recorded.
+local function free_permits(out)
+  local plan = redis.call('HMGET', RECORD, 'version_step', 'max_staleness', 'training_steps', 'groups_per_step')
+  if not plan[1] then return 0 end
+  local steps = math.min(plan[1] + 1 + plan[2], tonumber(plan[3]))
+  local accepted = tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0)
+  return math.max(0, steps * plan[4] - accepted - out)
+end
+
+-- The environments with a share, by name: {name, share, asks, ready = {size -> groups}, groups (ready ones), out (permits
+-- that it holds)}; and what to divide the shares by, so that they come to 1 at most. `silence`: an environment asks for
+-- permits if it did so, or registered, in the last so many ms.
+local function sharers(at, silence)
+  local found, by_name, sum = {}, {}, 0
+  local function add(name, share, asks)
+    local one = {name = name, share = tonumber(share), asks = asks, ready = {}, groups = 0, out = 0}
+    found[#found + 1] = one
+    by_name[name] = one
+    sum = sum + one.share
+  end
+  if redis.call('HGET', RECORD, 'protocol') == 'atropos' then
+    -- Without permits nobody knows what will come: room is kept for groups that are ready.
+    for _, name in ipairs(living(at, silence)) do
+      local share = redis.call('HGET', MINIMA, name)
+      if share then add(name, math.max(0, share), false) end
+    end
+  else
+    for _, name in ipairs(redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf')) do
+      local facts = redis.call('HMGET', env(name), 'min_batch_allocation', 'asked_ms')
+      if tonumber(facts[1]) then add(name, facts[1], at - (facts[2] or 0) < silence) end
+    end
+  end
+  if #found == 0 then return found, 1 end
+
+  table.sort(found, function(a, b) return a.name < b.name end)
+  local kinds = redis.call('HGETALL', KINDS)
+  for i = 1, #kinds, 2 do
+    local size, name = string.match(kinds[i], '^(%d+) (.*)$')
+    local one, groups = by_name[name], tonumber(kinds[i + 1])
+    if one then
+      one.ready[tonumber(size)] = groups
+      one.groups = one.groups + groups
+    end
+  end
+  local held = redis.call('HGETALL', HOLDERS)
+  for i = 1, #held, 2 do
+    local one = by_name[held[i + 1]]
+    if one and tonumber(redis.call('ZSCORE', PERMITS, held[i])) > at then one.out = one.out + 1 end
+  end
+  return found, math.max(sum, 1)
+end

@@ -1,0 +1,49 @@
+-- Which groups come to an exact number of sequences.
+
+-- {size, count} of the groups, or of {size, count}, in the order in which the sizes come first.
+local function by_size(list)
+  local counts, place = {}, {}
+  for _, one in ipairs(list) do
+    if not place[one.size] then
+      counts[#counts + 1] = {size = one.size, count = 0}
+      place[one.size] = #counts
+    end
+    local entry = counts[place[one.size]]
+    entry.count = entry.count + (one.count or 1)
+  end
+  return counts
+end
+
+-- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order.
+local function coins(counts, target)
+  -- used[i][j]: the fewest of size i with which the first i sizes reach j
+  local used = {[0] = {[0] = 0}}
+  for i, one in ipairs(counts) do
+    used[i] = {}
+    for j = 0, target do
+      if used[i - 1][j] then
+        used[i][j] = 0
+      elseif j >= one.size and used[i][j - one.size] and used[i][j - one.size] < one.count then
+        used[i][j] = used[i][j - one.size] + 1
+      end
+    end
+  end
+  if not used[#counts][target] then return nil end
+  local of, left = {}, target
+  for i = #counts, 1, -1 do
+    of[counts[i].size] = used[i][left]
+    left = left - used[i][left] * counts[i].size
+  end
+  return of
+end
+
+-- Of the groups, in their order, those that `of` (size -> how many) names, appended to `chosen`.
+local function pick(groups, of, chosen)
+  for _, one in ipairs(groups) do
+    if (of[one.size] or 0) > 0 then
+      of[one.size] = of[one.size] - 1
+      chosen[#chosen + 1] = one
+    end
+  end
+  return chosen
+end
