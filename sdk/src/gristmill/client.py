@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -91,7 +92,9 @@ class Client:
         its optimizer steps, so that a run that goes back to an older one gets permits for the steps after it.
         `creation`: `RunRecord.creation` of the run that the checkpoint was made in. Raises ApiError `other_creation` if
         the run was deleted and created again since."""
-        body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation}
+        # The word for this call and its repetitions: a second incarnation would fence off the first, which is ours.
+        taker = uuid.uuid4().hex
+        body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
         answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
         return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])
 

@@ -20,7 +20,7 @@ from tests.support.scripted_env import serve
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 from tests.support.scripted_trainer import Checkpoint, train
 
-from gristmill import ApiError, Client, PolicyVersion
+from gristmill import Client, PolicyVersion
 
 RUN = "run-1"
 STEPS, GROUPS = 12, 48
@@ -118,7 +118,7 @@ async def test_a_run_outlives_the_fault(chain: Chain, tmp_path: Path, link: str,
         async with asyncio.TaskGroup() as work:
             for holder in ("env-1", "env-2"):
                 work.create_task(serve(env, RUN, holder, acknowledge))
-            work.create_task(train_on(trainer, tmp_path / "checkpoint"))
+            work.create_task(train(trainer, RUN, tmp_path / "checkpoint", STEPS))
         proxy.heal()
         audit = await env.audit(RUN)
 
@@ -129,19 +129,6 @@ async def test_a_run_outlives_the_fault(chain: Chain, tmp_path: Path, link: str,
     assert [audit.ready, audit.leased, audit.outstanding] == [[], [], []]
     assert set(chain.seen) <= {200, 201, 204, 503}
     assert chain.defects() == before, chain.api.log()[-4000:]
-
-
-async def train_on(client: Client, checkpoint: Path) -> None:
-    """Train to the end; resume from the checkpoint when fenced off, as Compose starts a trainer again.
-
-    A take whose request came late, after its retry, fences off the very trainer that sent it.
-    """
-    while True:
-        try:
-            return await train(client, RUN, checkpoint, STEPS)
-        except ApiError as error:
-            if error.code != "fenced":
-                raise
 
 
 OFFSETS: list[Callable[[int], int]] = [

@@ -114,6 +114,16 @@ async def test_a_taken_run_fences_the_trainer_before(bench: Bench) -> None:
     assert (await bench.store.record(RUN)).version == "2.0"
 
 
+async def test_a_take_that_is_repeated_is_one_take(bench: Bench) -> None:
+    first = await bench.store.take(RUN, trainer(), [], 0, taker="one")
+    assert await bench.store.take(RUN, trainer(), [], 0, taker="one") == first
+    second = await bench.store.take(RUN, trainer(), [], 0, taker="two")
+    assert second.incarnation == first.incarnation + 1
+    # Without the word, each call is a take.
+    for number in (1, 2):
+        assert (await bench.store.take(RUN, trainer(), [], 0)).incarnation == second.incarnation + number
+
+
 async def test_take_settles_what_the_checkpoint_covers_and_returns_the_rest_in_place(bench: Bench) -> None:
     old = await bench.start()
     a, b, c, d = await bench.fill(4)

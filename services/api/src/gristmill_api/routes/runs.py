@@ -41,6 +41,9 @@ class Take(Body):
     creation: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")] | None = None
     """`creation` of the run in which the resumed checkpoint was made. If the run was deleted and created again since,
     the call is refused (409 other_creation), because group ids start again in each creation."""
+    taker: Id | None = None
+    """A word of your choice for this call. Repeated with the same word, the call changes nothing and returns the same
+    incarnation, as long as no other trainer has taken the run. Without it, each call is another incarnation."""
 
 
 class Taken(Body):
@@ -100,7 +103,7 @@ async def open_run(
 @router.post("/runs/{run_id}/take")
 async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
     """Become the run's trainer: older ones are fenced off, leased groups that `covered` does not name go back."""
-    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step, body.creation)
+    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step, body.creation, body.taker)
     _LOG.info(line("take", run=run_id, incarnation=record.incarnation, covered=len(body.covered)))
     return Taken(incarnation=record.incarnation, record=record)
 

@@ -177,10 +177,12 @@ class Store:
         covered: Sequence[str],
         step: int | None = None,
         creation: str | None = None,
+        taker: str | None = None,
     ) -> RunRecord:
         """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on.
         `step`: of that checkpoint, so that permits are free for what comes after it. `creation`: of the run that the
-        checkpoint was made in. Raises Refused (409 other_creation) if that is not this run's creation."""
+        checkpoint was made in. `taker`: tells a repeated call from another one. Raises Refused (409 other_creation) if
+        the creation is not this run's."""
         plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
         status, *rest = await self._calls.run(
             "take",
@@ -192,6 +194,7 @@ class Store:
             self._archive,
             creation or "",
             "" if step is None else step,
+            taker or "",
             *covered,
         )
         if status == "DIFFERS":

@@ -2,7 +2,7 @@
 --
 --   record        HASH    state, digest, env, group_size, stack, protocol, created_ms, creation (random: a run that is
 --                         deleted and created again has another); after a take also trainer,
---                         incarnation, groups_per_step, training_steps, max_staleness; after a version also
+--                         taker (of the last take), incarnation, groups_per_step, training_steps, max_staleness; after a version also
 --                         version_incarnation, version_step. env and trainer are JSON as received, never parsed here.
 --   counters      HASH    rows (issued so far, the next row), seq (submits so far), accepted (stored, and neither dead nor
 --                         dropped since), trained, bytes (payload bytes held); <state>_sequences and <state>_bytes of

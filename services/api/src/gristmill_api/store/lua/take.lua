@@ -3,9 +3,10 @@
 -- include: _moves.lua
 -- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
 -- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'',
---       creation of the run that the checkpoint was made in or '', steps of the checkpoint or '', covered group ids...
+--       creation of the run that the checkpoint was made in or '', steps of the checkpoint or '', taker (the call's own
+--       word, the same in its repetitions) or '', covered group ids...
 -- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer} | {OTHER, creation of this run}
-local trainer, groups_per_step, training_steps, max_staleness, archive, creation, steps = unpack(ARGV, 1, 7)
+local trainer, groups_per_step, training_steps, max_staleness, archive, creation, steps, taker = unpack(ARGV, 1, 8)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -17,10 +18,13 @@ if known and known ~= trainer then return {'DIFFERS', known} end
 local own = redis.call('HGET', RECORD, 'creation')
 if own and creation ~= '' and creation ~= own then return {'OTHER', own} end
 
-redis.call('HSET', RECORD, 'trainer', trainer, 'groups_per_step', groups_per_step,
+-- The answer to the first call was lost, or the network sent it twice. A second incarnation would fence off its caller.
+if taker ~= '' and redis.call('HGET', RECORD, 'taker') == taker then return {'OK', redis.call('HGETALL', RECORD)} end
+
+redis.call('HSET', RECORD, 'taker', taker, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
-for i = 8, #ARGV do
+for i = 9, #ARGV do
   local id = ARGV[i]
   local dead = redis.call('ZSCORE', DEAD, id)
   -- Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice.
