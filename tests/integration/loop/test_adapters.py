@@ -22,7 +22,7 @@ from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.token import publish_token
+from gristmill_trainer.publish.token import claim_publishing
 from local_processes import LocalStack
 
 RANK = 4
@@ -82,7 +82,7 @@ def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
     completion, before = _generated(server)
     assert np.abs(_computed(policy, completion) - before).max() < 1e-4, "the first adapter changes something"
 
-    target = ModelServers([ModelServer(server.url, publish_token(server.weights_dir), patience=30)])
+    target = ModelServers([ModelServer(server.url, claim_publishing(server.weights_dir), patience=30)])
     folder = server.weights_dir / "followed"
     publisher = FilesystemPublisher(target, folder, policy.source.served_weights, policy.describe_adapters)
     torch.manual_seed(0)

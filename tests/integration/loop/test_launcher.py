@@ -20,7 +20,7 @@ from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.token import publish_token
+from gristmill_trainer.publish.token import claim_publishing
 from local_processes import LocalStack, listens
 
 
@@ -48,7 +48,7 @@ def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None:
     """What the containers' end-to-end test asserts of `docker compose up`, of `make local`."""
-    server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
+    server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
     untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, None, 512), "cpu")
     FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "untrained", None).publish(

@@ -15,7 +15,7 @@ from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.token import publish_token
+from gristmill_trainer.publish.token import claim_publishing
 
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
@@ -34,7 +34,7 @@ def policy(vllm: Vllm) -> Policy:
 
 @pytest.fixture
 def publisher(vllm: Vllm) -> FilesystemPublisher:
-    server = ModelServer(vllm.url, publish_token(vllm.weights_dir), patience=30)
+    server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
     return FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
 

@@ -29,7 +29,9 @@ class Answer:
         token: bytes | None = None,
         kind: str = "http",
         host: bytes = b"127.0.0.1:9001",
+        gate: DeveloperGate | None = None,
     ) -> Answer:
+        """`gate`: one that was asked before, in place of a new one."""
         headers = [(b"host", host), *([] if token is None else [(b"authorization", token)])]
         scope: dict[str, Any] = {"type": kind, "method": method, "path": path, "headers": headers}
 
@@ -44,7 +46,7 @@ class Answer:
             self.status = message.get("status", self.status)
             self.body += message.get("body", b"")
 
-        asyncio.run(DeveloperGate(app, token_file)(scope, receive, send))
+        asyncio.run((gate or DeveloperGate(app, token_file))(scope, receive, send))
         return self
 
 
@@ -114,6 +116,23 @@ def test_the_token_may_come_later_and_change(tmp_path: Path) -> None:
     assert Answer().ask(path, "POST", "/pause", b"Bearer abc").reached
     path.write_text("def")
     assert not Answer().ask(path, "POST", "/pause", b"Bearer abc").reached
+
+
+def test_whose_token_was_replaced_is_told_so(token_file: Path) -> None:
+    async def reached(scope: Any, receive: Any, send: Any) -> None:
+        """The application."""
+
+    gate = DeveloperGate(reached, token_file)
+    assert Answer().ask(token_file, "POST", "/pause", b"Bearer abc123", gate=gate).status == 0
+    token_file.write_text("def456")
+    replaced = Answer().ask(token_file, "POST", "/pause", b"Bearer abc123", gate=gate)
+    assert (replaced.status, json.loads(replaced.body)["error"]["code"]) == (409, "fenced")
+    stranger = Answer().ask(token_file, "POST", "/pause", b"Bearer ghi789", gate=gate)
+    assert (stranger.status, json.loads(stranger.body)["error"]["code"]) == (401, "unauthorized")
+    token_file.write_text("abc123")
+    assert Answer().ask(token_file, "POST", "/pause", b"Bearer abc123", gate=gate).status == 0
+    replaced = Answer().ask(token_file, "POST", "/pause", b"Bearer def456", gate=gate)
+    assert replaced.status == 409
 
 
 def test_an_empty_token_file_opens_nothing(tmp_path: Path) -> None:

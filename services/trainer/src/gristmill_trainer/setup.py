@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from gristmill_trainer.display import Display
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.export import Hub, RunFacts, told_command
 from gristmill_trainer.feed import Direct
+from gristmill_trainer.fencing import noticing_replacement, raise_if_replaced
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
@@ -47,7 +49,7 @@ from gristmill_trainer.publish import (
     NonePublisher,
     WeightPublisher,
 )
-from gristmill_trainer.publish.token import publish_token
+from gristmill_trainer.publish.token import claim_publishing
 from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest, torchrun_grace
@@ -56,6 +58,8 @@ from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
 TRAINER_CONFIG = "trainer.yaml"
+# Seconds to ask an API that does not answer, once there is an error to end with.
+_PATIENCE_AT_THE_END = 5.0
 
 
 @contextmanager
@@ -73,8 +77,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         api_url = here.rollout_server_url or deployment.api_url or API_URL
         api = stack.enter_context(SyncClient(api_url, token=deployment.api_token, patience=stop.patience))
         urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
-        token = publish_token(deployment.weights_dir)
-        servers = [ModelServer(url.strip(), token, stop.patience) for url in urls]
+        servers = [ModelServer(url.strip(), patience=stop.patience) for url in urls]
         if here.atropos_run is None:
             run = _wait_for_run(api, deployment.stack, stop)
         else:
@@ -107,6 +110,13 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
+        briefly = partial(SyncClient, api_url, token=deployment.api_token, patience=_PATIENCE_AT_THE_END)
+        stack.enter_context(noticing_replacement(briefly, run.run_id, incarnation))
+        if settings.publisher != "none":
+            token = claim_publishing(deployment.weights_dir)
+            for server in servers:
+                server.authorize(token)
+            raise_if_replaced(api, run.run_id, incarnation)
         leases = Leases(api, run.run_id, incarnation, "sequences" if run.protocol is Protocol.ATROPOS else "groups")
         stack.callback(leases.close)
         amount = run.groups_per_step or 0

@@ -10,11 +10,14 @@ from urllib.parse import urlsplit
 
 
 class ModelServerStandIn:
-    """The developer endpoints of one server, by their names alone. It may be stopped and started on its port."""
+    """The endpoints of one server that the trainer calls. It may be stopped and started on its port."""
 
     def __init__(self) -> None:
         self.version = "default"
         self.paused = False
+        """Between the beginning and the end of a publication."""
+        self.refusal: tuple[int, str] | None = None
+        """Status and code of every answer to a publication."""
         self.load_seconds = 0.0
         self.broken = False
         """Answers with what is no JSON."""
@@ -51,20 +54,17 @@ class ModelServerStandIn:
         self.version, self.paused = "default", False
 
     def _answer(self, request: BaseHTTPRequestHandler, body: str) -> None:
-        path = urlsplit(request.path).path
-        answer: dict[str, object] = {}
-        if path == "/pause":
+        if urlsplit(request.path).path == "/gristmill/publish" and self.refusal is None:
+            asked = json.loads(body)
             self.paused = True
-        elif path == "/resume":
-            self.paused = False
-        elif path == "/collective_rpc":
             time.sleep(self.load_seconds)
-            self.loads.append(json.loads(body)["kwargs"]["weights_path"])
-        elif path == "/update_weight_version":
-            self.version = json.loads(body)["new_version"]
-        answer = {"success": True, "is_paused": self.paused, "weight_version": self.version}
+            self.loads.append(asked["path"])
+            self.version, self.paused = asked["version"], False
+        status, answer = 200, {"is_paused": self.paused, "weight_version": self.version}
+        if request.command == "POST" and self.refusal is not None:
+            status, answer = self.refusal[0], {"error": {"code": self.refusal[1], "message": "no", "remedy": ""}}
         told = b"<html>" if self.broken else json.dumps(answer).encode()
-        request.send_response(200)
+        request.send_response(status)
         request.send_header("Content-Length", str(len(told)))
         request.send_header("Connection", "close")
         request.end_headers()

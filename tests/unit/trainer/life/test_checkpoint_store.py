@@ -10,7 +10,7 @@ import pytest
 from tests.unit.trainer.life.conftest import Training, progress
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
-from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.errors import CheckpointError, FencedError
 
 
 def test_what_a_checkpoint_says_is_read_back(training: Training, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_one_that_does_not_fit_leaves_the_one_before(training: Training, tmp_pat
 def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: Training, tmp_path: Path) -> None:
     old = CheckpointStore(tmp_path, kept=2)
     successors = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(5, 2))
-    with pytest.raises(CheckpointError, match=r"step-000005 is of version 2\.5, and version 1\.5 does not replace it"):
+    with pytest.raises(FencedError, match=r"step-000005 is of version 2\.5, and version 1\.5 does not replace it"):
         old.save(training.learner, progress(5, 1))
     assert old.load(successors.path).progress.version.incarnation == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]

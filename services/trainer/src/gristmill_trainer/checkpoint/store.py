@@ -16,7 +16,7 @@ from gristmill_trainer.checkpoint.contents import OPTIMIZER, RANDOM, STATE, Chec
 from gristmill_trainer.checkpoint.manifest import remedy, verify, write_manifest
 from gristmill_trainer.checkpoint.random_state import random_state, restore_random_state
 from gristmill_trainer.disk import sync, writing
-from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.errors import CheckpointError, FencedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class CheckpointStore:
     def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
         """Write one, and return when it is on disk under its name.
 
-        Raises CheckpointError when it cannot be written, and when a newer trainer of the run has come as far: this one
-        was replaced, as while its machine slept.
+        Raises CheckpointError when it cannot be written, and FencedError when a newer trainer of the run has come as
+        far: this one was replaced, as while its machine slept.
         """
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
@@ -75,7 +75,7 @@ class CheckpointStore:
             there = _version(path)
             if there is not None and there > progress.version:
                 shutil.rmtree(partial)
-                raise CheckpointError(
+                raise FencedError(
                     f"checkpoint {path} is of version {there}, and version {progress.version} does not replace it: "
                     "a newer trainer has taken the run. Leave the run to that one"
                 )

@@ -13,7 +13,7 @@ import torch
 
 from gristmill_trainer.data.sample import Sample
 from gristmill_trainer.distributed.world import World
-from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.errors import AbandonedError, FencedError
 from gristmill_trainer.learner import Learner, StepResult
 from gristmill_trainer.stop import StoppedError
 
@@ -91,7 +91,7 @@ class Crew:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Send the others home. Not after an error, which may have come in the middle of an order: they then see this
         process go."""
-        if kind is None or issubclass(kind, StoppedError):
+        if kind is None or issubclass(kind, StoppedError | FencedError):
             self._tell(_Order("end"))
 
     def follow(self) -> None:

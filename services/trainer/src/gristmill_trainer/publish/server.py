@@ -1,4 +1,4 @@
-"""vLLM's developer endpoints, as far as publishing needs them."""
+"""One model server, as the trainer sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import httpx
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.policy.lora import ADAPTER_CONFIG
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,14 +22,20 @@ LOAD_TIMEOUT = 600.0
 
 
 class ModelServer:
-    """Client of one vLLM server. Every call has a time-out; failures raise PublishError saying which call failed."""
+    """Client of one server. Every call has a time-out; failures raise PublishError saying which call failed."""
 
-    def __init__(self, url: str, token: str, patience: float | Callable[[], float] = 600.0) -> None:
-        """`patience`: seconds to wait for a server that does not answer, as while it restarts; or what says how many
-        at any moment."""
+    def __init__(self, url: str, token: str = "", patience: float | Callable[[], float] = 600.0) -> None:
+        """`token`: needed for `publish` alone. `patience`: seconds to wait for a server that does not answer, as while
+        it restarts; or a function that returns them."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
-        self._http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=CALL_TIMEOUT)
+        self._http = httpx.Client(base_url=self.url, timeout=CALL_TIMEOUT)
+        if token:
+            self.authorize(token)
+
+    def authorize(self, token: str) -> None:
+        """Send `token` from now on."""
+        self._http.headers["Authorization"] = f"Bearer {token}"
 
     @property
     def patience(self) -> float:
@@ -75,6 +80,7 @@ class ModelServer:
             return answer
         hint = {
             401: " It does not accept this trainer's token: both must see the same GRISTMILL_WEIGHTS_DIR.",
+            409: " Only one trainer at a time may publish.",
             404: " Start it by `python -m gristmill_model`, which allows updates, or train with --publisher none.",
         }.get(answer.status_code, "")
         raise PublishError(
@@ -93,13 +99,14 @@ class ModelServer:
         """The label of the weights it serves now. Raises PublishError at once when it does not answer."""
         return str(self.ask("GET", "/weight_info", "weight_version"))
 
-    def load(self, path: Path, version: PolicyVersion) -> None:
-        """pause(keep) -> reload -> reset prefix cache -> set version -> resume -> read the version back, once.
+    def publish(self, path: Path, version: PolicyVersion) -> None:
+        """Return when the server serves the weights in folder `path` under the label `version`.
 
-        `path`: a folder with the whole weights, or with an adapter's. Raises PublishError.
+        `path`: whole weights, or an adapter's files. The server executes the request to its end, even if this process
+        is killed in the meantime. Raises PublishError.
         """
-        self._paused(lambda: self._swap(path, version))
-        found = self.served_version()
+        body = {"path": str(path), "version": str(version)}
+        found = self.ask("POST", "/gristmill/publish", "weight_version", timeout=LOAD_TIMEOUT, json=body)
         if found != str(version):
             raise PublishError(f"published version {version}, but the model server at {self.url} says {found}")
 
@@ -112,22 +119,3 @@ class ModelServer:
                 f"{self.url} answers {method} {path}, but not as a model server does ({error!r}); something else may "
                 "be in its place"
             ) from error
-
-    def _paused(self, update: Callable[[], None]) -> None:
-        """Run `update` while generation stands still, requests kept; generation goes on whatever happens."""
-        self.call("POST", "/pause", params={"mode": "keep"})
-        try:
-            update()
-        finally:
-            self.call("POST", "/resume")
-
-    def _swap(self, path: Path, version: PolicyVersion) -> None:
-        if (path / ADAPTER_CONFIG).is_file():
-            load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
-        else:
-            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        self.call("POST", "/collective_rpc", json=load, timeout=LOAD_TIMEOUT)
-        # Also the blocks of requests that stand still: they are computed anew from the new weights.
-        if not self.ask("POST", "/reset_prefix_cache", "success", params={"reset_running_requests": "true"}):
-            raise PublishError(f"the model server at {self.url} kept its prefix cache, which is of the old weights")
-        self.call("POST", "/update_weight_version", json={"new_version": str(version)})

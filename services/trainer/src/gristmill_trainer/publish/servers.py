@@ -156,7 +156,7 @@ def _attempt(
     served now."""
     try:
         if not there:
-            server.load(path, version)
+            server.publish(path, version)
         elif server.served_version() != str(version):
             _LOG.warning(
                 "the model server at %s no longer serves version %s (was it restarted?): publishing again",

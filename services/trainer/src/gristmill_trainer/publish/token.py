@@ -1,23 +1,28 @@
-"""The token that the model server's developer endpoints ask for."""
+"""The right to publish: a token that the model servers take from one trainer at a time."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
-def publish_token(weights_dir: Path) -> str:
-    """Read `weights_dir`/token; create it the first time.
+def claim_publishing(weights_dir: Path) -> str:
+    """Replace `weights_dir`/token by a new token and return it.
 
-    Who may write the weights folder may tell the server to load from it, and nobody else.
+    From then on the model servers refuse the trainer before (`fenced`), whenever it continues. Call this function after
+    the run is taken, and ask the API afterwards whether the run still belongs to this trainer. If the trainer was
+    stopped between the two, it replaces the token of its successor. The successor's next publication is then refused,
+    and it has to be started again.
+
+    Only a process that may write to the weights folder can make the servers load from it.
     """
     weights_dir.mkdir(parents=True, exist_ok=True)
-    path = weights_dir / "token"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-    except FileExistsError:
-        return path.read_text().strip()
+    token = secrets.token_hex(32)
+    handle, temporary = tempfile.mkstemp(dir=weights_dir, prefix=".token-")
     with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path.read_text().strip()
+        file.write(token)
+    Path(temporary).chmod(0o640)  # The server runs as another user of the same group.
+    Path(temporary).replace(weights_dir / "token")
+    return token

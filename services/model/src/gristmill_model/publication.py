@@ -1,0 +1,155 @@
+"""POST /gristmill/publish: the server takes new weights as one request, from the pause to the resumption.
+
+    {"path": "/weights/RUN/1.20", "version": "1.20"}   a folder with whole weights, or with a LoRA adapter
+ -> {"weight_version": "1.20"}
+
+The trainer sends one request and the server does the rest. A trainer that is stopped or killed in the middle
+leaves no paused server behind. Publications run one after another, in the order in which they arrived.
+Each is admitted when its turn comes, not when it arrived: a request of a trainer that was replaced in the
+meantime is refused.
+
+While weights are loaded, the server's label is `INVALID`, which is not a policy version: environments reject what was
+sampled under it. When loading fails, vLLM is left without usable weights, and its engine would die of the next token.
+So the weights from before are loaded again, and served under their own label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, send_json, with_body
+
+PATH: Final = "/gristmill/publish"
+FIRST_WEIGHTS: Final = "GRISTMILL_FIRST_WEIGHTS"
+"""Variable that tells vLLM's process which folder it was started with, a model's or an adapter's."""
+FIRST: Final = "default"
+"""vLLM's label for the weights that it was started with."""
+INVALID: Final = "invalid"
+"""Label of weights that may be loaded in part."""
+
+_ADAPTER: Final = "adapter_config.json"
+_LOG = logging.getLogger(__name__)
+
+
+class _CallError(Exception):
+    """One of vLLM's endpoints failed."""
+
+
+class Publications:
+    """Loads published weights into the vLLM whose ASGI application is `app`."""
+
+    def __init__(self, app: App, first_weights: Path) -> None:
+        """`first_weights`: the folder that vLLM was started with, a model's or an adapter's."""
+        self._app = app
+        self._served = (first_weights, FIRST)
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
+        """Serve one request. `refusal`: says whether its sender may publish at this moment."""
+        # The whole body first: a sender that was stopped within its request must not hold or pass its turn.
+        body = await read_body(receive)
+        async with self._turn:
+            problem = refusal()
+            if problem is None:
+                problem = await self._publish(scope, body)
+        if problem is None:
+            await send_json(send, 200, {"weight_version": json.loads(body)["version"]})
+        else:
+            await problem.send(send)
+
+    async def _publish(self, scope: Scope, body: bytes) -> Refusal | None:
+        asked = _read(body)
+        if isinstance(asked, Refusal):
+            return asked
+        try:
+            await self._paused(scope, *asked)
+        except _CallError as error:
+            return Refusal(500, "publish_failed", f"version {asked[1]}: {error}")
+        return None
+
+    async def _paused(self, scope: Scope, path: Path, version: str) -> None:
+        """Swap the weights while generation is paused. Running requests are kept, and continue afterwards."""
+        await self._call(scope, "/pause", query="mode=keep")
+        try:
+            await self._call(scope, "/update_weight_version", {"new_version": INVALID})
+            try:
+                await self._swap(scope, path, version)
+            except _CallError as error:
+                _LOG.error("publishing version %s: %s; going back to version %s", version, error, self._served[1])
+                await self._swap(scope, *self._served)
+                raise
+            self._served = (path, version)
+        finally:
+            await self._call(scope, "/resume")
+
+    async def _swap(self, scope: Scope, path: Path, version: str) -> None:
+        if (path / _ADAPTER).is_file():
+            load = {"method": "load_adapter", "kwargs": {"path": str(path)}}
+        else:
+            load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._call(scope, "/collective_rpc", load)
+        # The blocks of paused requests too: they are computed again from the new weights.
+        reset = await self._call(scope, "/reset_prefix_cache", query="reset_running_requests=true")
+        if not reset.get("success"):
+            raise _CallError("the prefix cache, which is of the old weights, was kept")
+        await self._call(scope, "/update_weight_version", {"new_version": version})
+
+    async def _call(self, outer: Scope, path: str, body: Any = None, query: str = "") -> dict[str, Any]:
+        """Call one of vLLM's own endpoints, as a client behind the gate would. Raises _CallError."""
+        headers = [(b"content-type", b"application/json")]
+        scope = {
+            **outer,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": headers,
+        }
+        content = b"" if body is None else json.dumps(body).encode()
+        inner, receive = with_body(scope, _nothing_more, content)
+        status, answered = 0, bytearray()
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            answered.extend(message.get("body", b""))
+
+        try:
+            await self._app(inner, receive, send)
+        except Exception as error:  # an endpoint raises whatever its engine failed of
+            raise _CallError(f"{path} failed: {error}") from error
+        text = bytes(answered).decode(errors="replace")
+        if status != 200:
+            raise _CallError(f"{path} was answered with {status}: {text[:300]}")
+        try:
+            found = json.loads(text or "{}")
+        except ValueError as error:
+            raise _CallError(f"{path} was answered with {text[:300]}") from error
+        return found if isinstance(found, dict) else {}
+
+
+def _read(body: bytes) -> tuple[Path, str] | Refusal:
+    """The folder and the version that a request names."""
+    try:
+        asked = json.loads(body)
+        path, version = Path(asked["path"]), str(asked["version"])
+    except (ValueError, LookupError, TypeError) as error:
+        return Refusal(422, "bad_request", f"POST {PATH} takes a path and a version ({error!r})")
+    if not path.is_dir():
+        # 503, so that it is tried again: on a network file system a new folder may show up late.
+        return Refusal(
+            503,
+            "weights_missing",
+            f"the model server sees no folder {path}; trainer and model server must see the same GRISTMILL_WEIGHTS_DIR "
+            "under the same path",
+        )
+    return path, version
+
+
+async def _nothing_more() -> dict[str, Any]:
+    """Waits for ever: after the body, a call's `receive` reports only that the client is gone, and this one stays."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never done

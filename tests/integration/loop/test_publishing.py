@@ -1,0 +1,302 @@
+"""Who may publish into a real vLLM, and what is left behind by a publication that fails or loses its trainer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from tests.support.ports import free_port
+from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+
+from gristmill import Manifest, PolicyVersion, SyncClient
+from gristmill.metrics import read_jsonl
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
+from gristmill_trainer.publish.token import claim_publishing
+from local_processes import LocalStack
+
+PUBLISH = "/gristmill/publish"
+
+
+@pytest.fixture
+def policy(vllm: Vllm) -> Policy:
+    manifest = Manifest.read(vllm.models_dir)
+    return Policy(ModelSource(manifest.weights_path, manifest.tokenizer_path, None, 512), "cpu")
+
+
+@pytest.fixture
+def folder(vllm: Vllm, policy: Policy) -> Iterator[Path]:
+    """Weights that the server can load, under any version."""
+    token = claim_publishing(vllm.weights_dir)
+    target = ModelServers([ModelServer(vllm.url, token, patience=30)])
+    FilesystemPublisher(target, vllm.weights_dir / "fenced", None).publish(policy.served_tensors(), PolicyVersion(1, 0))
+    target.close()
+    yield vllm.weights_dir / "fenced" / "1.0"
+    shutil.rmtree(vllm.weights_dir / "fenced")
+
+
+def _label(vllm: Vllm) -> str:
+    label: str = httpx.get(f"{vllm.url}/weight_info").json()["weight_version"]
+    return label
+
+
+def _paused(vllm: Vllm) -> bool:
+    paused: bool = httpx.get(f"{vllm.url}/is_paused").json()["is_paused"]
+    return paused
+
+
+def _sampled_under(vllm: Vllm) -> set[str]:
+    """The labels of a completion's tokens."""
+    sampling = {"max_tokens": 8, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
+    body = {"model": "tiny", "token_ids": [40, 41, 42], "sampling_params": sampling}
+    answer = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).json()
+    return {span["version"] for span in answer["choices"][0]["weight_versions"]}
+
+
+def _ask(vllm: Vllm, token: str, path: Path, version: str) -> httpx.Response:
+    body = {"path": str(path), "version": version}
+    return httpx.post(
+        f"{vllm.url}{PUBLISH}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60
+    )  # fmt: skip
+
+
+def _code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_the_trainer_before_is_refused_as_fenced_and_a_stranger_as_unauthorized(vllm: Vllm, folder: Path) -> None:
+    first = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, first, folder, "1.1").status_code == 200
+    second = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, second, folder, "2.1").status_code == 200
+    assert _code(_ask(vllm, first, folder, "1.2")) == (409, "fenced")
+    assert _code(_ask(vllm, "0" * 64, folder, "3.0")) == (401, "unauthorized")
+    with pytest.raises(PublishError) as refused:
+        ModelServer(vllm.url, first).publish(folder, PolicyVersion(1, 2))
+    assert refused.value.permanent
+    assert _label(vllm) == "2.1"
+    assert _sampled_under(vllm) == {"2.1"}
+
+
+def test_a_trainer_that_is_stopped_within_its_request_is_refused_when_it_goes_on(vllm: Vllm, folder: Path) -> None:
+    """Its headers came while it was the run's trainer, the body came after its successor had published."""
+    first = claim_publishing(vllm.weights_dir)
+    body = f'{{"path": "{folder}", "version": "1.5"}}'.encode()
+    url = httpx.URL(vllm.url)
+    with socket.create_connection((url.host, url.port or 80), timeout=60) as connection:
+        head = f"POST {PUBLISH} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nAuthorization: Bearer {first}\r\n"
+        connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:10])
+        assert not _paused(vllm)  # answered after the server has seen the head
+        second = claim_publishing(vllm.weights_dir)
+        assert _ask(vllm, second, folder, "2.0").status_code == 200
+        connection.sendall(body[10:])
+        answered = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert b" 409 " in answered.splitlines()[0]
+    assert b'"fenced"' in answered
+    assert _label(vllm) == "2.0"
+    assert not _paused(vllm)
+
+
+def test_publications_under_way_and_waiting_end_before_the_successors(vllm: Vllm, folder: Path) -> None:
+    for turn in range(5):
+        first = claim_publishing(vllm.weights_dir)
+        under_way = [
+            threading.Thread(target=_ask, args=(vllm, first, folder, f"{2 * turn + 1}.{step}")) for step in range(6)
+        ]
+        for thread in under_way:
+            thread.start()
+        time.sleep(0.03 * turn)  # The successor comes before, among and after them.
+        second = claim_publishing(vllm.weights_dir)
+        assert _ask(vllm, second, folder, f"{2 * turn + 2}.0").status_code == 200
+        for thread in under_way:
+            thread.join()
+        assert _label(vllm) == f"{2 * turn + 2}.0"
+        assert not _paused(vllm)
+
+
+_PUBLISHING = """
+import sys
+from pathlib import Path
+from gristmill import PolicyVersion
+from gristmill_trainer.publish import ModelServer
+url, token, folder = sys.argv[1:]
+step = 0
+while True:
+    ModelServer(url, token).publish(Path(folder), PolicyVersion(1, step := step + 1))
+    print(step, flush=True)
+"""
+
+
+def test_a_trainer_that_is_killed_while_it_publishes_leaves_a_server_that_serves(vllm: Vllm, folder: Path) -> None:
+    for kill in range(6):
+        token = claim_publishing(vllm.weights_dir)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PUBLISHING, vllm.url, token, str(folder)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.02 * kill)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        _until_not_paused(vllm)
+        # Whichever publication was the last, it came to its end: what is sampled now is of one version.
+        (label,) = _sampled_under(vllm)
+        assert PolicyVersion.parse(label).incarnation == 1
+
+
+def _until_not_paused(vllm: Vllm) -> None:
+    deadline = time.monotonic() + 60
+    while _paused(vllm):
+        assert time.monotonic() < deadline, "the server was left paused"
+        time.sleep(0.05)
+
+
+def test_a_load_that_fails_half_way_leaves_the_weights_and_the_version_from_before(
+    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
+) -> None:
+    served = Path(Manifest.read(vllm.models_dir).serve_path)
+    torn = tmp_path / "torn"
+    shutil.copytree(served, torn)
+    shards = sorted(torn.glob("*.safetensors"))
+    assert len(shards) == 2
+    os.truncate(shards[1], 1000)
+
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, folder, "1.1").status_code == 200
+    assert _code(_ask(vllm, token, torn, "1.2")) == (500, "publish_failed")
+    assert _label(vllm) == "1.1"
+    assert not _paused(vllm)
+    _assert_sampled_by(vllm, policy, "1.1")
+    assert _ask(vllm, token, folder, "1.3").status_code == 200
+    _assert_sampled_by(vllm, policy, "1.3")
+
+
+def test_weights_that_may_be_loaded_in_part_are_no_version(
+    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
+) -> None:
+    """Neither the new ones nor those from before can be read. The next publication heals it."""
+    before, torn = tmp_path / "before", tmp_path / "torn"
+    for copy in (before, torn):
+        shutil.copytree(folder, copy)
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, before, "1.1").status_code == 200
+    for copy in (before, torn):
+        os.truncate(copy / "model.safetensors", 1000)
+    assert _code(_ask(vllm, token, torn, "1.2")) == (500, "publish_failed")
+    assert _label(vllm) == "invalid"
+    assert not _paused(vllm)
+    assert _ask(vllm, token, folder, "1.3").status_code == 200
+    _assert_sampled_by(vllm, policy, "1.3")
+
+
+def _assert_sampled_by(vllm: Vllm, policy: Policy, version: str) -> None:
+    """The server samples by the policy's weights, and says that they are `version`."""
+    prompt = [40, 41, 42]
+    sampling = {"max_tokens": 8, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
+    body = {"model": "tiny", "token_ids": prompt, "sampling_params": sampling}
+    choice = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).json()["choices"][0]
+    assert {span["version"] for span in choice["weight_versions"]} == {version}
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt + choice["token_ids"]])).logits[0].double()
+    wanted = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : -1].gather(1, torch.tensor([choice["token_ids"]]).T)
+    found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+    assert float((wanted.squeeze(1) - found).abs().max()) < 1e-3
+
+
+def test_a_folder_that_the_server_does_not_see_is_asked_for_again(vllm: Vllm, folder: Path) -> None:
+    token = claim_publishing(vllm.weights_dir)
+    assert _ask(vllm, token, folder, "1.1").status_code == 200
+    assert _code(_ask(vllm, token, folder.with_name("1.9"), "1.9")) == (503, "weights_missing")
+    with pytest.raises(PublishError) as missing:
+        ModelServer(vllm.url, token).publish(folder.with_name("1.9"), PolicyVersion(1, 9))
+    assert not missing.value.permanent
+    assert _label(vllm) == "1.1", "nothing was begun"
+
+
+_STOPS_ITSELF = """
+import os, signal, sys
+from gristmill_trainer.__main__ import main
+from gristmill_trainer.publish import FilesystemPublisher
+check = FilesystemPublisher._check
+def stop_before_the_server_hears(self, path):
+    check(self, path)
+    if path.name == "1.2":
+        os.kill(os.getpid(), signal.SIGSTOP)
+FilesystemPublisher._check = stop_before_the_server_hears
+sys.exit(main())
+"""
+
+
+def _state(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_trainer_that_was_stopped_leaves_the_run_and_the_server_to_its_successor(vllm: Vllm, tmp_path: Path) -> None:
+    """SIGSTOP between the writing of its weights and their publication; SIGCONT when its successor is at work."""
+    steps, output = 5, Output()
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        api_url = f"http://127.0.0.1:{api_port}"
+        places = vllm.environ(api_url, tmp_path / "runs", ROOT / "configs")
+        flags = ["--training_steps", str(steps), "--checkpoint_interval", "1"]
+        env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
+        old = stack.start("old", [sys.executable, "-c", _STOPS_ITSELF, *flags], places)
+        stack.wait_until(old, lambda: _state(old.process) == "T", timeout=120)
+        assert _label(vllm) == "1.1"
+
+        new = stack.start("new", [sys.executable, "-m", "gristmill_trainer", *flags], places)
+        with SyncClient(api_url) as api:
+            stack.wait_until(new, lambda: (api.get_run("quickstart").version or "").startswith("2."), timeout=120)
+            old.process.send_signal(signal.SIGCONT)
+            stack.wait_until(old, lambda: old.exit_code is not None, timeout=60)
+            stack.wait_until(new, lambda: new.exit_code is not None, timeout=120)
+            stack.wait_until(env, lambda: env.exit_code is not None, timeout=60)
+            audit, run = api.audit("quickstart"), api.get_run("quickstart")
+    assert (old.exit_code, new.exit_code, env.exit_code) == (0, 0, 0), output.lines[-40:]
+    assert "ERROR" in output.of("old"), "it says why it ends"
+    assert "Traceback" not in output.of("old")
+    assert run.incarnation == 2
+    assert _label(vllm) == f"2.{steps}", "the old trainer's weights never came back"
+    assert len(audit.trained) == steps * 16
+    rows = read_jsonl(tmp_path / "runs" / "quickstart" / "metrics.jsonl")
+    assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
+
+
+def test_of_two_live_trainers_one_ends_with_exit_code_0_and_the_other_finishes(vllm: Vllm, tmp_path: Path) -> None:
+    """Under a restart policy for failures, neither comes back to take the run from the other."""
+    steps, output = 4, Output()
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        api_url = f"http://127.0.0.1:{api_port}"
+        places = vllm.environ(api_url, tmp_path / "runs", ROOT / "configs")
+        command = [sys.executable, "-m", "gristmill_trainer", "--training_steps", str(steps)]
+        trainers = [stack.start(name, command, places) for name in ("one", "two")]
+        for trainer in trainers:
+            stack.wait_until(trainer, lambda name=trainer.name: "waiting" in output.of(name), timeout=120)  # type: ignore[misc]
+        env = stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
+        for service in (*trainers, env):
+            stack.wait_until(service, lambda service=service: service.exit_code is not None, timeout=180)  # type: ignore[misc]
+        with SyncClient(api_url) as api:
+            audit, run = api.audit("quickstart"), api.get_run("quickstart")
+    assert [service.exit_code for service in (*trainers, env)] == [0, 0, 0], output.lines[-40:]
+    assert sorted("ERROR" in output.of(trainer.name) for trainer in trainers) == [False, True]
+    assert run.incarnation == 2
+    assert _label(vllm) == f"2.{steps}"
+    assert len(audit.trained) == steps * 16
