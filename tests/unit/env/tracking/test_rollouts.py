@@ -46,7 +46,7 @@ def test_texts_that_are_not_the_groups_are_refused() -> None:
 
 
 def test_a_rollout_in_words_has_its_prefill_once() -> None:
-    transcript = Transcript(Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is"))
+    transcript = Transcript(Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is", begun=" It is"))
     transcript.add_reply(Completion([3], [-1.0], "stop", []), " It is 2.")
     assert in_words(transcript.end("stop")) == "Q: 1 + 1? A: It is 2."
 
