@@ -37,10 +37,10 @@ async def test_examples_outlive_their_groups(bench: Bench) -> None:
     ids = await bench.fill(10)
     await bench.lease(incarnation, "b1", 9)
     await bench.store.ack(RUN, incarnation, ["b1"])
-    latest = await bench.store.journal.examples(RUN, 8)
+    latest = [found async for found in bench.store.journal.examples(RUN, 8)]
     assert [group_id for group_id, _ in latest] == list(reversed(ids[2:]))
     assert [body for _, body in latest] == [submission(group_id).body for group_id, _ in latest]
     more = await bench.fill(3)
-    assert [group_id for group_id, _ in await bench.store.journal.examples(RUN, 3)] == list(reversed(more))
+    assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 3)] == list(reversed(more))
     kept = await bench.redis.keys(PREFIX + "example:*")
     assert len(kept) == 4, "9 were trained, of which 4 are among the latest 8"

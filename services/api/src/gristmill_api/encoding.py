@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from gristmill import compression
 from gristmill.compression import CompressionError, InflatedTooLarge
 from gristmill_api import errors
+from gristmill_api.offload import offload
 
 ZSTD = "zstd"
 
@@ -31,13 +32,22 @@ def plain(group_id: str, body: bytes, headers: Headers, limit: int) -> bytes:
         raise errors.bad_group(group_id, str(error)) from error
 
 
-def negotiated(stored: bytes, headers: Headers, limit: int) -> tuple[bytes, dict[str, str]]:
+async def negotiated(stored: bytes, headers: Headers, limit: int) -> tuple[bytes, dict[str, str]]:
     """A stored group as a client with these headers reads it, and the headers that go with it."""
     if not compression.is_compressed(stored):
         return stored, {}
     if accepts_zstd(headers):
         return stored, {"Content-Encoding": ZSTD, "Vary": "Accept-Encoding"}
-    return compression.inflate(stored, limit), {"Vary": "Accept-Encoding"}
+    body = await offload(plain_size(stored, limit), compression.inflate, stored, limit)
+    return body, {"Vary": "Accept-Encoding"}
+
+
+def plain_size(body: bytes, limit: int) -> int:
+    """Bytes of a group when it is inflated; `limit` if its frame does not report them. Raises CompressionError."""
+    if not compression.is_compressed(body):
+        return len(body)
+    size = compression.content_size(body)
+    return limit if size is None else size
 
 
 def accepts_zstd(headers: Headers) -> bool:

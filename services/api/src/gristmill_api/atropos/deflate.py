@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from isal import isal_zlib
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gristmill_api.offload import offload
+
 MINIMUM_SIZE: Final = 1000
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
 _LEVEL: Final = 1
-_IN_LOOP: Final = 64 * 1024
-"""Bytes that are deflated at once; more, in a thread, so that other requests go on meanwhile."""
 
 
 def accepted(request: Request) -> bool:
@@ -27,9 +26,7 @@ class Deflater:
         self._stream = isal_zlib.compressobj(_LEVEL, wbits=_GZIP)
 
     async def add(self, piece: bytes) -> bytes:
-        if len(piece) <= _IN_LOOP:
-            return self._stream.compress(piece)
-        return await asyncio.to_thread(self._stream.compress, piece)
+        return await offload(len(piece), self._stream.compress, piece)
 
     def end(self) -> bytes:
         return self._stream.flush()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from isal import igzip_lib, isal_zlib
 
 from gristmill_api import errors
+from gristmill_api.offload import offload
 
 _BAD: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # its stub says an instance
 _GZIP = 16 + isal_zlib.MAX_WBITS
-_IN_LOOP = 64 * 1024
-"""Bytes that are inflated at once; more, in a thread, so that other requests go on meanwhile."""
 
 
 class InvalidGzip(ValueError):
@@ -20,9 +17,7 @@ class InvalidGzip(ValueError):
 
 async def inflated(body: bytes, limit: int) -> bytes:
     """The body of a request with Content-Encoding gzip. Raises InvalidGzip, and Refused (413) beyond `limit` bytes."""
-    if len(body) <= _IN_LOOP:
-        return _inflate(body, limit)
-    return await asyncio.to_thread(_inflate, body, limit)
+    return await offload(len(body), _inflate, body, limit)
 
 
 def _inflate(body: bytes, limit: int) -> bytes:

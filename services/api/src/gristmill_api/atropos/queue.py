@@ -172,8 +172,7 @@ class Queue:
 
     async def latest(self) -> bytes | None:
         """The group that was queued last, whatever became of it."""
-        found = await self._store.journal.examples(self.run_id, 1)
-        return found[0][1] if found else None
+        return await anext((body async for _, body in self._store.journal.examples(self.run_id, 1)), None)
 
     async def reset(self) -> None:
         """Forget the registrations and drop what is queued."""

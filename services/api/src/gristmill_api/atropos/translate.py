@@ -94,7 +94,7 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
     return TrajectoryGroup(
         group_id=group_id,
         run_id=run_id,
-        env_id="atropos" if scored.env_id is None else f"atropos-{scored.env_id}",
+        env_id=env_name(scored.env_id),
         row=row,
         lengths=lengths,
         tokens=np.concatenate([np.array(tokens, np.int32) for tokens in scored.tokens]),
@@ -225,6 +225,11 @@ def _unpadded(values: F32 | I32 | None, ids: I32 | None, group: TrajectoryGroup)
     rows = [row[found].tolist() for row, found in zip(values.reshape(shape), there, strict=True)]
     starts = np.concatenate(([0], np.cumsum(group.lengths)))
     return [rows[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def env_name(number: int | None) -> str:
+    """The name in /v1 of an environment of Atropos' by its number."""
+    return "atropos" if number is None else f"atropos-{number}"
 
 
 def _number(env_id: str) -> int | None:

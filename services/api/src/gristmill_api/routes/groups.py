@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
@@ -12,14 +12,19 @@ from redis.exceptions import RedisError
 from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
 from gristmill_api import encoding, errors
+from gristmill_api.atropos.translate import is_json
 from gristmill_api.context import Body, Ctx, GroupId, RunId
 from gristmill_api.errors import Refused
+from gristmill_api.examples import Example, example
+from gristmill_api.offload import offload
 from gristmill_api.routes.direct import Direct
 from gristmill_api.routes.refusals import REFUSALS
 from gristmill_api.store import Submission
 from gristmill_api.store.store import row_of
 
 _LOG = logging.getLogger(__name__)
+SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"
+"""Of a group that came in at the API's root, as it is stored."""
 router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"])
 direct = APIRouter(prefix=router.prefix, tags=["groups"], responses=REFUSALS, route_class=Direct)
 
@@ -71,18 +76,32 @@ async def submit(
 @router.get(
     "/{group_id}",
     response_class=Response,
-    responses={200: {"content": {GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    responses={
+        200: {
+            "content": {
+                GROUP_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
+                SCORED_MEDIA_TYPE: {"schema": {"type": "object"}},
+                "application/json": {"schema": Example.model_json_schema()},
+            }
+        }
+    },
 )
 async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) -> Response:
-    """A group's bytes as they were submitted, while the store holds them: ready, leased, dead or among the examples.
+    """A group's bytes as they were submitted, while the group is ready, leased, dead or waiting to be archived.
 
-    One that was submitted as zstd is sent so to who accepts it, else inflated.
+    The media type names the protocol: a binary group of /v1, or the JSON of Atropos' ScoredData. A group that was
+    submitted as zstd is sent as zstd to a client that accepts it, else inflated. With `Accept: application/json` the
+    answer is an Example of the group, whichever protocol it came by.
     """
-    body = await ctx.store.payload(run_id, group_id)
-    if body is None:
+    stored = await ctx.store.payload(run_id, group_id)
+    if stored is None:
         raise errors.group_missing(run_id, group_id)
-    body, headers = encoding.negotiated(body, request.headers, ctx.limits.max_body_bytes)
-    return Response(body, media_type=GROUP_MEDIA_TYPE, headers=headers)
+    limit = ctx.limits.max_body_bytes
+    if "application/json" in request.headers.get("accept", "").lower():
+        shown = await offload(encoding.plain_size(stored, limit), example, group_id, stored, limit)
+        return Response(shown, media_type="application/json", headers={"Vary": "Accept"})
+    body, headers = await encoding.negotiated(stored, request.headers, limit)
+    return Response(body, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE, headers=headers)
 
 
 @router.get("")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from gristmill import MetricsRow, RunEvent, TrajectoryGroup, compression
+from gristmill import MetricsRow, RunEvent
+from gristmill_api import encoding
 from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Body, Ctx, Name, RunId
+from gristmill_api.examples import Example, example
+from gristmill_api.offload import offload
 from gristmill_api.store import keys
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
@@ -43,22 +46,6 @@ class Row(Body):
         if count > MAX_VALUES:
             raise ValueError(f"a row has {MAX_VALUES} values at most, with those of its groups; this one has {count}")
         return self
-
-
-class Example(BaseModel):
-    """A submitted group as JSON. Lists hold one entry a sequence."""
-
-    group_id: str
-    env_id: str
-    rewards: list[float]
-    reward_parts: dict[str, list[float | None]]
-    finish_reasons: list[str]
-    version: str
-    """The oldest weights that sampled any of it."""
-    tokens: list[list[int]]
-    trained: list[list[bool]]
-    """Whether the token was sampled, and is trained on."""
-    messages: list[Any] | None
 
 
 async def _existing(ctx: Ctx, run_id: RunId) -> str:
@@ -125,25 +112,12 @@ async def events(
             yield ServerSentEvent(id=event.id, event=event.kind, data=event)
 
 
-@router.get("/examples")
-async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> list[Example]:
-    """The groups submitted last, newest first; also those that were trained meanwhile."""
-    bodies = [body for _, body in await ctx.store.journal.examples(run_id, limit)]
-    plain = (compression.inflated(body, ctx.limits.max_body_bytes) for body in bodies)
-    return [_example(TrajectoryGroup.decode(body)) for body in plain]
-
-
-def _example(group: TrajectoryGroup) -> Example:
-    ends = group.lengths.cumsum()
-    spans = [slice(end - length, end) for end, length in zip(ends.tolist(), group.lengths.tolist(), strict=True)]
-    return Example(
-        group_id=group.group_id,
-        env_id=group.env_id,
-        rewards=group.rewards.tolist(),
-        reward_parts=group.reward_parts,
-        finish_reasons=group.finish_reasons,
-        version=str(group.oldest_version),
-        tokens=[group.tokens[span].tolist() for span in spans],
-        trained=[group.mask[span].tolist() for span in spans],
-        messages=group.messages,
-    )
+@router.get("/examples", response_model=list[Example])
+async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge=1, le=8)] = 1) -> Response:
+    """The beginnings of the groups submitted last, newest first; also of those that were trained meanwhile."""
+    limit_bytes = ctx.limits.max_body_bytes
+    texts = [
+        await offload(encoding.plain_size(body, limit_bytes), example, group_id, body, limit_bytes)
+        async for group_id, body in ctx.store.journal.examples(run_id, limit)
+    ]
+    return Response(b"[" + b",".join(texts) + b"]", media_type="application/json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from redis.asyncio import Redis
@@ -48,14 +48,17 @@ class Journal:
         found: Any = await self._redis.xrevrange(keys.prefix(run_id) + "events", count=1)
         return text(found[0][0]) if found else "0-0"
 
-    async def examples(self, run_id: str, limit: int) -> Sequence[tuple[str, bytes]]:
-        """The groups submitted last, newest first: ids and bodies. They outlive their training."""
+    async def examples(self, run_id: str, limit: int) -> AsyncIterator[tuple[str, bytes]]:
+        """The groups submitted last, newest first: ids and stored bytes. They outlive their training.
+
+        One group is in memory at a time.
+        """
         found: list[bytes] = await self._redis.lrange(keys.prefix(run_id) + "latest", 0, limit - 1)  # type: ignore[assignment]
-        ids = [name.decode() for name in found]
-        names = [make(run_id, group_id) for group_id in ids for make in (keys.payload, keys.example)]
-        bodies: Any = await self._redis.mget(names) if names else []
-        pairs = zip(ids, bodies[::2], bodies[1::2], strict=True)
-        return [(group_id, held or kept) for group_id, held, kept in pairs if held or kept]
+        for name in found:
+            group_id = text(name)
+            held, kept = await self._redis.mget(keys.payload(run_id, group_id), keys.example(run_id, group_id))
+            if held or kept:
+                yield group_id, held or kept  # type: ignore[misc]
 
 
 def _event(event_id: bytes, fields: dict[bytes, bytes]) -> RunEvent:
