@@ -22,7 +22,7 @@ from benchmarks.trajectory.processes import cpu_seconds
 from gristmill_env.rewards.accuracy import accuracy
 from gristmill_env.rewards.answers import compare, read_answer
 from gristmill_env.rewards.extraction import final_answer, gold_answer
-from gristmill_env.symbolic.errors import CheckError
+from gristmill_env.running.errors import JobError
 from gristmill_env.symbolic.pool import symbolic_pool
 
 WANTED_PER_S = 1000
@@ -166,7 +166,7 @@ async def _lag(name: str, bomb: str) -> Lag:
 async def _ends(bomb: str) -> str:
     try:
         return f"scored {await accuracy(bomb, '72')}"
-    except CheckError as error:
+    except JobError as error:
         return type(error).__name__
 
 

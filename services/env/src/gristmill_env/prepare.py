@@ -16,9 +16,11 @@ from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder, load_tokenizer
-from gristmill_env.rewards import Scorer, WeightedReward, create_reward
+from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
 from gristmill_env.roller import Roller
+from gristmill_env.running import Limits
 from gristmill_env.settings import DatasetConfig, EnvConfig
+from gristmill_env.symbolic.pool import check_limits, set_up_checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,9 +48,17 @@ class Task:
         environment = create_environment(spec.type, spec.params, folder)
         rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
-        scorer = Scorer(rewards, has_answer=config.gold_field is not None, columns=dataset.columns)
+        has_answer, how = config.gold_field is not None, execution(launch.config)
+        scorer = Scorer(rewards, has_answer=has_answer, columns=dataset.columns, execution=how)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environment)
+
+
+def execution(config: EnvConfig) -> Execution:
+    """How the settings want rewards called. Sets up the pool of symbolic checks, too."""
+    set_up_checks(config.check_processes, check_limits(config.check_timeout))
+    limits = Limits(config.reward_timeout, config.reward_wall_timeout)
+    return Execution(limits, config.reward_threads, config.reward_processes)
 
 
 def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:

@@ -20,7 +20,7 @@ from gristmill_env.commands.show import figure, plain
 from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import create_rewards
+from gristmill_env.prepare import create_rewards, execution
 from gristmill_env.rewards import Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, Summary
@@ -89,9 +89,9 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
 def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
     """The rewards of the configuration or the command line; else those that the groups were scored with."""
     config, folder = launch.config.dataset, launch.config_path.parent if launch.config_path is not None else None
-    columns = [*first.columns, *first.columns_left_out]
+    columns, how = [*first.columns, *first.columns_left_out], execution(launch.config)
     if config.reward_functions:
-        return Scorer(create_rewards(config, folder), has_answer=True, columns=columns)
+        return Scorer(create_rewards(config, folder), has_answer=True, columns=columns, execution=how)
     saved = (first.settings or {}).get("dataset", {}).get("reward_functions", [])
     if not saved:
         raise SavedError("the groups do not say which rewards scored them; name some: --reward_functions or --config")
@@ -99,7 +99,7 @@ def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
         parse(RewardSpec, without_secrets(spec), "reward_functions of the saved groups") for spec in saved
     ]
     as_saved = config.model_copy(update={"reward_functions": specs})
-    return Scorer(create_rewards(as_saved, folder), has_answer=True, columns=columns)
+    return Scorer(create_rewards(as_saved, folder), has_answer=True, columns=columns, execution=how)
 
 
 def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> SavedGroup:

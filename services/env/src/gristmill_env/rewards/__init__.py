@@ -21,6 +21,7 @@ import gristmill_env.rewards.soft_overlong
 import gristmill_env.rewards.tag_count  # noqa: F401
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.deciding import Decision, deciding_reward
+from gristmill_env.rewards.inputs import Execution
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.sample import Detailed, Sample, Score
@@ -29,6 +30,7 @@ from gristmill_env.rewards.scorer import Scorer, WeightedReward
 __all__ = [
     "Decision",
     "Detailed",
+    "Execution",
     "Reward",
     "Sample",
     "Score",

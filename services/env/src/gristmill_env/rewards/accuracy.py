@@ -36,7 +36,7 @@ async def accuracy(
 
     Numbers are compared exactly; only what is no plain number and not written alike is compared by
     algebra, in processes of its own. None (no score) when the row's own answer is no mathematics:
-    nothing can be said of the completion then. Raises CheckError when algebra comes to no end.
+    nothing can be said of the completion then. Raises JobError when algebra does not finish.
 
     Options: `last_number` takes the last number of a completion that marks no answer; `tolerance`,
     relative, for numbers; `split_on_think_tag` false looks for answers in the reasoning too;

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.sample import Detailed, Sample
+from gristmill_env.running import Call
 
 
 @dataclass(frozen=True)
@@ -58,61 +57,24 @@ class Task:
     gather: Callable[[Sequence[Sample]], Mapping[str, Any]]
     """Its arguments for these samples."""
     hint: str = ""
-    """Told with a TypeError: what may be wrong with its arguments."""
+    """Added to a TypeError: what may be wrong with its arguments."""
+    close: Callable[[], None] = lambda: None
+    """Ends what it has started."""
 
-    def calls(self, samples: Sequence[Sample]) -> list[Call]:
+    def calls(self, samples: Sequence[Sample]) -> list[RewardCall]:
         """The calls that score a group."""
-        return [Call(self, samples)] if self.group_level else [Call(self, [sample]) for sample in samples]
+        return [RewardCall(self, samples)] if self.group_level else [RewardCall(self, [sample]) for sample in samples]
 
 
-class Call:
-    """One call: for one sample, or for all samples of a group where the reward is group-level.
-
-    It may be run more than once, or be given up while it runs; what settles it first counts.
-    """
-
-    __slots__ = ("_open", "batch", "needed", "outcomes", "samples", "task")
+class RewardCall(Call[list[Said]]):
+    """One call: for one sample, or for all samples of a group if the reward is group-level. One outcome a sample."""
 
     def __init__(self, task: Task, samples: Sequence[Sample]) -> None:
+        super().__init__(task.name, is_async=task.is_async)
         self.task = task
         self.samples = samples
-        self.outcomes: list[Said] = []
-        """One a sample, once it is settled."""
-        self.batch: Batch | None = None
-        self.needed = True
-        """False: nobody waits for it any more, so it need not begin."""
-        self._open = [True]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is not settled yet."""
-        return bool(self._open)
-
-    def claim(self) -> bool:
-        """Whether the caller is the one to publish the outcomes. Of several threads one is.
-
-        Takes no lock: a thread that is given up may be interrupted here.
-        """
-        try:
-            return self._open.pop()  # atomic
-        except IndexError:
-            return False
-
-    def publish(self, outcomes: list[Said]) -> None:
-        """Settle it; for the one that has claimed it."""
-        self.outcomes = outcomes
-        if self.batch is not None:
-            self.batch.one_less()
-
-    def settle(self, outcomes: list[Said]) -> bool:
-        """Take these outcomes, unless there are some. Returns whether they were taken."""
-        if not self.claim():
-            return False
-        self.publish(outcomes)
-        return True
 
     def run(self) -> list[Said]:
-        """Call a reward that is not async, on this thread. Whatever it does wrong is in the outcomes."""
         if not self.needed:
             return self.failed("it is not needed any more")
         try:
@@ -126,7 +88,6 @@ class Call:
             return self.failed(error)
 
     async def run_async(self) -> list[Said]:
-        """Call an async reward. Whatever it does wrong is in the outcomes."""
         if not self.needed:
             return self.failed("it is not needed any more")
         try:
@@ -155,40 +116,6 @@ class Call:
         return [_said(self.task.name, item) for item in value]
 
 
-class Batch:
-    """Calls that are waited for together."""
-
-    def __init__(self, calls: Iterable[Call]) -> None:
-        self.calls = list(calls)
-        self.done: Future[None] = Future()
-        """Done once every call is settled. Its error is one that ends the run."""
-        self.done.set_running_or_notify_cancel()  # a waiter that goes away must not cancel it
-        self._left = len(self.calls)
-        self._lock = threading.Lock()
-        for call in self.calls:
-            call.batch = self
-        if not self.calls:
-            self.done.set_result(None)
-
-    def one_less(self) -> None:
-        """One of the calls is settled."""
-        with self._lock:
-            self._left -= 1
-            if self._left == 0 and not self.done.done():
-                self.done.set_result(None)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the waiter now that nothing will come of it."""
-        with self._lock:
-            if not self.done.done():
-                self.done.set_exception(error)
-
-    def drop(self) -> None:
-        """Nobody waits any more."""
-        for call in self.calls:
-            call.needed = False
-
-
 def _said(reward: str, value: object) -> Said:
     if not isinstance(value, Detailed):
         return _outcome(reward, value)
@@ -199,7 +126,8 @@ def _said(reward: str, value: object) -> Said:
 
 def _outcome(reward: str, value: object) -> Outcome:
     if isinstance(value, Exception):
-        return Failure(reward, redact_text(f"{type(value).__name__}: {value}"), value)
+        text = str(value) if isinstance(value, RewardError) else f"{type(value).__name__}: {value}"
+        return Failure(reward, redact_text(text), value)
     if hasattr(value, "tolist"):  # numbers of numpy and torch
         value = value.tolist()
     if value is None:

@@ -12,6 +12,7 @@ from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import parse
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.composed import Composed
+from gristmill_env.rewards.in_process import ProcessReward
 from gristmill_env.rewards.registry import Definition, find, registered
 from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward
 from gristmill_env.rewards.trl import trl_reward
@@ -40,6 +41,14 @@ def create_reward(
         definition = registered(what) or Definition.of(name or _own_name(what), what)
         return _made(definition, params or {}, name, folder)
     spec = _specification(what)
+    if spec.process:
+        made = _of(spec, params, name, folder)
+        there = {"type": spec.type, "params": {**spec.params, **(params or {})}, "name": made.name}
+        return ProcessReward(made, there, folder)
+    return _of(spec, params, name, folder)
+
+
+def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, folder: Path | None) -> Reward:
     params, name = {**spec.params, **(params or {})}, name or spec.name
     if spec.type.startswith(_TRL):
         reference = spec.type.removeprefix(_TRL)

@@ -11,7 +11,7 @@ them; what belongs to one completion it may not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.sample import Sample
 from gristmill_env.rewards.signature import Argument
+from gristmill_env.running import Limits
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
@@ -43,13 +44,26 @@ Getter = Callable[[Sample], Any]
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How the rewards of a run are called."""
+
+    limits: Limits = field(default_factory=lambda: Limits(cpu=60.0, wall=600.0))
+    """Of one call."""
+    threads: int = 32
+    """Most for rewards that are not async."""
+    processes: int = 2
+    """For each reward that runs in processes."""
+
+
+@dataclass(frozen=True)
 class Known:
-    """What all samples of a run have."""
+    """What all samples of a run have, and how its rewards are called."""
 
     columns: Sequence[str] = ()
     """The data set's columns."""
     has_answer: bool = True
     """Whether rows have an answer."""
+    execution: Execution = Execution()
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.inputs import PLURALS, Known
+from gristmill_env.rewards.calls import Failure
+from gristmill_env.rewards.inputs import PLURALS, Execution, Known
 from gristmill_env.rewards.plan import Node, calls, outcomes
-from gristmill_env.rewards.running import Failure, Runner
 from gristmill_env.rewards.sample import Sample
+from gristmill_env.running import Runner
 
 _FIELDS = frozenset(field.name for field in fields(Sample)) - {"completion", "row"}
 
@@ -40,7 +41,7 @@ def score_now(
 
 @cache
 def _shared_runner() -> Runner:
-    return Runner()
+    return Runner(Execution().limits)
 
 
 def _known(samples: Sequence[Sample]) -> Known:

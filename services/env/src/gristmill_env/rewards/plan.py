@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gristmill_env.rewards.running import Call, Failure, Outcome, Parted, Said, Task
+from gristmill_env.rewards.calls import Failure, Outcome, Parted, RewardCall, Said, Task
 from gristmill_env.rewards.sample import Sample
 
 
@@ -53,12 +53,18 @@ class Branch:
 Node = Task | Branch
 
 
-def calls(nodes: Iterable[Node], samples: Sequence[Sample]) -> dict[str, list[Call]]:
+def tasks(nodes: Iterable[Node]) -> Iterator[Task]:
+    """The leaves, in the order of the configuration."""
+    for node in nodes:
+        yield from _leaves(node)
+
+
+def calls(nodes: Iterable[Node], samples: Sequence[Sample]) -> dict[str, list[RewardCall]]:
     """The calls that score a group, by the full names of leaves, in the order of the configuration."""
-    return {leaf.name: leaf.calls(samples) for node in nodes for leaf in _leaves(node)}
+    return {task.name: task.calls(samples) for task in tasks(nodes)}
 
 
-def outcomes(nodes: Iterable[Node], made: Mapping[str, Sequence[Call]]) -> dict[str, Sequence[Outcome]]:
+def outcomes(nodes: Iterable[Node], made: Mapping[str, Sequence[RewardCall]]) -> dict[str, Sequence[Outcome]]:
     """What all rewards said, by full name, one item a completion. A composed one stands before its parts."""
     found: dict[str, Sequence[Outcome]] = {}
     for node in nodes:
@@ -86,9 +92,9 @@ def _leaves(node: Node) -> Iterator[Task]:
         yield from _leaves(part)
 
 
-def _outcomes(node: Node, made: Mapping[str, Sequence[Call]]) -> dict[str, Sequence[Outcome]]:
+def _outcomes(node: Node, made: Mapping[str, Sequence[RewardCall]]) -> dict[str, Sequence[Outcome]]:
     if isinstance(node, Task):
-        return _said(node.name, [outcome for call in made[node.name] for outcome in call.outcomes])
+        return _said(node.name, [outcome for call in made[node.name] for outcome in call.result])
     inner: dict[str, Sequence[Outcome]] = {}
     for part in node.parts.values():
         inner |= _outcomes(part, made)

@@ -9,12 +9,12 @@ from typing import Any, overload
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.answers import one_form
+from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.extraction import final_answer
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, Known, resolve
 from gristmill_env.rewards.library import score_now
 from gristmill_env.rewards.plan import Branch, Combination, Node
 from gristmill_env.rewards.registry import States
-from gristmill_env.rewards.running import Task
 from gristmill_env.rewards.sample import Sample
 from gristmill_env.rewards.signature import Argument, is_async
 

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
+from gristmill_env.rewards.calls import Failure, Outcome
 from gristmill_env.rewards.deciding import Decision, deciding_reward
-from gristmill_env.rewards.inputs import Known
-from gristmill_env.rewards.plan import calls, outcomes, weighted_sum
+from gristmill_env.rewards.inputs import Execution, Known
+from gristmill_env.rewards.plan import calls, outcomes, tasks, weighted_sum
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.running import TIMEOUT, Failure, Outcome, Runner
 from gristmill_env.rewards.sample import Sample, Score
+from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ class Scorer:
         *,
         has_answer: bool,
         columns: Sequence[str] = (),
-        timeout: float = TIMEOUT,
+        execution: Execution = Execution(),  # noqa: B008  it is frozen
     ) -> None:
-        """`columns`: the data set's; `timeout`: seconds that one call of a reward may take.
+        """`columns`: the data set's.
 
         Raises RewardError when there is no reward, or none of weight, one name stands for two, or a reward asks for
         what the rows do not have.
@@ -66,9 +67,10 @@ class Scorer:
             raise RewardError(
                 "all of reward_functions have weight 0: they are metrics, and nothing is left to score by"
             )
-        known = Known(columns, has_answer)
+        self.execution = execution
+        known = Known(columns, has_answer, execution)
         self._nodes = [weighted.reward.bind(known, weighted.reward.name) for weighted in self.rewards]
-        self._runner = Runner(timeout)
+        self._runner = Runner(execution.limits, threads=execution.threads)
         self._errors: Counter[str] = Counter()
 
     @property
@@ -99,7 +101,7 @@ class Scorer:
         try:
             await asyncio.wrap_future(batch.done)
         except asyncio.CancelledError:
-            batch.drop()
+            self._runner.drop(batch)
             raise
         found = outcomes(self._nodes, made)
         for name, column in found.items():
@@ -107,8 +109,10 @@ class Scorer:
         return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
 
     async def close(self) -> None:
-        """End the threads; a thread that hangs is left behind, and ends with the process."""
+        """End the threads and processes; a thread that hangs is left behind, and ends with this process."""
         self._runner.close()
+        for task in tasks(self._nodes):
+            task.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,9 +16,9 @@ from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
+from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import Known, known_tokens
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.running import Task
 from gristmill_env.rewards.sample import Sample
 from gristmill_env.rewards.signature import is_async
 

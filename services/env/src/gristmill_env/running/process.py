@@ -1,49 +1,49 @@
-"""One checker process, as its owner sees it."""
+"""One worker process, as its owner sees it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 
 import msgspec
 
-from gristmill_env.symbolic.errors import CheckDied, CheckError, CheckerUnavailable, CheckOverran
-from gristmill_env.symbolic.protocol import (
-    HEAD,
-    Broken,
-    Check,
-    Failed,
-    Outcome,
-    Ready,
-    Report,
-    decode_report,
-    framed,
-)
+from gristmill_env.running.errors import JobDied, JobFailed, JobOverran, NoProcess
+from gristmill_env.running.protocol import HEAD, Broken, Done, Failed, Order, Report, decode_report, framed
 
-_MODULE = "gristmill_env.symbolic.checker"
+_MODULE = "gristmill_env.running.child"
 _START_S = 120.0
 """Importing sympy takes a second; on a busy machine with a cold disk, many."""
 
 
-class CheckerProcess:
-    """A child that answers one check at a time. Not thread-safe: one thread owns it."""
+class WorkerProcess:
+    """A child that does one job at a time. Not thread-safe: one thread owns it."""
 
-    def __init__(self, deadline_s: float) -> None:
-        """Start the child. Raises CheckerUnavailable when that fails."""
-        self._deadline_s = deadline_s
-        self._command = command = [sys.executable, "-P", "-m", _MODULE, str(deadline_s)]
+    def __init__(self, order: Order, what: str, *, quiet: bool = False) -> None:
+        """Start the child. `what` it is for, in messages. `quiet`: it writes nothing to standard error.
+
+        Raises NoProcess when that fails.
+        """
+        self._order, self._what = order, what
+        self._command = command = [sys.executable, "-P", "-m", _MODULE]
         try:
             self._child = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if quiet else None,
+                start_new_session=True,  # its child processes are in its group, and are killed with it
             )
         except OSError as error:
-            raise CheckerUnavailable(f"no process for symbolic checks could be started: {error}") from error
+            raise NoProcess(f"no process for {what} could be started: {error}") from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._checks, self._reports = self._child.stdin, self._child.stdout
+        self._jobs, self._reports = self._child.stdin, self._child.stdout
         self._poll = select.poll()
         self._poll.register(self._reports, select.POLLIN)
 
@@ -57,56 +57,63 @@ class CheckerProcess:
         return self._child.pid
 
     def await_ready(self) -> None:
-        """Wait until it is warm. Raises CheckerUnavailable when it never will be."""
+        """Send the order, and wait until the process is warm. Raises NoProcess when it never will be."""
         try:
+            self._send(framed(self._order))
             report = self._read(_START_S)
         except (OSError, EOFError, msgspec.DecodeError) as error:  # a TimeoutError is an OSError
             self.kill()
-            raise CheckerUnavailable(
-                f"the process for symbolic checks did not start ({_exit(self._child.returncode)}); "
-                f"run `{' '.join(self._command)}` to see why"
+            raise NoProcess(
+                f"the process for {self._what} did not start ({_exit(self._child.returncode)}); is there memory left, "
+                f"and does `{' '.join(self._command)} < /dev/null` work?"
             ) from error
         if isinstance(report, Broken):
             self.kill()
-            raise CheckerUnavailable(
-                f"the process for symbolic checks cannot work ({report.reason}); install math-verify in {sys.prefix}"
-            )
+            raise NoProcess(f"the process for {self._what} cannot work: {report.reason}")
 
-    def ask(self, check: Check) -> Outcome:
-        """Have `check` decided.
+    def ask(self, job: bytes, shown: str) -> bytes:
+        """Have `job` done. `shown`: what it is called in messages.
 
-        Raises CheckOverran at the deadline and CheckDied when the process ends under it: both leave
-        it dead. Raises CheckError when the check itself fails.
+        Raises JobOverran beyond the limits and JobDied when the process ends under it: both leave it dead. Raises
+        JobFailed when the job itself fails.
         """
         try:
-            self._checks.write(framed(check))
-            report = self._read(self._deadline_s)
+            self._send(framed(job))
+            report = self._read(self._order.wall)
         except TimeoutError:
             self.kill()
-            raise CheckOverran(f"the check of {check.shown} took more than {self._deadline_s:g} s") from None
+            raise JobOverran(f"{shown} took more than {self._order.wall:g} s") from None
         except (OSError, EOFError, msgspec.DecodeError) as error:
             self.kill()
-            raise CheckDied(
-                f"the process that checked {check.shown} ended ({_exit(self._child.returncode)}); "
-                "such an answer needs more memory than a check may take"
+            if self._child.returncode == -signal.SIGPROF:
+                raise JobOverran(f"{shown} took more than {self._order.cpu:g} s of processor time") from None
+            raise JobDied(
+                f"the process of {shown} ended under it ({_exit(self._child.returncode)}); "
+                "it may have needed more memory than there is"
             ) from error
         if isinstance(report, Failed):
-            raise CheckError(f"the check of {check.shown} failed: {report.reason}")
-        assert not isinstance(report, (Ready, Broken))  # said once, before the first check
+            raise JobFailed(f"{shown} failed: {report.reason}")
+        assert isinstance(report, Done)
         if report.last:
             self.kill()
-        return report.outcome
+        return report.result
 
     def stop(self) -> None:
         """End it from another thread than its owner's, who then finds it dead."""
-        self._child.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(self._child.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
-        self._child.kill()
+        """End it now, whatever it does, and all that it has started."""
+        self.stop()
         self._child.wait()
-        self._checks.close()
+        self._jobs.close()
         self._reports.close()
+
+    def _send(self, message: bytes) -> None:
+        view = memoryview(message)
+        while view:
+            view = view[self._jobs.write(view) or 0 :]
 
     def _read(self, limit_s: float) -> Report:
         """The next report. Raises TimeoutError after `limit_s`, EOFError when the child has ended."""

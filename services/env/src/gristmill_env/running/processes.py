@@ -1,56 +1,65 @@
-"""A pool of checker processes. A check that goes on for too long costs its process, and nothing else.
+"""A pool of worker processes. A job that overruns its limits costs its process, and nothing else.
 
-Each process has a thread that hands it one check at a time, waits for its verdict, and replaces it
-when it overran, died or grew too large. Threads and plain futures, so that any event loop and any
-thread can ask. Nothing starts before the first check.
+Each process has a thread that hands it one job at a time, waits for the result, and replaces the process when it
+overran, died or grew too large. The pool uses threads and plain futures, so that any event loop and any thread can ask.
+Nothing starts before the first job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from gristmill_env.symbolic.errors import CheckError, CheckerUnavailable, CheckOverran, TooManyChecks
-from gristmill_env.symbolic.process import CheckerProcess
-from gristmill_env.symbolic.protocol import Check, Outcome
+from gristmill_env.running.errors import JobError, JobOverran, NoProcess, TooManyJobs
+from gristmill_env.running.loop import held
+from gristmill_env.running.process import WorkerProcess
+from gristmill_env.running.protocol import Order
 
 _WAITING = 65_536
 _REMEMBERED_S = 60.0
-"""For how long a check that overran is refused when it comes again, as it does in a group of like completions."""
+"""For how long a job that overran is refused when it comes again, as it does in a group of like completions."""
 _REMEMBERED = 256
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    check: Check
-    future: Future[Outcome] = field(default_factory=Future)
+    body: bytes
+    shown: str
+    future: Future[bytes] = field(default_factory=Future)
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.body).digest()
 
 
-class SymbolicPool:
-    """Decides checks in `size` processes, each within `deadline_s` seconds of wall time."""
+class ProcessPool:
+    """Does jobs in `size` processes. The end of this process, and of the pool, ends them."""
 
-    def __init__(self, size: int = 2, deadline_s: float = 3.0) -> None:
-        self._size = size
-        self._deadline_s = deadline_s
+    def __init__(self, order: Order, size: int, what: str, *, quiet: bool = False) -> None:
+        """`order`: what the processes are for. `what`: the same in messages. `quiet`: they write nothing to standard
+        error."""
+        self._order, self._size, self._what, self._quiet = order, size, what, quiet
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._threads: list[threading.Thread] = []
-        self._processes: set[CheckerProcess] = set()
-        self._overran: dict[Check, float] = {}
+        self._processes: set[WorkerProcess] = set()
+        self._overran: dict[bytes, float] = {}
         self._idle = 0
         self._closed = False
         self._asked = 0
+        _POOLS.add(self)
 
     @property
     def asked(self) -> int:
-        """Checks that the pool was ever asked for."""
+        """Jobs that the pool was ever asked for."""
         return self._asked
 
     @property
@@ -59,19 +68,21 @@ class SymbolicPool:
         with self._changed:
             return [process.pid for process in self._processes if process.alive]
 
-    async def check(self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0) -> Outcome:
-        """Whether in all `pairs` the stated LaTeX is the same as the reference LaTeX, which comes first.
+    async def do(self, body: bytes, shown: str) -> bytes:
+        """The result of a job. `shown`: what the job is called in messages, "the check of 'x'".
 
-        Raises CheckError, or one of its kinds, when that could not be found out.
+        Raises JobError, or one of its kinds, when there is none. While it waits, no limit of the calling reward counts:
+        the job has its own, and queueing is not the reward's fault.
         """
-        return await asyncio.wrap_future(self.submit(pairs, tolerance))
+        with held():
+            return await asyncio.wrap_future(self.submit(body, shown))
 
-    def submit(self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0) -> Future[Outcome]:
-        """As `check`, for callers without an event loop."""
-        job = _Job(Check(tuple(pairs), tolerance))
+    def submit(self, body: bytes, shown: str) -> Future[bytes]:
+        """As `do`, for callers without an event loop."""
+        job = _Job(body, shown)
         with self._changed:
             self._asked += 1
-            refusal = self._refusal(job.check)
+            refusal = self._refusal(job)
             if refusal is None:
                 self._waiting.append(job)
                 if len(self._waiting) > self._idle and len(self._threads) < self._size:
@@ -82,7 +93,7 @@ class SymbolicPool:
         return job.future
 
     def close(self) -> None:
-        """Kill the processes. Checks that wait or run end with CheckError."""
+        """Kill the processes. Jobs that wait or run end with JobError."""
         with self._changed:
             self._closed = True
             threads, waiting = list(self._threads), list(self._waiting)
@@ -92,48 +103,47 @@ class SymbolicPool:
             self._changed.notify_all()
         for job in waiting:
             if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(CheckError("the pool of symbolic checks was closed"))
+                job.future.set_exception(JobError(f"the pool of processes for {self._what} was closed"))
         for thread in threads:
             thread.join()
 
-    def _refusal(self, check: Check) -> CheckError | None:
+    def _refusal(self, job: _Job) -> JobError | None:
         if self._closed:
-            return CheckError("the pool of symbolic checks is closed")
+            return JobError(f"the pool of processes for {self._what} is closed")
         if len(self._waiting) >= _WAITING:
-            return TooManyChecks(f"{_WAITING} symbolic checks wait already; score fewer completions at once")
-        if self._overran.get(check, 0.0) > time.monotonic():
-            return CheckOverran(f"the check of {check.shown} took more than {self._deadline_s:g} s a moment ago")
+            return TooManyJobs(f"{_WAITING} jobs of {self._what} wait already; score fewer completions at once")
+        if self._overran and self._overran.get(job.digest, 0.0) > time.monotonic():
+            return JobOverran(f"{job.shown} overran its limits a moment ago")
         return None
 
     def _start_thread(self) -> None:
-        name = f"symbolic-{len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        self._threads.append(threading.Thread(target=self._work, name=f"process-{len(self._threads)}", daemon=True))
         self._threads[-1].start()
 
     def _work(self) -> None:
-        process: CheckerProcess | None = None
+        process: WorkerProcess | None = None
         while self._await_job():
             process = self._living(process)
             try:
                 process = process or self._start_process()  # before a job is taken: another process may be free first
-            except CheckerUnavailable as error:
+            except NoProcess as error:
                 if job := self._take():
                     job.future.set_exception(error)
                 continue
             if job := self._take():
-                self._decide(job, process)
+                self._do(job, process)
         if process is not None:
             process.kill()
 
-    def _decide(self, job: _Job, process: CheckerProcess) -> None:
+    def _do(self, job: _Job, process: WorkerProcess) -> None:
         try:
-            outcome = process.ask(job.check)
-        except CheckError as error:
-            if isinstance(error, CheckOverran):
-                self._remember(job.check)
+            result = process.ask(job.body, job.shown)
+        except JobError as error:
+            if isinstance(error, JobOverran):
+                self._remember(job)
             job.future.set_exception(error)
         else:
-            job.future.set_result(outcome)
+            job.future.set_result(result)
 
     def _await_job(self) -> bool:
         """Wait for a job that can be taken; false when the pool is closed."""
@@ -152,15 +162,17 @@ class SymbolicPool:
                     return job
         return None
 
-    def _start_process(self) -> CheckerProcess:
-        process = CheckerProcess(self._deadline_s)
+    def _start_process(self) -> WorkerProcess:
+        process = WorkerProcess(self._order, self._what, quiet=self._quiet)
         with self._changed:
             self._processes.add(process)
+            if self._closed:
+                process.stop()
         process.await_ready()
         return process
 
-    def _living(self, process: CheckerProcess | None) -> CheckerProcess | None:
-        """`process`, or None when it has ended: killed for its check, or by somebody else meanwhile."""
+    def _living(self, process: WorkerProcess | None) -> WorkerProcess | None:
+        """`process`, or None when it has ended: killed for its job, or by another process."""
         with self._changed:
             self._processes = {one for one in self._processes if one.alive}
         if process is None or process.alive:
@@ -168,31 +180,21 @@ class SymbolicPool:
         process.kill()
         return None
 
-    def _remember(self, check: Check) -> None:
+    def _remember(self, job: _Job) -> None:
         with self._changed:
             while len(self._overran) >= _REMEMBERED:
                 del self._overran[next(iter(self._overran))]
-            self._overran[check] = time.monotonic() + _REMEMBERED_S
+            self._overran[job.digest] = time.monotonic() + _REMEMBERED_S
 
 
-_lock = threading.Lock()
-_shared: SymbolicPool | None = None
+_POOLS: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
-def symbolic_pool() -> SymbolicPool:
-    """The pool of this process, which all rewards share."""
-    global _shared
-    with _lock:
-        if _shared is None:
-            _shared = SymbolicPool()
-            atexit.register(_shared.close)
-        return _shared
+def _close_all() -> None:
+    for pool in list(_POOLS):
+        pool.close()
 
 
-def _forget_shared_pool() -> None:
-    """A forked child has none of its parent's threads: it needs a pool of its own."""
-    global _lock, _shared
-    _lock, _shared = threading.Lock(), None
-
-
-os.register_at_fork(after_in_child=_forget_shared_pool)
+atexit.register(_close_all)
+# A forked child has none of its parent's threads, and must not end its parent's processes.
+os.register_at_fork(after_in_child=_POOLS.clear)

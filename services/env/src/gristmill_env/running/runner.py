@@ -1,28 +1,30 @@
-"""Runs calls of rewards, and keeps watch over them.
+"""Runs calls of code that is not ours, and keeps watch over them.
 
-Rewards that are not async run on worker threads, async ones on a thread with an event loop. A thread of its own
-watches both, so that it works alike for a caller with an event loop and one without:
+Plain calls run on worker threads, async ones on a thread with an event loop. A further thread watches both, so that it
+works alike for a caller with an event loop and one without:
 
-- a call past its deadline is an error, and its thread is given up;
+- a call that overruns its limits is an error, and its thread is given up;
 - a blocked event loop is given up: the call that blocks it is an error, the other calls on it are done again on a new
-  one, and later calls of the reward that blocked get a loop for themselves;
+  one, and later calls of the name that blocked get a loop for themselves;
 - when too many given-up threads still hang, the run is ended.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterable
+from types import FrameType
+from typing import Any
 
-from gristmill_env.errors import RewardError
-from gristmill_env.rewards.running.calls import Batch, Call
-from gristmill_env.rewards.running.loop import LoopThread
-from gristmill_env.rewards.running.workers import Workers
+from gristmill_env.errors import EnvError, RewardError
+from gristmill_env.running.calls import Batch, Call, Limits
+from gristmill_env.running.loop import LoopThread
+from gristmill_env.running.workers import Workers
 
-TIMEOUT = 60.0
-"""Seconds that a call of a reward may take, unless said otherwise."""
 MOST_HANGING = 16
 """Threads that may hang for good; one more is the end of the run."""
 
@@ -37,71 +39,95 @@ _RECOVERY = 1.0
 
 
 class Runner:
-    """Threads for rewards, from the first call on. They hold up neither the caller nor the interpreter's exit."""
+    """Threads for calls, from the first call on. They hold up neither the caller nor the interpreter's exit."""
 
-    def __init__(self, timeout: float = TIMEOUT) -> None:
-        """`timeout`: seconds that a call may take."""
-        self._timeout = timeout
-        self._workers = Workers()
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        threads: int = 32,
+        what: str = "reward",
+        error: type[EnvError] = RewardError,
+        remedy: str = "set process: true for it, or a time-out on what it waits for",
+    ) -> None:
+        """`threads`: most for plain calls. `what`, `error`, `remedy`: words and kind of the error that ends the
+        run."""
+        self._limits = limits
+        self._what, self._error, self._remedy = what, error, remedy
+        self._workers = Workers(threads)
         self._loop: LoopThread | None = None
         self._own_loops: dict[str, LoopThread] = {}
-        """Of the rewards that have blocked the common one."""
+        """Of the names that have blocked the common one."""
         self._batches: set[Batch] = set()
         self._changed = threading.Condition()
         self._watcher: threading.Thread | None = None
         self._asleep = False
-        self._hanging: list[threading.Thread] = []
+        self._hanging: dict[threading.Thread, bool] = {}
+        """Threads that are given up and still run, and whether they were interrupted."""
         self._fatal: BaseException | None = None
         self._closed = False
 
-    def submit(self, calls: Iterable[Call]) -> Batch:
-        """Begin these calls. The batch is done when all of them are settled; its error is a RewardError.
+    def submit(self, calls: Iterable[Call[Any]]) -> Batch:
+        """Begin these calls. The batch is done when all of them are settled; its error is the class's `error`.
 
-        Raises RewardError when too many threads hang, or after close().
+        Raises that error when too many threads hang, or after close().
         """
         batch = Batch(calls)
         with self._changed:
             if self._fatal is not None:
-                raise RewardError(str(self._fatal)) from self._fatal
+                raise self._error(str(self._fatal)) from self._fatal
             if self._closed:
-                raise RewardError("the scorer is closed")
+                raise self._error(self._closing())
             if not batch.calls:
                 return batch
             self._batches.add(batch)
             batch.done.add_done_callback(lambda _: self._batches.discard(batch))
-            self._workers.submit(call for call in batch.calls if not call.task.is_async)
-            self._on_loops(call for call in batch.calls if call.task.is_async)
+            self._workers.submit(call for call in batch.calls if not call.is_async)
+            self._on_loops(call for call in batch.calls if call.is_async)
             if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="reward-watch", daemon=True)
+                self._watcher = threading.Thread(target=self._watch, name="call-watch", daemon=True)
                 self._watcher.start()
             if self._asleep:
                 self._changed.notify()
         return batch
 
-    def close(self) -> None:
-        """End the threads. Calls under way are cancelled where that is possible, and waited for by nobody."""
+    def drop(self, batch: Batch) -> None:
+        """Nobody waits for these calls any more: those that wait do not begin, and async ones are cancelled."""
+        for call in batch.calls:
+            call.needed = False
         with self._changed:
+            for loop in self._loops():
+                loop.cancel(call for call in batch.calls if call.is_async)
+
+    def close(self) -> None:
+        """End the threads without waiting for them. Async calls under way are cancelled."""
+        with self._changed:
+            if self._closed:
+                return
             self._closed = True
             self._workers.close()
             for loop in self._loops():
                 loop.close()
             for batch in list(self._batches):
-                batch.fail(RewardError("the scorer is closed"))
+                batch.fail(self._error(self._closing()))
             self._changed.notify()
+
+    def _closing(self) -> str:
+        return f"the runner of the {self._what}s is closed"
 
     def _loops(self) -> list[LoopThread]:
         return [*([self._loop] if self._loop is not None else []), *self._own_loops.values()]
 
-    def _on_loops(self, calls: Iterable[Call]) -> None:
+    def _on_loops(self, calls: Iterable[Call[Any]]) -> None:
         common = []
         for call in calls:
-            if call.task.name in self._own_loops:
-                self._own_loops[call.task.name].submit([call])
+            if call.name in self._own_loops:
+                self._own_loops[call.name].submit([call])
             else:
                 common.append(call)
         if common:
             if self._loop is None:
-                self._loop = LoopThread(self._timeout)
+                self._loop = LoopThread(self._limits)
             self._loop.submit(common)
 
     def _watch(self) -> None:
@@ -116,6 +142,7 @@ class Runner:
                         self._changed.wait()
                         self._asleep = False
                         before = time.monotonic()
+                self._interrupt_hanging()
                 now = time.monotonic()
                 if now - before > _SUSPENDED:
                     judged_from = now + _RECOVERY
@@ -123,15 +150,15 @@ class Runner:
                     self._judge(now)
                 self._workers.grow(now)
                 before = now
-                last_busy = now if self._batches else last_busy
+                last_busy = now if self._batches or self._hanging else last_busy
         except BaseException as error:
-            self._end(error)  # nobody would keep a deadline any more
+            self._end(error)  # without the watch, no limit is kept
             raise
 
     def _judge(self, now: float) -> None:
-        for call, thread in self._workers.overdue(now, self._timeout):
-            self._give_up(thread, call.task.name)
-            call.publish(call.failed(f"it took longer than {self._timeout:g} s"))
+        for call, thread, why in self._workers.overdue(now, self._limits):
+            self._give_up(thread, call.name)
+            call.publish(call.failed(why))
         with self._changed:
             silent = [loop for loop in self._loops() if loop.busy and loop.ask(now)]
             for loop in silent:
@@ -142,37 +169,69 @@ class Runner:
         if loop is self._loop:
             self._loop = None
         self._own_loops = {name: own for name, own in self._own_loops.items() if own is not loop}
+        seconds = f"{self._limits.cpu:g} s"
         if blocking is None:
-            why = f"the event loop of the rewards was blocked for {self._timeout:g} s by code that belongs to no task"
-            self._give_up(loop.thread, " or ".join(sorted({call.task.name for call in calls})))
+            why = f"the event loop of the {self._what}s was blocked for {seconds} by code that belongs to no task"
+            self._give_up(loop.thread, " or ".join(sorted({call.name for call in calls})))
             for call in calls:
                 call.settle(call.failed(why))
             return
-        name = blocking.task.name
+        name = blocking.name
         mine = blocking.claim()  # not when it was settled before: then a task that it left behind blocks
         self._give_up(loop.thread, name)
         if mine:
-            why = f"it blocked its event loop for {self._timeout:g} s; await what it waits for, or use def"
+            why = f"it blocked its event loop for {seconds}; await what it waits for, or use def"
             blocking.publish(blocking.failed(why))
-        self._own_loops[name] = LoopThread(self._timeout)
+        self._own_loops[name] = LoopThread(self._limits)
         self._on_loops(call for call in calls if call.is_open)
 
-    def _give_up(self, thread: threading.Thread, reward: str) -> None:
-        """Ask a thread to end. What runs in Python does, what waits in C does not before its wait is over."""
-        if thread.is_alive() and thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-        self._hanging = [other for other in self._hanging if other.is_alive()]
-        self._hanging.append(thread)
+    def _give_up(self, thread: threading.Thread, name: str) -> None:
+        self._hanging[thread] = False
+        self._interrupt_hanging()
         if len(self._hanging) > MOST_HANGING:
             self._end(
-                RewardError(
-                    f"reward '{reward}' hangs: {len(self._hanging)} threads are lost in calls that took longer than "
-                    f"{self._timeout:g} s; give what it waits for a time-out of its own"
+                self._error(
+                    f"{self._what} '{name}' hangs: {len(self._hanging)} threads are lost in calls that overran their "
+                    f"limits ({self._limits.cpu:g} s of processor time, {self._limits.wall:g} s in all); {self._remedy}"
                 )
             )
+
+    def _interrupt_hanging(self) -> None:
+        """Ask threads that are given up to end. Those that run in Python do; one that waits in C does when it is back.
+
+        A thread is interrupted only while it runs code of the call itself. Inside of the standard library it might
+        hold a lock that all threads need (logging's, an import's).
+        """
+        self._hanging = {thread: done for thread, done in self._hanging.items() if thread.is_alive()}
+        for thread, done in self._hanging.items():
+            if done or thread.ident is None:
+                continue
+            time.sleep(0)  # a fresh turn with the interpreter's lock: no other thread runs between the next two lines
+            if _in_own_code(sys._current_frames().get(thread.ident)):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+                self._hanging[thread] = True
 
     def _end(self, error: BaseException) -> None:
         with self._changed:
             self._fatal = error
             for batch in list(self._batches):
                 batch.fail(error)
+
+
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def _in_own_code(frame: FrameType | None) -> bool:
+    """Whether a thread with this innermost frame is in the code of a call, and in none that it has called of the
+    standard library's."""
+    while frame is not None:
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if module.startswith((f"{__package__}.", "asyncio.")):
+            return True
+        if file.startswith("<frozen"):
+            return False
+        if file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _PACKAGES):
+            return False
+        frame = frame.f_back
+    return False

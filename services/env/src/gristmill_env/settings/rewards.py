@@ -26,14 +26,19 @@ class RewardSpec(Settings):
     params: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward, e.g. {target_tokens: 64}."""
 
+    process: bool = False
+    """Call it in reward_processes processes of its own, each of which is killed when a call overruns, even one that is
+    stuck in C code. Each imports the reward again; what the reward keeps in memory is not shared."""
+
     @model_serializer(mode="wrap")
-    def _without_an_unset_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A run's record is the same as before there were names."""
-        return {key: value for key, value in write(self).items() if key != "name" or value is not None}
+    def _without_what_is_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run's record is the same as before there were names and processes."""
+        return {key: value for key, value in write(self).items() if key not in ("name", "process") or value}
 
     def recorded(self) -> dict[str, Any]:
-        """What makes it this reward and no other. Secrets and addresses are left out: they may change."""
-        return {**self.model_dump(mode="json"), "params": without_secrets(self.params, "base_url")}
+        """What makes it this reward and no other, without secrets, addresses and where it runs: they may change."""
+        kept = self.model_dump(mode="json", exclude={"process"})
+        return {**kept, "params": without_secrets(self.params, "base_url")}
 
 
 def without_secrets(value: Any, *others: str) -> Any:

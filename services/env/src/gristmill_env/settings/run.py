@@ -92,6 +92,24 @@ class EnvConfig(Settings):
     worker_timeout: float = -1
     """Seconds that one prompt may take from request to scores, after which it is dropped; -1: no bound."""
 
+    reward_timeout: float = Field(default=60.0, gt=0)
+    """Seconds of processor time that one call of a reward may take. A busy machine costs a reward nothing of it."""
+
+    reward_wall_timeout: float = Field(default=600.0, gt=0)
+    """Seconds in all that one call of a reward may take: the limit of one that waits for a judge or sleeps."""
+
+    reward_threads: int = Field(default=32, ge=1, le=1024)
+    """Most threads for rewards that are not async. More come only for calls that wait, not for calls that compute."""
+
+    reward_processes: int = Field(default=2, ge=1, le=256)
+    """Processes of each reward with process: true."""
+
+    check_timeout: float = Field(default=3.0, gt=0)
+    """Seconds of processor time that one check by Math-Verify may take; it may last twenty times as long in all."""
+
+    check_processes: int = Field(default=2, ge=1, le=256)
+    """Processes for checks by Math-Verify."""
+
     max_eval_workers: int = Field(default=16, ge=1, le=1024)
     """Prompts of an evaluation worked on at a time."""
 

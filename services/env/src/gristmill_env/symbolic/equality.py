@@ -1,18 +1,19 @@
-"""Equality by Math-Verify. Imports sympy: for checker processes only, whose main thread it has to run on.
+"""Equality by Math-Verify. Imports sympy: for the processes of the symbolic pool only, on whose main thread it runs.
 
-Math-Verify's own time limits are off (they take SIGALRM); the process is killed from outside instead.
+Math-Verify's own time limits are off (they take SIGALRM); the process is killed instead.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from gristmill_env.symbolic.protocol import Check, Outcome
+from gristmill_env.symbolic.protocol import Check, Outcome, decode_check
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -23,15 +24,16 @@ _SMALL_POWER = 12
 _APART = sympy.Float("1e-12", _DIGITS)
 
 
+def checker(settings: bytes) -> Callable[[bytes], bytes]:
+    """The function of a process' jobs: an encoded `Check` to the value of an `Outcome`. Has the parser built first."""
+    _decide(r"3\sqrt{2}", r"\frac{\sqrt{72}}{2}", 0.0)
+    return lambda body: decide(decode_check(body)).value.encode()
+
+
 def decide(check: Check) -> Outcome:
     """Whether all stated answers are the same as their references; stops at the first that is not."""
     outcomes = (_decide(gold, stated, check.tolerance) for gold, stated in check.pairs)
     return next((outcome for outcome in outcomes if outcome is not Outcome.SAME), Outcome.SAME)
-
-
-def warm_up() -> None:
-    """Have the parser built before the first clock runs."""
-    _decide(r"3\sqrt{2}", r"\frac{\sqrt{72}}{2}", 0.0)
 
 
 @lru_cache(maxsize=2048)

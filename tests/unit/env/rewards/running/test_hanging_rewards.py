@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, Waiting, fine, fine_async
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.running import runner
+from gristmill_env.running import Limits, runner
 
 
 def spins(completion: str) -> float:
@@ -43,6 +46,105 @@ async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: W
     assert [score.error for score in scores] == [None, f"{name}: {HANGS[name]}", None, None]
     assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
     assert made.errors == {name: 1}
+
+
+def computes(completion: str) -> float:
+    until = time.thread_time() + 1.0
+    while time.thread_time() < until:
+        pass
+    return 1.0
+
+
+async def computes_async(completion: str) -> float:
+    return computes(completion)
+
+
+@pytest.mark.usefixtures("busy_machine")
+@pytest.mark.parametrize("reward", [computes, computes_async])
+async def test_busy_machine_costs_no_reward_its_limit(scorer: Make, reward: Callable[[str], object]) -> None:
+    made = scorer(reward, limits=Limits(cpu=2.0, wall=600.0))
+    started = time.monotonic()
+    [score] = await made.score([GOOD])
+    assert score.error is None
+    assert time.monotonic() - started > 2.0, "the machine was not busy"
+
+
+@pytest.mark.parametrize("reward", [spins, spins_async])
+async def test_reward_that_computes_is_limited_by_processor_time(scorer: Make, reward: Callable[[str], object]) -> None:
+    made = scorer(reward, limits=Limits(cpu=0.3, wall=600.0))
+    assert [score.error is None for score in await made.score(GROUP)] == [True, False, True, True]
+
+
+async def waits_a_while(completion: str) -> float:
+    await asyncio.sleep(0.8)
+    return 1.0
+
+
+def sleeps_a_while(completion: str) -> float:
+    time.sleep(0.8)
+    return 1.0
+
+
+@pytest.mark.parametrize("reward", [waits_a_while, sleeps_a_while])
+async def test_reward_that_waits_is_limited_by_wall_time_alone(scorer: Make, reward: Callable[[str], object]) -> None:
+    assert [score.error for score in await scorer(reward, limits=Limits(cpu=0.1, wall=600.0)).score([GOOD])] == [None]
+    [score] = await scorer(reward, limits=Limits(cpu=600.0, wall=0.2)).score([GOOD])
+    assert score.error is not None
+
+
+async def test_cancelled_score_cancels_its_async_calls(scorer: Make) -> None:
+    ended = threading.Event()
+
+    async def judge(completion: str) -> float:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+        return 1.0
+
+    task = asyncio.create_task(scorer(judge).score([GOOD]))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    assert await asyncio.to_thread(ended.wait, 30)
+
+
+async def test_thread_is_not_interrupted_inside_of_the_standard_library(
+    scorer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception there could leave a lock of logging's taken for ever."""
+    logger = logging.getLogger("test.endless")
+    inside: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                until = time.monotonic() + 1.0
+                while time.monotonic() < until:
+                    record.getMessage()
+            except SystemExit:
+                inside.append("interrupted while the handler's lock is held")
+                raise
+
+    handler = Handler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    reached = threading.Event()
+
+    def logs(completion: str) -> float:
+        logger.info("for a while")
+        reached.set()
+        while True:  # here it is interrupted
+            pass
+
+    made = scorer(logs, limits=Limits(cpu=0.2, wall=0.2))
+    [score] = await made.score([GOOD])
+    assert score.error is not None
+    thread = next(thread for thread in threading.enumerate() if thread.name == "call")
+    assert await asyncio.to_thread(reached.wait, 30)
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+    assert inside == []
+    logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
@@ -154,12 +256,13 @@ async def test_too_many_threads_that_hang_end_the_run(
 
 HANGS_AT_EXIT = """
 import asyncio, time
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
+from gristmill_env.rewards import Execution, Sample, Scorer, WeightedReward, create_reward
+from gristmill_env.running import Limits
 def hangs(completion): time.sleep(1000)
 async def blocks(completion): time.sleep(1000)
 async def main():
     rewards = [WeightedReward(create_reward(function), 1.0) for function in (hangs, blocks)]
-    async with Scorer(rewards, has_answer=True, timeout=0.1) as scorer:
+    async with Scorer(rewards, has_answer=True, execution=Execution(Limits(0.1, 0.1))) as scorer:
         print((await scorer.score([Sample("")]))[0].failed)
 asyncio.run(main())
 """

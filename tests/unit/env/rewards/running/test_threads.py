@@ -11,7 +11,7 @@ from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, W
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
-from gristmill_env.rewards.running import workers
+from gristmill_env.running import workers
 
 
 async def test_a_reward_that_waits_has_its_samples_waited_for_at_once(scorer: Make) -> None:
@@ -125,5 +125,5 @@ async def test_a_closed_scorer_leaves_no_thread_behind() -> None:
         thread.join(10)
     assert ours
     assert not any(thread.is_alive() for thread in ours)
-    with pytest.raises(RewardError, match="the scorer is closed"):
+    with pytest.raises(RewardError, match="closed"):
         await made.score(GROUP)

@@ -19,9 +19,9 @@ from gristmill.settings import Settings, parse
 from gristmill_env.errors import RewardError
 from gristmill_env.plugs.verifiers.environment import load_environment
 from gristmill_env.plugs.verifiers.failures import noted_failures
+from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import Known
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.running import Task
 from gristmill_env.rewards.sample import Detailed, Sample
 
 _PROMPT = "prompt"

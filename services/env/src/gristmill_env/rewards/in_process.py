@@ -1,0 +1,134 @@
+"""Rewards with `process: true`: each call runs in a process of its own kind, which is killed when the call overruns.
+
+A thread that is stuck in C code cannot be ended, and one that computes holds up the interpreter; a process can be
+killed, whatever it does. The reward's module is imported there again, so state that it keeps is each process' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill_env.errors import RewardError
+from gristmill_env.rewards.calls import Failure, Outcome, Parted, RewardCall, Said, Task
+from gristmill_env.rewards.inputs import Known
+from gristmill_env.rewards.reward import Reward
+from gristmill_env.rewards.sample import Detailed, Sample
+from gristmill_env.running.processes import ProcessPool
+from gristmill_env.running.protocol import Order
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """One outcome as it is sent back: no pickle, for the process runs code that is not ours."""
+
+    value: float | None
+    failure: str | None
+    parts: dict[str, tuple[float | None, str | None]] | None = None
+
+
+_ANSWERS = msgspec.msgpack.Decoder(list[_Answer])
+
+
+@dataclass(frozen=True)
+class ProcessReward(Reward):
+    """A reward that runs in processes."""
+
+    inner: Reward
+    """The same reward, made here too: it says what it asks for, and what a completion states."""
+    spec: Mapping[str, Any]
+    """What it is made of there."""
+    folder: Path | None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
+
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return self.inner.asks_for
+
+    @property
+    def reads_answers(self) -> bool:
+        return self.inner.reads_answers
+
+    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
+        return self.inner.stated(completion, row)
+
+    def bind(self, known: Known, name: str) -> Task:
+        here = self.inner.bind(known, name)
+        if not isinstance(here, Task):
+            raise RewardError(f"reward '{self.name}' is made of others; set process: true on those, not on the whole")
+        remote = _Remote(self.spec, self.folder, known, here)
+        gather = lambda samples: {"samples": samples}  # noqa: E731
+        return Task(name, remote, True, here.group_level, gather, here.hint, remote.close)
+
+
+class _Remote:
+    """Calls the reward in a process. The pool starts with the first call."""
+
+    def __init__(self, spec: Mapping[str, Any], folder: Path | None, known: Known, here: Task) -> None:
+        """`here`: the same reward as this process would call it."""
+        limits = known.execution.limits
+        order = Order(
+            target=f"{__name__}:serve",
+            settings=pickle.dumps((dict(spec), folder, known, here.name)),
+            cpu=limits.cpu,
+            wall=limits.wall,
+            path=list(sys.path),
+        )
+        self._group_level = here.group_level
+        self._pool = ProcessPool(order, known.execution.processes, f"reward '{here.name}'")
+
+    async def __call__(self, samples: Sequence[Sample]) -> Any:
+        try:
+            job = pickle.dumps(list(samples))
+        except Exception as error:  # a column may hold anything
+            raise RewardError(f"its samples cannot be sent to a process: {type(error).__name__}: {error}") from error
+        values = [_value(answer) for answer in _ANSWERS.decode(await self._pool.do(job, "the call"))]
+        return values if self._group_level else values[0]
+
+    def close(self) -> None:
+        """Kill the processes."""
+        self._pool.close()
+
+
+def serve(settings: bytes) -> Callable[[bytes], bytes]:
+    """The function of such a process' jobs: pickled samples to answers."""
+    from gristmill_env.rewards.create import create_reward  # here: it makes the class above
+
+    spec, folder, known, name = pickle.loads(settings)
+    task = create_reward(spec, folder=folder).bind(known, name)
+    assert isinstance(task, Task)
+
+    def work(job: bytes) -> bytes:
+        call = RewardCall(task, pickle.loads(job))
+        said = asyncio.run(call.run_async()) if task.is_async else call.run()
+        return msgspec.msgpack.encode([_answer(one) for one in said])
+
+    return work
+
+
+def _answer(said: Said) -> _Answer:
+    if isinstance(said, Parted):
+        return _Answer(*_flat(said.whole), {name: _flat(part) for name, part in said.parts.items()})
+    return _Answer(*_flat(said))
+
+
+def _flat(outcome: Outcome) -> tuple[float | None, str | None]:
+    return (None, outcome.text) if isinstance(outcome, Failure) else (outcome, None)
+
+
+def _value(answer: _Answer) -> float | Exception | Detailed | None:
+    if answer.failure is not None:
+        return RewardError(answer.failure)
+    if answer.parts is None:
+        return answer.value
+    found = answer.parts.items()
+    return Detailed(answer.value, {part: value if why is None else RewardError(why) for part, (value, why) in found})

@@ -1,0 +1,125 @@
+"""The pool of killable processes: limits in processor time, what a bad job costs, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill_env.running.errors import JobDied, JobError, JobFailed, JobOverran, NoProcess
+from gristmill_env.running.processes import ProcessPool
+from gristmill_env.running.protocol import Order
+
+Make = Callable[..., ProcessPool]
+
+
+@pytest.fixture
+def pool() -> Iterator[Make]:
+    """Makes pools of one process that do the jobs of jobs.py."""
+    made: list[ProcessPool] = []
+
+    def make(size: int = 1, **order: Any) -> ProcessPool:
+        fields = {"target": "tests.unit.env.running.jobs:worker", "settings": b"tests", "path": list(sys.path)}
+        limits = {"cpu": 60.0, "wall": 600.0}
+        made.append(ProcessPool(Order(**{**fields, **limits, **order}), size, "tests"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+async def test_jobs_are_done_in_processes_of_their_own(pool: Make) -> None:
+    made = pool(2)
+    assert made.pids == []
+    results = await asyncio.gather(*(made.do(f"echo:{n}".encode(), "a job") for n in range(20)))
+    assert results == [f"tests echo:{n}".encode() for n in range(20)]
+    assert os.getpid() not in made.pids
+    assert len(made.pids) == 2
+
+
+async def test_a_job_stuck_in_c_code_is_killed_and_costs_nothing_else(pool: Make) -> None:
+    made = pool(cpu=1.0)
+    stuck = asyncio.create_task(made.do(b"stick in C:", "the job"))
+    waiting = [asyncio.create_task(made.do(f"echo:{n}".encode(), "a job")) for n in range(5)]
+    with pytest.raises(JobOverran, match=r"the job took more than 1 s of processor time"):
+        await stuck
+    assert await asyncio.gather(*waiting) == [f"tests echo:{n}".encode() for n in range(5)]
+
+
+async def test_a_job_that_waits_too_long_is_killed_by_the_clock_on_the_wall(pool: Make) -> None:
+    made = pool(cpu=60.0, wall=1.0)
+    with pytest.raises(JobOverran, match=r"the job took more than 1 s$"):
+        await made.do(b"sleep:600", "the job")
+    assert await pool(cpu=0.1, wall=600.0).do(b"sleep:1", "the job") == b"tests sleep:1"
+
+
+@pytest.mark.usefixtures("busy_machine")
+async def test_a_busy_machine_costs_no_job_its_limit(pool: Make) -> None:
+    made = pool(cpu=2.0, niceness=5)
+    started = time.monotonic()
+    assert await made.do(b"compute:1", "the job") == b"tests compute:1"
+    assert time.monotonic() - started > 2.0, "the machine was not busy"
+
+
+async def test_processor_time_of_earlier_jobs_does_not_count(pool: Make) -> None:
+    made = pool(cpu=1.0)
+    for n in range(4):
+        assert await made.do(f"compute:0.{4 + n}".encode(), "the job")
+    assert len(made.pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "why"),
+    [(b"raise:", JobFailed, "KeyError: 'mark'"), (b"exit:3", JobDied, "exit status 3")],
+)
+async def test_a_job_that_fails_or_dies_says_how(pool: Make, job: bytes, error: type[JobError], why: str) -> None:
+    made = pool()
+    with pytest.raises(error, match=why):
+        await made.do(job, "the job")
+    assert await made.do(b"echo:", "a job") == b"tests echo:"
+
+
+async def test_a_process_that_cannot_work_says_why(pool: Make) -> None:
+    with pytest.raises(NoProcess, match="ValueError: there is nothing to work with"):
+        await pool(settings=b"broken").do(b"echo:", "the job")
+    with pytest.raises(NoProcess, match="No module named 'nothing_of_that_name'"):
+        await pool(target="nothing_of_that_name:worker").do(b"echo:", "the job")
+
+
+async def test_what_a_job_prints_does_not_get_between_the_results(pool: Make) -> None:
+    made = pool()
+    assert await made.do(b"print:hello", "the job") == b"tests print:hello"
+    assert await made.do(b"echo:", "the job") == b"tests echo:"
+
+
+async def test_a_job_may_use_signals(pool: Make) -> None:
+    assert await pool().do(b"alarm:", "the job") == b"tests alarm:"
+
+
+async def test_what_a_killed_job_has_started_is_killed_with_it(pool: Make, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with pytest.raises(JobOverran):
+        await pool(wall=3.0).do(f"child:{file}".encode(), "the job")
+    child = int(file.read_text())
+    async with asyncio.timeout(30):
+        while _runs(child):  # noqa: ASYNC110  another process
+            await asyncio.sleep(0.05)
+
+
+async def test_a_large_job_reaches_its_process_whole(pool: Make) -> None:
+    body = b"echo:" + b"x" * (5 << 20)
+    assert await pool().do(body, "the job") == b"tests " + body
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
