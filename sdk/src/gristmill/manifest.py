@@ -20,11 +20,11 @@ class Manifest(BaseModel):
 
     format: int = 1
     name: str
-    """The name the server answers to."""
+    """The name the server answers to: MODEL, without the revision of a hub id."""
     requested: str
-    """MODEL as the user wrote it."""
+    """MODEL as the user wrote it. A configuration may name the model by either."""
     revision: str
-    """Hub revision or content hash."""
+    """The hub's commit, or a content hash."""
     tokenizer_path: str
     weights_path: str
     """Folder of the original model: what the trainer starts from."""

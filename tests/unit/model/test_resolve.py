@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,16 @@ from huggingface_hub import constants
 from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gristmill_model.__main__ import describe
 from gristmill_model.cache import BUILDING, built, locked
 from gristmill_model.errors import ModelError
 from gristmill_model.resolve import resolve
+from gristmill_model.settings import Settings
 
 
-@pytest.mark.parametrize("name", ["tinyy", "/no/such/folder", "./here", "a/b/c", "two words/x"])
+@pytest.mark.parametrize("name", ["tinyy", "/no/such/folder", "./here", "a/b/c", "two words/x", "a/b@", "tiny@main"])
 def test_neither_a_folder_nor_a_hub_id(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="no folder here and no hub id") as caught:
+    with pytest.raises(ModelError, match="neither a folder here nor a hub id") as caught:
         resolve(name, tmp_path / "models")
     assert "\n" not in str(caught.value)
     assert "tiny, smollm2" in str(caught.value)
@@ -42,6 +46,61 @@ def test_a_hub_out_of_reach_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelError, match="the hub cannot be reached for 'nobody/nothing'") as caught:
         resolve("nobody/nothing", tmp_path / "models")
     assert "\n" not in str(caught.value)
+
+
+def hub_model(home: Path, commits: dict[str, int], refs: dict[str, str]) -> None:
+    """A hub's cache with the model owner/name, made from a seed at each commit."""
+    folder = home / "models--owner--name"
+    for commit, seed in commits.items():
+        save_random(folder / "snapshots" / commit, tied=False, seed=seed)
+    for ref, commit in refs.items():
+        (folder / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / ref).write_text(commit)
+
+
+def test_hub_id_takes_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = "a" * 40, "b" * 40
+    hub_model(tmp_path / "hub", {old: 1, new: 2}, {"main": new, "v1/first": old})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    models = tmp_path / "models"
+    newest = resolve("owner/name", models)
+    assert (newest.name, newest.revision) == ("owner/name", new)
+    for revision in (old, "v1/first"):
+        pinned = resolve(f"owner/name@{revision}", models)
+        assert (pinned.name, pinned.requested, pinned.revision) == ("owner/name", f"owner/name@{revision}", old)
+        assert pinned.sha256 != newest.sha256
+    manifest = describe(pinned, Settings.read({"GRISTMILL_MODELS_DIR": str(models)}, cuda_available=False))
+    assert (manifest.name, manifest.requested, manifest.revision) == ("owner/name", "owner/name@v1/first", old)
+    with pytest.raises(ModelError, match="does not hold v2"):
+        resolve("owner/name@v2", models)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [("RevisionNotFound", "no revision 'v2'"), ("GatedRepo", "HF_TOKEN_FILE"), ("RepoNotFound", "has no")],
+)
+def test_hub_errors_name_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, named: str
+) -> None:
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403 if code == "GatedRepo" else 404)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ModelError, match=named):
+        resolve("owner/name@v2", tmp_path / "models")
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_folder_elsewhere_moves_in_and_is_served_untied(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
     config = AutoConfig.from_pretrained(resolved.weights_path, trust_remote_code=False)
     own_limit = getattr(config, "max_position_embeddings", None) or settings.max_length
     return Manifest(
-        name=resolved.requested,
+        name=resolved.name,
         requested=resolved.requested,
         revision=resolved.revision,
         tokenizer_path=str(resolved.weights_path),

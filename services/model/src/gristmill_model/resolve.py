@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 
 from gristmill_model import smollm2, tiny
@@ -22,7 +23,8 @@ from gristmill_model.cache import built, digest, link_or_copy, locked
 from gristmill_model.errors import ModelError
 from gristmill_model.untie import untied
 
-HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
+"""OWNER/NAME, or OWNER/NAME@REVISION with a commit, tag or branch."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 EMBEDDED = "tiny, smollm2"
 HUB_TOKEN = "a token that may read it (HF_TOKEN, or in Compose HF_TOKEN_FILE)"
@@ -33,6 +35,9 @@ class ResolvedModel:
     """A model that is on this machine."""
 
     requested: str
+    """MODEL."""
+    name: str
+    """MODEL without the revision of a hub id: what the server answers to."""
     revision: str
     """The hub's commit, or a hash of what the model was made from."""
     weights_path: Path
@@ -46,15 +51,22 @@ def resolve(requested: str, models_dir: Path) -> ResolvedModel:
     """Find, build or fetch a model. Instant when it was done before.
 
     Args:
-        requested: tiny, smollm2, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-1.5B-Instruct.
+        requested: tiny, smollm2, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-1.5B-Instruct, with
+            @ and a commit, tag or branch after it to pin it.
         models_dir: absolute folder for everything that is built.
 
     Raises:
         ModelError: no such model, a folder that holds none, or a hub that does not answer.
     """
     with locked(models_dir):
-        weights, revision = _original(requested, models_dir)
-        return ResolvedModel(requested, revision, weights, untied(weights, models_dir), digest(weights))
+        hub = None if _is_local(requested) else HUB_ID.fullmatch(requested)
+        weights, revision = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
+        name = hub[1] if hub else requested
+        return ResolvedModel(requested, name, revision, weights, untied(weights, models_dir), digest(weights))
+
+
+def _is_local(requested: str) -> bool:
+    return requested.startswith((".", "/", "~")) or Path(requested).is_dir()
 
 
 def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
@@ -65,12 +77,10 @@ def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
     folder = Path(requested).expanduser()
     if folder.is_dir():
         return _local(folder.resolve(), models_dir)
-    if requested.startswith((".", "/", "~")) or not HUB_ID.fullmatch(requested):
-        raise ModelError(
-            f"MODEL={requested!r} is no folder here and no hub id (OWNER/NAME); "
-            f"set MODEL to one of {EMBEDDED}, a folder with a config.json, or a hub id"
-        )
-    return _from_hub(requested, models_dir)
+    raise ModelError(
+        f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
+        f"set MODEL to one of {EMBEDDED}, a folder with a config.json, or a hub id"
+    )
 
 
 def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
@@ -85,23 +95,26 @@ def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
     return built(models_dir, name, lambda target: _take(folder, target)), revision
 
 
-def _from_hub(hub_id: str, models_dir: Path) -> tuple[Path, str]:
+def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, str]:
+    """`wanted`: a commit, tag or branch; None for the newest commit."""
     try:
-        snapshot = Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+        snapshot = Path(snapshot_download(hub_id, revision=wanted, allow_patterns=HUB_FILES))
     except GatedRepoError as error:
         raise ModelError(f"{hub_id} is gated: accept its terms on its page and give {HUB_TOKEN}") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"the hub has no model {hub_id!r}, or reading it needs {HUB_TOKEN}") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{hub_id} has no revision {wanted!r}; name a commit, a tag or a branch of it") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise ModelError(
-            f"the hub cannot be reached for {hub_id!r} and the local cache does not hold it "
+            f"the hub cannot be reached for {hub_id!r} and the local cache does not hold {wanted or 'it'} "
             f"({type(error).__name__}); check the network, or set MODEL to one of {EMBEDDED} or to a folder"
         ) from error
     if not (snapshot / "config.json").is_file():
         raise ModelError(f"{hub_id} has no config.json: it is no transformers model")
     _require_safetensors(snapshot, hub_id)
-    revision = snapshot.name[:12]
-    name = f"hub--{hub_id.replace('/', '--')}-{revision}"
+    revision = snapshot.name
+    name = f"hub--{hub_id.replace('/', '--')}-{revision[:12]}"
     return built(models_dir, name, lambda target: _take(snapshot, target)), revision
 
 
