@@ -54,6 +54,76 @@ def test_server_is_told_what_rl_needs(tmp_path: Path, manifest: Manifest) -> Non
     assert {"--enable-scale-out", "--enforce-eager"} <= set(command)
 
 
+def cuda(tmp_path: Path, manifest: Manifest, **environ: str) -> dict[str, str]:
+    """vLLM's options on CUDA. The value of one that takes none is the option after it."""
+    return dict(itertools.pairwise([*arguments(settings(tmp_path, DEVICE="cuda", **environ), manifest), ""]))
+
+
+def test_cuda_server_captures_graphs_unless_they_are_turned_off(tmp_path: Path, manifest: Manifest) -> None:
+    assert "--enforce-eager" not in cuda(tmp_path, manifest)
+    assert "--enforce-eager" in cuda(tmp_path, manifest, MODEL_CUDA_GRAPHS="0")
+
+
+@pytest.mark.parametrize(
+    ("environ", "memory", "parallel"),
+    [
+        ({}, "0.45", "1"),
+        ({"MODEL_GPU": "0", "TRAINER_GPU": "0"}, "0.45", "1"),
+        ({"MODEL_GPU": "0", "TRAINER_GPU": "1"}, "0.85", "1"),
+        ({"MODEL_GPU": "0,1", "TRAINER_GPU": "2,3"}, "0.85", "2"),
+        ({"MODEL_GPU": "0, 1", "TRAINER_GPU": "1,2"}, "0.45", "2"),
+        ({"MODEL_GPU": "0,1", "MODEL_TENSOR_PARALLEL": "1", "GPU_MEMORY_UTILIZATION": "0.6"}, "0.6", "1"),
+    ],
+)
+def test_gpus_decide_memory_share_and_tensor_parallel_size(
+    tmp_path: Path, manifest: Manifest, environ: dict[str, str], memory: str, parallel: str
+) -> None:
+    options = cuda(tmp_path, manifest, **environ)
+    assert (options["--gpu-memory-utilization"], options["--tensor-parallel-size"]) == (memory, parallel)
+
+
+def test_extra_arguments_reach_vllm(tmp_path: Path, manifest: Manifest) -> None:
+    extra = """--max_num_seqs 8 --hf-overrides '{"a": 1}' --seed=7"""
+    command = arguments(settings(tmp_path, VLLM_ARGS=extra), manifest)
+    assert command[-5:] == ["--max_num_seqs", "8", "--hf-overrides", '{"a": 1}', "--seed=7"]
+    assert "--max-num-seqs" not in command, "given twice, vLLM would warn"
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ("--host 0.0.0.0", "MODEL_HOST"),
+        ("--port=80", "MODEL_PORT"),
+        ("--max_model_len 8", "MODEL_MAX_LENGTH"),
+        ("-tp 2", "MODEL_TENSOR_PARALLEL"),
+        ("-tp=2", "MODEL_TENSOR_PARALLEL"),
+        ("--no-enforce-eager", "MODEL_CUDA_GRAPHS"),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching"),
+        ("--override-generation-config.top_p 0.5", "--override-generation-config"),
+        ("--seed 1 --trust-remote-code", "--trust-remote-code"),
+        ("--config file.yaml", "--config"),
+        ("--middlew x.Y", "--middleware"),
+        ("--seed 'x", "VLLM_ARGS"),
+    ],
+)
+def test_extra_arguments_that_the_service_sets_are_rejected(extra: str, named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        Settings.read({"VLLM_ARGS": extra}, cuda_available=False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("lora_rank", ["", "8"])
+def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
+    tmp_path: Path, manifest: Manifest, device: str, lora_rank: str
+) -> None:
+    chosen = settings(tmp_path, DEVICE=device, LORA_RANK=lora_rank, MODEL_CUDA_GRAPHS="0")
+    command = arguments(chosen, manifest, tmp_path if lora_rank else None)
+    ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs"}
+    for option in ours:
+        with pytest.raises(ModelError, match=option):
+            Settings.read({"VLLM_ARGS": option}, cuda_available=False)
+
+
 def test_only_this_machine_reaches_the_server_by_default(tmp_path: Path) -> None:
     assert settings(tmp_path).host == "127.0.0.1"
     assert settings(tmp_path, MODEL_HOST="").host == "127.0.0.1"
@@ -79,7 +149,16 @@ def test_wrong_host_name_stops_the_start(capsys: pytest.CaptureFixture[str], mon
     assert "API_ALLOWED_HOSTS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("environ", [{"DEVICE": "tpu"}, {"MODEL_PORT": "high"}])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"DEVICE": "tpu"},
+        {"MODEL_PORT": "high"},
+        {"MODEL_TENSOR_PARALLEL": "two"},
+        {"MODEL_TENSOR_PARALLEL": "2", "DEVICE": "cpu"},
+        {"MODEL_CUDA_GRAPHS": "no", "DEVICE": "cuda"},
+    ],
+)
 def test_a_setting_that_is_none(environ: dict[str, str]) -> None:
     with pytest.raises(ModelError, match=next(iter(environ))):
         Settings.read(environ, cuda_available=False)

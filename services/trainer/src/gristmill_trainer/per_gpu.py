@@ -1,0 +1,43 @@
+"""`python -m gristmill_trainer.per_gpu ARGUMENTS`: the trainer with one process per GPU. The CUDA image starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from gristmill_trainer.errors import TrainerError
+
+SHUTDOWN_SECONDS = "55"
+"""What torchrun leaves its processes after a SIGTERM: less than `stop_grace_period` in compose.yaml."""
+
+
+def command(gpus: int, arguments: Sequence[str]) -> list[str]:
+    """The command for this many GPUs. One needs no torchrun. Raises TrainerError without any."""
+    if gpus == 0:
+        raise TrainerError(
+            "torch finds no GPU: compare TRAINER_GPU with `nvidia-smi -L`, check the driver and the NVIDIA container "
+            "toolkit; DEVICE=cpu trains without a GPU"
+        )
+    trainer = ["-m", "gristmill_trainer", "--device", "cuda", *arguments]
+    if gpus == 1:
+        return [sys.executable, *trainer]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), *trainer]
+
+
+def main() -> NoReturn:
+    """Replace this process by the trainer or torchrun, so that signals and the exit code are theirs."""
+    try:
+        started = command(torch.cuda.device_count(), sys.argv[1:])
+    except TrainerError as error:
+        sys.exit(f"gristmill-trainer: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(started[0], started, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS, **os.environ})
+
+
+if __name__ == "__main__":
+    main()

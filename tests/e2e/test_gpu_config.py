@@ -1,0 +1,84 @@
+"""What `docker compose config` prints for machines with NVIDIA GPUs. Needs no engine and no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.compose import ROOT
+
+from gristmill_model.settings import Settings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images() -> None:
+    """None is needed here."""
+
+
+def config(**settings: str) -> dict[str, Any]:
+    """The services, for the settings that a user writes into .env."""
+    environ = {"PATH": os.environ["PATH"], **settings}
+    command = ["docker", "compose", "--env-file", os.devnull, "config"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True)
+    services: dict[str, Any] = yaml.safe_load(done.stdout)["services"]
+    return services
+
+
+def gpus(service: dict[str, Any]) -> list[str]:
+    """The GPUs that the engine gives the container. It joins the ids with commas."""
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    return ",".join(device["device_ids"]).split(",")
+
+
+@pytest.mark.parametrize(
+    ("given", "model_gpus", "trainer_gpus", "memory"),
+    [
+        pytest.param({}, ["0"], ["0"], 0.45, id="one"),
+        pytest.param({"TRAINER_GPU": "1"}, ["0"], ["1"], 0.85, id="two"),
+        pytest.param({"MODEL_GPU": "0,1", "TRAINER_GPU": "2,3"}, ["0", "1"], ["2", "3"], 0.85, id="four"),
+    ],
+)
+def test_cuda_services_get_their_gpus(
+    given: dict[str, str], model_gpus: list[str], trainer_gpus: list[str], memory: float
+) -> None:
+    services = config(DEVICE="cuda", **given)
+    model, trainer = services["model"], services["trainer"]
+    assert (gpus(model), gpus(trainer)) == (model_gpus, trainer_gpus)
+    read = Settings.read(model["environment"], cuda_available=True)
+    assert (read.device, read.gpu_memory, read.tensor_parallel) == ("cuda", memory, len(model_gpus))
+    assert read.cuda_graphs
+    for service in (model, trainer):
+        assert service["build"]["target"] == "cuda"
+        assert service["image"].endswith("-cuda")
+        assert int(service.get("mem_limit", 0)) == 0, "a 7B model needs more than any limit that fits a CPU"
+        assert int(service["shm_size"]) == 8 << 30
+        assert service["read_only"]
+        assert service["pids_limit"]
+
+
+def test_settings_for_gpus_reach_the_model_service() -> None:
+    services = config(
+        DEVICE="cuda",
+        MODEL_GPU="0,1,2,3",
+        MODEL_TENSOR_PARALLEL="2",
+        GPU_MEMORY_UTILIZATION="0.3",
+        MODEL_CUDA_GRAPHS="0",
+        VLLM_ARGS="--data-parallel-size 2",
+        TRAINER_MEMORY="200g",
+    )
+    read = Settings.read(services["model"]["environment"], cuda_available=True)
+    assert (read.tensor_parallel, read.gpu_memory, read.cuda_graphs) == (2, 0.3, False)
+    assert read.vllm_args == ("--data-parallel-size", "2")
+    assert int(services["trainer"]["mem_limit"]) == 200 << 30
+
+
+def test_cpu_services_have_limits_and_no_gpus() -> None:
+    services = config()
+    for name in ("model", "trainer"):
+        assert services[name]["build"]["target"] == "cpu"
+        assert int(services[name]["mem_limit"]) == 12 << 30
+        assert "deploy" not in services[name]
