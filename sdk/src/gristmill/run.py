@@ -111,6 +111,8 @@ class RunStatus(_Record):
     """Payload bytes held."""
     archiving: int = 0
     """Trained groups whose bytes wait to be archived."""
+    archive_lost: int = 0
+    """Trained groups that were let go without being archived: the archive's disk failed or was nearly full."""
     envs: int = 0
     """Registered environments that are alive."""
     oldest_ready_s: float | None = None

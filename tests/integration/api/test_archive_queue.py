@@ -24,7 +24,10 @@ async def test_archived_groups_leave_and_only_they(bench: Bench) -> None:
     status = await bench.store.status(RUN)
     assert (status.archiving, status.trained, status.ready, status.bytes) == (2, 3, 1, 300)
     assert [await bench.store.payload(RUN, name) is None for name in (a, b, c, d)] == [True, False, False, False]
-    assert await bench.store.scripts.run("archived", PREFIX, b, a, d) == [b"OK", 1]
+    assert await bench.store.scripts.run("archived", PREFIX, "1", b, a, d) == [b"OK", 1]
+    assert (await bench.store.status(RUN)).archive_lost == 1
+    await bench.store.archive.archived(RUN, [a], lost=True)
+    assert (await bench.store.status(RUN)).archive_lost == 1, "it was archived before, so it is not lost"
     with pytest.raises(Refused):
         await bench.store.archive.archived("nowhere", [a])
     await bench.store.close_run(RUN)

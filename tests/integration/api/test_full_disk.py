@@ -8,7 +8,6 @@ tests do. The API answers 503 meanwhile.
 from __future__ import annotations
 
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +17,7 @@ import pytest
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
+from tests.support.small_disk import mounted
 
 from gristmill import GROUP_MEDIA_TYPE, Client, PolicyVersion
 
@@ -77,17 +77,10 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         with limited.server:
             yield limited
         return
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"a file system of its own cannot be mounted here ({mounted.stderr.strip()}); EFBIG was tested")
-    try:
+    with mounted(tmp_path, megabytes=1):
         small = SmallDisk(tmp_path)
         with small.server:
             yield small
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 async def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(disk: Disk) -> None:

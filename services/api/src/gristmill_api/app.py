@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 def create_app(settings: Settings) -> FastAPI:
     """The API over the Redis of `settings`. It starts, and answers 503, also while that Redis is away."""
     context_redis = connect(settings.redis_url, settings.redis_login)
-    metrics = Metrics()
+    metrics = Metrics(settings.archive_dir)
     store = Store(context_redis, settings.limits, archive=settings.archive_dir is not None)
     context = Context(settings.limits, store, Changes(), metrics)
 
@@ -48,9 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
             asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis"),
             asyncio.create_task(access.tell_bind(settings.access), name="tell-bind"),
         ]
-        archiver = Archiver(
-            store.archive, context.changes, metrics, settings.archive_dir, settings.limits.archive_max_bytes
-        )
+        archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)
         archiving = asyncio.create_task(archiver.run(), name="archive")
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))

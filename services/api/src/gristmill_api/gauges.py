@@ -41,7 +41,7 @@ class StoreGauges(Collector):
 
     runs: Mapping[str, RunStatus] = field(default_factory=dict)
     redis_info: Mapping[str, Any] = field(default_factory=dict)
-    """Redis' INFO, sections memory and persistence; empty while Redis is away."""
+    """Redis' INFO, sections memory and persistence; empty while Redis is away, or when INFO is not allowed."""
 
     def hide(self) -> None:
         self.runs, self.redis_info = {}, {}
@@ -92,9 +92,16 @@ class StoreGauges(Collector):
         for name, what, key in (
             ("memory_bytes", "Memory that Redis uses", "used_memory"),
             ("max_memory_bytes", "Its maxmemory; 0 is no bound", "maxmemory"),
+            ("aof_bytes", "Size of its append-only file", "aof_current_size"),
         ):
             if key in self.redis_info:
                 yield GaugeMetricFamily(f"gristmill_api_redis_{name}", what, value=self.redis_info[key])
+        for name, what, key in (
+            ("aof_rewrite_ok", "1 if the last rewrite of its append-only file succeeded", "aof_last_bgrewrite_status"),
+            ("aof_write_ok", "1 if the last write to its append-only file succeeded", "aof_last_write_status"),
+        ):
+            if key in self.redis_info:
+                yield GaugeMetricFamily(f"gristmill_api_redis_{name}", what, value=self.redis_info[key] == "ok")
         if "aof_delayed_fsync" in self.redis_info:
             yield CounterMetricFamily(
                 "gristmill_api_redis_delayed_fsyncs",

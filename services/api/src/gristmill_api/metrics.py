@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gristmill_api.archive.writer import free_bytes
 from gristmill_api.gauges import StoreGauges
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0)
@@ -16,7 +20,8 @@ _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 class Metrics:
     """One process' metrics in a registry of their own. With several API processes each tells its own requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, archive_dir: Path | None = None) -> None:
+        """`archive_dir`: the folder whose disk's free space is exported."""
         self.registry: Final = CollectorRegistry()
         self.requests = Counter(
             "gristmill_api_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
@@ -41,10 +46,20 @@ class Metrics:
             "Trained groups that were let go without being archived: the disk could not be written",
             registry=self.registry,
         )
+        if archive_dir is not None:
+            free = Gauge("gristmill_api_archive_free_bytes", "Free space on the archive's disk", registry=self.registry)
+            free.set_function(functools.partial(_free_bytes, archive_dir))
         self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _free_bytes(folder: Path) -> float:
+    try:
+        return free_bytes(folder)
+    except OSError:
+        return math.nan
 
 
 class CountRequests:

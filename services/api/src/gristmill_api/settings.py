@@ -48,6 +48,9 @@ class Limits(SettingsModel):
     """A registered environment that was not heard from for so long counts as dead: no share is kept for it."""
     archive_max_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * MIB
     """Bytes of one run's archive of acked groups; beyond, the oldest go. 0: nothing is archived."""
+    archive_min_free_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
+    """Free space that the archive leaves on its disk, for Redis to append to and rewrite its file. Below it a run's
+    oldest segments go, then its groups are let go without being archived. 0: no floor."""
     max_wait_s: Seconds = 60.0
     """Longest long-poll; a request that asks for more gets this."""
 

@@ -2,8 +2,11 @@
 
 An acked group stays in Redis, and counts against its caps, until it is on disk: a crash of API, Redis or machine in
 between costs nothing, at most a group is written twice. A disk that does not work costs the groups that come
-meanwhile, counted and told, and nothing else: training never waits for the archive longer than the few seconds of
+meanwhile, counted and logged, and nothing else: training never waits for the archive longer than the few seconds of
 `_PAUSES_S`.
+
+Redis may keep its file on the same disk, and stops when the disk is full. So the archive leaves a floor of free space:
+it removes a run's oldest segments, and then lets groups go without archiving them.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from redis.exceptions import RedisError
 
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.archive.writer import RunWriter
+from gristmill_api.archive.writer import NoRoomError, RunWriter, free_bytes
 from gristmill_api.changes import Changes
 from gristmill_api.errors import Refused
 from gristmill_api.metrics import Metrics
+from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingRun
 
@@ -42,7 +46,7 @@ class Archiver:
     """Runs until `stop`. Several processes may each have one: one works, the others wait for it to end."""
 
     def __init__(
-        self, queue: ArchiveQueue, changes: Changes, metrics: Metrics, runs_dir: Path | None, max_bytes: int
+        self, queue: ArchiveQueue, changes: Changes, metrics: Metrics, runs_dir: Path | None, limits: Limits
     ) -> None:
         """`runs_dir` None: archiving is off, and groups that still wait for it are let go, unless another process
         archives."""
@@ -50,7 +54,9 @@ class Archiver:
         self._changes = changes
         self._metrics = metrics
         self._runs_dir = runs_dir
-        self._max_bytes = max_bytes
+        self._max_bytes = limits.archive_max_bytes
+        self._min_free_bytes = limits.archive_min_free_bytes
+        self._disk_is_full = False
         self._writers: OrderedDict[WaitingRun, RunWriter] = OrderedDict()
         self._failing: set[str] = set()
         self._nobody_since = math.inf
@@ -71,6 +77,8 @@ class Archiver:
                 woken.clear()
                 try:
                     if await self._is_mine():
+                        with contextlib.suppress(OSError):  # The next group that is written meets it, and is reported.
+                            await self._keep_floor()
                         await self._drain()
                         if self._runs_dir is None:
                             await self._step_back()
@@ -107,37 +115,66 @@ class Archiver:
         await self._queue.let_go()
         self._nobody_since = math.inf
 
+    async def _keep_floor(self) -> None:
+        """Make room when something else fills the disk, and warn when that does not help."""
+        if self._runs_dir is None or not self._min_free_bytes:
+            return
+        for writer in self._writers.values():
+            with contextlib.suppress(NoRoomError):
+                await asyncio.to_thread(writer.make_room)
+        free = await asyncio.to_thread(free_bytes, self._runs_dir)
+        is_full = free < self._min_free_bytes
+        if is_full and not self._disk_is_full:
+            _LOG.error(
+                "THE DISK OF %s IS NEARLY FULL: %d bytes are free, fewer than API_ARCHIVE_MIN_FREE_BYTES (%d). Groups "
+                "are trained on and NOT archived. If Redis keeps its file on this disk, Redis stops when the disk is "
+                "full: free some space.",
+                self._runs_dir,
+                free,
+                self._min_free_bytes,
+            )
+        elif self._disk_is_full and not is_full:
+            _LOG.info(line("archive", disk=self._runs_dir, free=free, state="up"))
+        self._disk_is_full = is_full
+
     async def _drain(self) -> None:
         for run in await self._queue.waiting():
             while time.monotonic() < self._deadline and (ids := await self._queue.head(run.run_id, _BATCH_GROUPS)):
-                settled = await self._write(run, ids)
+                settled, lost = await self._write(run, ids)
                 if not settled:
                     return
-                await self._queue.archived(run.run_id, settled)
+                await self._queue.archived(run.run_id, settled, lost=lost)
                 if not await self._queue.keep():
                     return
 
-    async def _write(self, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
-        """Of these ids, the first that are settled now: on disk, or given up. None when told to stop meanwhile."""
+    async def _write(self, run: WaitingRun, ids: Sequence[str]) -> tuple[Sequence[str], bool]:
+        """The first of these ids that are settled now, and whether they are lost: let go without being on disk.
+
+        No ids when the process is to stop meanwhile.
+        """
         if self._runs_dir is None:
             _LOG.warning(line("archive", run=run.run_id, state="off", let_go=len(ids)))
-            return ids
+            return ids, False
         for pause in (*_PAUSES_S, None):
             try:
                 written = await self._append(self._runs_dir / run.run_id / "rollouts", run, ids)
+            except NoRoomError as error:
+                self._give_up(run, ids, error)
+                return ids, True
             except OSError as error:
                 await self._discard(run)
                 if pause is None or run.run_id in self._failing:
-                    return self._give_up(run, ids, error)
+                    self._give_up(run, ids, error)
+                    return ids, True
                 await _wait(self._stopping, pause)
                 if self._stopping.is_set():
-                    return ()
+                    return (), False
             else:
                 break
         if run.run_id in self._failing:
             self._failing.discard(run.run_id)
             _LOG.info(line("archive", run=run.run_id, state="up"))
-        return written
+        return written, False
 
     async def _append(self, folder: Path, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
         """Write and fsync the first of these ids: some megabytes of them, or those before the first that could not be
@@ -151,10 +188,10 @@ class Archiver:
             if group := await self._queue.group(run.run_id, group_id):
                 try:
                     await asyncio.to_thread(writer.append, group_id, group.schema, group.stored)
-                except OSError:
+                except OSError as error:
                     if not settled:
                         raise
-                    failed = True
+                    failed = not isinstance(error, NoRoomError)
                     break
                 size += len(group.stored)
             settled.append(group_id)
@@ -169,11 +206,13 @@ class Archiver:
         if run not in self._writers:
             if len(self._writers) >= _OPEN_RUNS:
                 await self._discard(next(iter(self._writers)))
-            self._writers[run] = await asyncio.to_thread(RunWriter, folder, run.run_id, run.created_ms, self._max_bytes)
+            self._writers[run] = await asyncio.to_thread(
+                RunWriter, folder, run.run_id, run.created_ms, self._max_bytes, self._min_free_bytes
+            )
         self._writers.move_to_end(run)
         return self._writers[run]
 
-    def _give_up(self, run: WaitingRun, ids: Sequence[str], error: OSError) -> Sequence[str]:
+    def _give_up(self, run: WaitingRun, ids: Sequence[str], error: OSError) -> None:
         self._metrics.archive_lost.inc(len(ids))
         if run.run_id not in self._failing:
             self._failing.add(run.run_id)
@@ -184,7 +223,6 @@ class Archiver:
                 error,
                 self._runs_dir,
             )
-        return ids
 
     async def _discard(self, run: WaitingRun) -> None:
         writer = self._writers.pop(run, None)

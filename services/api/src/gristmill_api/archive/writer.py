@@ -7,14 +7,29 @@ twice, which readers know.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.archive import ArchiveError, segment, segments
+from gristmill.logs import line
 
+_LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 _SEGMENTS_A_RUN = 8
+
+
+class NoRoomError(OSError):
+    """The disk has less free space than the archive must leave, and there is no older segment to remove."""
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of the folder, or of its nearest parent that exists. Raises OSError."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 @dataclass(frozen=True)
@@ -30,13 +45,16 @@ class _Tail:
 
 
 class RunWriter:
-    """The archive of one run. Methods raise OSError; after one, `sync` what went before and open another writer."""
+    """The archive of one run. Methods raise OSError. After any other than NoRoomError, `sync` the groups before it and
+    open another writer."""
 
-    def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int) -> None:
-        """`folder`: <run>/rollouts, made when missing. `max_bytes`: what all segments may take together."""
+    def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int, min_free_bytes: int = 0) -> None:
+        """`folder`: <run>/rollouts, made when missing. `max_bytes`: what all segments may take together.
+        `min_free_bytes`: free space that the archive leaves on its disk."""
         self._folder = folder
         self._run = (run_id, created_ms)
         self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
         # A cap below a few segments is kept by smaller ones: only whole segments can go.
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // _SEGMENTS_A_RUN)
         self._file: int | None = None
@@ -49,10 +67,28 @@ class RunWriter:
     def append(self, group_id: str, schema: str, stored: bytes) -> None:
         """Write one group; on disk after `sync`. `stored`: its bytes, plain or one zstd frame."""
         record = segment.record(group_id, schema, stored)
+        self.make_room(len(record))
         if self._file is None or self._size + len(record) > self._segment_bytes:
             self._begin()
         self._shrink(self._max_bytes - self._size - len(record))
         self._write(record)
+
+    def make_room(self, size: int = 0) -> None:
+        """Remove the oldest segments until `size` bytes can be written and the disk's floor is kept.
+
+        Raises NoRoomError when only the newest segment is left and it is still too little.
+        """
+        while self._min_free_bytes and (free := free_bytes(self._folder)) - size < self._min_free_bytes:
+            if not self._older:
+                raise NoRoomError(
+                    f"{self._folder}: {free} bytes are free on this disk, and API_ARCHIVE_MIN_FREE_BYTES keeps "
+                    f"{self._min_free_bytes} free for Redis"
+                )
+            oldest, _ = self._older.pop(0)
+            oldest.unlink(missing_ok=True)
+            _LOG.warning(
+                line("archive", run=self._run[0], removed=oldest.name, free=free, why="the disk is nearly full")
+            )
 
     def sync(self) -> None:
         """Returns once all that was appended is on disk, in a file that is still there."""

@@ -88,6 +88,6 @@ class ArchiveQueue:
             schema, stored = await pipe.execute()
         return None if stored is None else WaitingGroup(text(schema), stored)
 
-    async def archived(self, run_id: str, group_ids: Sequence[str]) -> None:
-        """Their bytes are on disk, or given up: free them."""
-        await self._calls.run("archived", run_id, *group_ids)
+    async def archived(self, run_id: str, group_ids: Sequence[str], *, lost: bool = False) -> None:
+        """Free their bytes, which are on disk. `lost`: they are not; the run's status counts them."""
+        await self._calls.run("archived", run_id, "1" if lost else "", *group_ids)

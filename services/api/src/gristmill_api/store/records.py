@@ -67,6 +67,7 @@ def run_status(reply: Sequence[Any]) -> RunStatus:
         rows_issued=counted("rows"),
         bytes=counted("bytes"),
         archiving=archiving,
+        archive_lost=counted("archive_lost"),
         envs=envs,
         oldest_ready_s=None if age == b"" else int(age) / 1000,
         oldest_ready_staleness=max(0, int(step) - int(oldest_step)) if step and oldest_step else None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError  # noqa: A004
+from redis.exceptions import ConnectionError, NoPermissionError  # noqa: A004
 
 from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
@@ -426,9 +426,11 @@ class Store:
         return {run_id: status for run_id, status in statuses.items() if status.state is RunState.OPEN}
 
     async def redis_info(self) -> dict[str, Any]:
-        """Redis' INFO, sections memory and persistence."""
-        memory = await self._redis.info("memory")
-        return {**memory, **await self._redis.info("persistence")}
+        """Redis' INFO, sections memory and persistence; empty if Redis does not allow INFO to this user."""
+        try:
+            return {**await self._redis.info("memory"), **await self._redis.info("persistence")}
+        except NoPermissionError:
+            return {}
 
     async def _fields(self, run_id: str) -> dict[str, bytes]:
         fields: dict[bytes, bytes] = await self._redis.hgetall(keys.record(run_id))  # type: ignore[assignment]

@@ -2,14 +2,15 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- These trained groups are on the archive's disk, or given up for it: their bytes go. Others are passed over.
--- ARGV: group id...
+-- ARGV: '1' when they are given up, group id...
 -- -> {MISSING} | {OK, groups}
 if not state() then return {'MISSING'} end
 local gone = 0
-for _, id in ipairs(ARGV) do
-  if redis.call('LREM', ARCHIVE, 1, id) == 1 then
-    forget(id)
+for i = 2, #ARGV do
+  if redis.call('LREM', ARCHIVE, 1, ARGV[i]) == 1 then
+    forget(ARGV[i])
     gone = gone + 1
   end
 end
+if ARGV[1] == '1' and gone > 0 then redis.call('HINCRBY', COUNTERS, 'archive_lost', gone) end
 return {'OK', gone}
