@@ -52,6 +52,6 @@ async def test_a_limit_of_thought_that_nothing_enforces_is_warned_of(
     failing_server.takes_tokens = takes_tokens
     asked = launch(folder, "--base_url", failing_server.url, *flags)
     task = Task.load(asked)
-    async with task.scorer, ModelServers(asked.config.server_configs, patience=1) as server:
+    async with task, ModelServers(asked.config.server_configs, patience=1) as server:
         await meet_model(asked, task, server, 2)
     assert ("max_reasoning_tokens has no effect" in caplog.text) == warned

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.commands.scoring import score_group
 from gristmill_env.data import Item
-from gristmill_env.environments import create_environment
+from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers
 from gristmill_env.prompts import PromptBuilder, opened_thought
@@ -76,13 +76,13 @@ async def rolling(
     server.answers[GENERATE] = answer
     config = EnvConfig(group_size=1)
     rewards = [WeightedReward(create_reward(spec), 1.0) for spec in REWARDS]
-    factory = create_environment(environment.pop("name", "dataset"), environment)
+    environments = EnvironmentRunner(create_environment(environment.pop("name", "dataset"), environment), 60)
     async with (
         Scorer(rewards, has_answer=True) as scorer,
         ModelServers([ServerConfig(base_url=server.url)], patience=5) as servers,
     ):
         await servers.connect(patience=5)
-        roller = Roller(config, PromptBuilder(tokenizer), servers, scorer, factory, max_length=1024)
+        roller = Roller(config, PromptBuilder(tokenizer), servers, scorer, environments, max_length=1024)
         yield lambda: roller.roll(ITEM, "test")
 
 

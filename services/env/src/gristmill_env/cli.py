@@ -21,6 +21,7 @@ from gristmill.logs import setup as set_up_logging
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.launch import Launch
+from gristmill_env.running.executor import DaemonExecutor
 
 logger = logging.getLogger("gristmill_env")
 
@@ -59,6 +60,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
     """Run `work`; SIGTERM and SIGINT cancel it, so that it can leave cleanly. A second signal ends the process."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(DaemonExecutor())
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:

@@ -7,11 +7,12 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 from gristmill import Manifest, ManifestError
 from gristmill_env.data.dataset import PromptDataset
-from gristmill_env.environments import EnvironmentFactory, create_environment
+from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
@@ -37,7 +38,7 @@ class Task:
 
     dataset: PromptDataset
     scorer: Scorer
-    environment: EnvironmentFactory
+    environments: EnvironmentRunner
 
     @classmethod
     def load(cls, launch: Launch) -> Task:
@@ -45,13 +46,23 @@ class Task:
         config = launch.config.dataset
         folder = launch.config_path.parent if launch.config_path is not None else None
         spec = launch.config.environment
-        environment = create_environment(spec.type, spec.params, folder)
+        environments = EnvironmentRunner(create_environment(spec.type, spec.params, folder), spec.step_timeout)
         rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
         has_answer, how = config.gold_field is not None, execution(launch.config)
         scorer = Scorer(rewards, has_answer=has_answer, columns=dataset.columns, execution=how)
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
-        return cls(dataset, scorer, environment)
+        return cls(dataset, scorer, environments)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads and processes of rewards and environments."""
+        self.environments.stop()
+        await self.scorer.close()
 
 
 def execution(config: EnvConfig) -> Execution:
@@ -87,7 +98,7 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
             )
     prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
-    roller = Roller(config, prompts, server, task.scorer, task.environment, max_length=_max_length(config, served))
+    roller = Roller(config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served))
     return served, roller
 
 

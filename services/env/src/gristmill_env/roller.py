@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gristmill import SamplingParams
 from gristmill.logs import line
 from gristmill_env.data import Item
-from gristmill_env.environments import Environment, EnvironmentFactory, Reply
-from gristmill_env.errors import EnvError, EpisodeError, PromptTooLongError
+from gristmill_env.environments import Environment, EnvironmentGroup, EnvironmentRunner, Reply
+from gristmill_env.errors import PromptTooLongError
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.messages import Message
 from gristmill_env.prompts import Prompt, PromptBuilder
@@ -59,7 +56,7 @@ class Roller:
         prompts: PromptBuilder,
         server: ModelServers,
         scorer: Scorer,
-        environment: EnvironmentFactory,
+        environments: EnvironmentRunner,
         *,
         max_length: int,
     ) -> None:
@@ -68,7 +65,7 @@ class Roller:
         self._prompts = prompts
         self._server = server
         self._scorer = scorer
-        self._environment = environment
+        self._environments = environments
         self._max_length = max_length
 
     async def roll(
@@ -128,14 +125,14 @@ class Roller:
         return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
 
     async def _play(self, item: Item, ask: _Ask, count: int) -> list[Attempt]:
-        environments = [self._environment() for _ in range(count)]
-        openings = await together(call(environment.reset, item) for environment in environments)
-        prompts = self._build(openings)
-        first = await self._first_replies(prompts, ask)
-        return await together(
-            self._go_on(environment, Transcript(prompt), completion, ask)
-            for environment, prompt, completion in zip(environments, prompts, first, strict=True)
-        )
+        async with self._environments.group() as group:
+            begun = await together(group.begin(item) for _ in range(count))
+            prompts = self._build([opening for _, opening in begun])
+            first = await self._first_replies(prompts, ask)
+            return await together(
+                self._go_on(group, environment, Transcript(prompt), completion, ask)
+                for (environment, _), prompt, completion in zip(begun, prompts, first, strict=True)
+            )
 
     def _build(self, openings: Sequence[Sequence[Message]]) -> list[Prompt]:
         """A prompt of each. Equal ones, the rule in a group, are rendered and tokenized once."""
@@ -168,9 +165,21 @@ class Roller:
         return await self._server.generate(request, evaluation=ask.evaluation)
 
     async def _go_on(
+        self,
+        group: EnvironmentGroup,
+        environment: Environment,
+        transcript: Transcript,
+        completion: Completion,
+        ask: _Ask,
+    ) -> Attempt:
+        """Play the attempt from its first reply to its end, and close its environment."""
+        attempt = await self._turns(environment, transcript, completion, ask)
+        await group.close(environment)
+        return attempt
+
+    async def _turns(
         self, environment: Environment, transcript: Transcript, completion: Completion, ask: _Ask
     ) -> Attempt:
-        """Play the attempt from its first reply to its end."""
         replies = 0
         begun = transcript.begun
         while True:
@@ -179,7 +188,8 @@ class Roller:
             text = begun + text
             transcript.add_reply(completion, text)
             replies += 1
-            turn = await call(environment.step, Reply(text, completion.finish_reason, completion.length))
+            reply = Reply(text, completion.finish_reason, completion.length)
+            turn = await self._environments.step(environment, reply)
             transcript.add_reward(turn.reward)
             if not turn.trained:
                 transcript.leave_out_reply()
@@ -247,19 +257,3 @@ def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
         conversational=item.conversation is not None,
         step=step,
     )
-
-
-async def call(method: Callable[..., Any], argument: object) -> Any:
-    """Call an environment's method, on a thread where it is a plain one: it may block.
-
-    Raises EpisodeError for whatever it raises but our own errors.
-    """
-    try:
-        if inspect.iscoroutinefunction(method):
-            return await method(argument)
-        return await asyncio.to_thread(method, argument)
-    except EnvError:
-        raise
-    except Exception as error:  # the user's code: its failure is counted, and costs its group
-        logger.exception("environment %s failed", type(getattr(method, "__self__", method)).__name__)
-        raise EpisodeError(f"{getattr(method, '__qualname__', method)}: {type(error).__name__}: {error}") from error

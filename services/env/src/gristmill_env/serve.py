@@ -42,7 +42,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task.scorer, servers as server:
+    async with task, servers as server:
         served, roller = await meet_model(launch, task, server, patience)
         server.refuse_text_only()
         measure = RunMeasure(launch, served.name) if _evaluates(config) else None

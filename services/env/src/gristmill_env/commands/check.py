@@ -20,11 +20,12 @@ from gristmill_env.launch import Launch
 from gristmill_env.messages import assistant
 from gristmill_env.prepare import Task, prompt_builder, read_manifest, tokenizer_name
 from gristmill_env.prompts import Prompt, load_tokenizer
-from gristmill_env.roller import call
 from gristmill_env.saved.summary import quantile
 
 _SHOWN = 3
 _PROMPTS = 1000
+_RESETS = 20
+"""Rows with which an environment of the user's is begun: each may start a sandbox."""
 _GOLD = 200
 _SILENT_SHARE = 0.1
 """Of the rows tried: as many answers may be unreadable to a reward before that counts as a mistake."""
@@ -46,7 +47,7 @@ async def check(launch: Launch, console: Console) -> None:
     Raises CheckError when something is wrong, and whatever GristmillError keeps the parts from being loaded.
     """
     task = Task.load(launch)
-    async with task.scorer:
+    async with task:
         await _check(launch, task, console)
 
 
@@ -113,10 +114,10 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
     prompts = prompt_builder(launch.config, tokenizer)
     lengths: list[int] = []
     for number, item in enumerate(found.items):
-        if tokenizer is None and number == _SHOWN:
+        if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):
             break
         try:
-            prompt = prompts.build(await call(task.environment().reset, item))
+            prompt = prompts.build(await task.environments.opening(item))
         except DatasetError as error:  # a row that the run's environment cannot begin with
             found.bad_rows[str(error)] += 1
             continue

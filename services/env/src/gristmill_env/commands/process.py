@@ -38,7 +38,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
     task = Task.load(launch)
     config = launch.config
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task.scorer, servers as server:
+    async with task, servers as server:
         patience = config.startup_patience or AT_A_TERMINAL
         served, roller = await meet_model(launch, task, server, patience)
         done = _rows_there(path, settings_of(config, served.name))

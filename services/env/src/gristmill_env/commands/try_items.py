@@ -26,7 +26,7 @@ async def try_items(launch: Launch, console: Console) -> None:
     task = Task.load(launch)
     patience = config.startup_patience or AT_A_TERMINAL
     servers = ModelServers(config.server_configs, patience=patience, thinking=Thinking.of(config))
-    async with task.scorer, servers as server:
+    async with task, servers as server:
         served, roller = await meet_model(launch, task, server, patience)
         rows = range(min(_ITEMS, len(task.dataset)))
         rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))

@@ -1,6 +1,7 @@
 """Environments: what a row is the beginning of."""
 
 import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
+from gristmill_env.environments.acting import EnvironmentGroup, EnvironmentRunner
 from gristmill_env.environments.base import DatasetEnvironment, Environment, Reply, Turn
 from gristmill_env.environments.registry import EnvironmentFactory, create_environment, environment
 
@@ -8,6 +9,8 @@ __all__ = [
     "DatasetEnvironment",
     "Environment",
     "EnvironmentFactory",
+    "EnvironmentGroup",
+    "EnvironmentRunner",
     "Reply",
     "Turn",
     "create_environment",

@@ -8,7 +8,8 @@ One object plays one attempt. A group's attempts are objects of their own, so th
         def step(self, reply: Reply) -> Turn: ...                     # what comes next, or the end
 
 The order is reset, then generation and step in turn, until a Turn is `done`, a reply was cut, the tokens are
-spent, or `max_turns` is reached. Both methods may be `async def`; plain ones run on a thread, so they may block.
+spent, or `max_turns` is reached; then close. A plain method runs on a thread, and may block for `step_timeout` seconds.
+An `async def` one runs on an event loop that all attempts share, but no other part of the service.
 """
 
 from __future__ import annotations
@@ -68,7 +69,15 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, reply: Reply) -> Turn | Awaitable[Turn]:
-        """Hear the reply and go on."""
+        """Continue after a reply."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what the attempt holds: a sandbox, a connection. Called once, however the attempt ends.
+
+        After an error, a time-out or a cancellation it has 5 seconds, and a step that did not end may still be running
+        on another thread.
+        """
+        return None
 
 
 class DatasetEnvironment(Environment):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +20,27 @@ from gristmill_env.errors import EpisodeError
 
 E = TypeVar("E", bound=type[Environment])
 
-EnvironmentFactory = Callable[[], Environment]
-"""Makes the object of one more attempt."""
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """Makes the object of one more attempt."""
+
+    kind: type[Environment]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Environment:
+        return self.kind(**self.options)
+
+    @property
+    def name(self) -> str:
+        """The class' name, for messages."""
+        return self.kind.__name__
+
+    @property
+    def ours(self) -> bool:
+        """Whether it ships with this package, and so is known not to block."""
+        return self.kind.__module__.startswith(f"{__package__}.")
+
 
 ENTRY_POINTS = "gristmill.environments"
 _REGISTRY: dict[str, type[Environment]] = {"dataset": DatasetEnvironment}
@@ -48,11 +68,10 @@ def create_environment(
     """
     kind = _find(name, folder)
     if not (isinstance(kind, type) and issubclass(kind, Environment)):
-        raise EpisodeError(
-            f"environment '{name}' is {kind!r:.80}; a class derived from gristmill_env.Environment is wanted"
-        )
+        wanted = f"{Environment.__module__.rpartition('.')[0]}.{Environment.__name__}"
+        raise EpisodeError(f"environment '{name}' is {kind!r:.80}; a class derived from {wanted} is wanted")
     options = _options(name, kind, params or {})
-    return lambda: kind(**options)
+    return EnvironmentFactory(kind, options)
 
 
 def _find(name: str, folder: Path | None) -> Any:

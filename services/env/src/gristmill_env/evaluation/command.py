@@ -53,7 +53,7 @@ async def _evaluate(launch: Launch, options: EvaluateOptions, console: Console) 
     config, folder = launch.config, _folder(launch, options)
     task = evaluation_task(launch)
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task.scorer, servers as server:
+    async with task, servers as server:
         served, roller = await meet_model(launch, task, server, config.startup_patience or AT_A_TERMINAL)
         plan = make_plan(launch, task, model=served.name, weights=await _weights(server))
         errors = Console(stderr=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -21,6 +22,10 @@ class Limits:
     wall: float
     """Seconds in all, for a call that sleeps or waits for something that does not come."""
 
+    def __str__(self) -> str:
+        computing = "" if math.isinf(self.cpu) else f"{self.cpu:g} s of processor time, "
+        return f"{computing}{self.wall:g} s in all"
+
     def overrun(self, cpu: float | None, wall: float) -> str | None:
         """What to say of a call that took so long; None if it is within its limits. `cpu`: None if nobody knows."""
         if cpu is not None and cpu > self.cpu:
@@ -31,12 +36,15 @@ class Limits:
 
 
 class Call(ABC, Generic[T]):
-    """One call. It may run more than once, or be given up while it runs; the first result counts."""
+    """One call. It may be given up while it runs, and run again if it is `repeatable`; the first result counts."""
 
-    def __init__(self, name: str, *, is_async: bool) -> None:
-        """`name`: calls of one name queue for the same threads; it is what messages call it."""
+    def __init__(self, name: str, *, is_async: bool, repeatable: bool = True) -> None:
+        """`name`: calls of one name queue for the same threads; it is what messages call it. `repeatable`: whether it
+        may be begun once more when its event loop is lost."""
         self.name = name
         self.is_async = is_async
+        self.repeatable = repeatable
+        self.begun = False
         self.result: T
         """Once the call is settled."""
         self.batch: Batch | None = None

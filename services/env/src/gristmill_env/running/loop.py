@@ -162,6 +162,7 @@ class LoopThread:
     async def _settle(self, call: Call[Any]) -> None:
         due = self._loop.time() + self._limits.wall
         self._timers[call] = self._loop.call_at(due, self._expire, call, asyncio.current_task(), due)
+        call.begun = True
         result = await call.run_async()
         if not self._ending:  # else it was cancelled by this thread's end, and is done again elsewhere
             call.settle(result)

@@ -5,7 +5,7 @@ works alike for a caller with an event loop and one without:
 
 - a call that overruns its limits is an error, and its thread is given up;
 - a blocked event loop is given up: the call that blocks it is an error, the other calls on it are done again on a new
-  one, and later calls of the name that blocked get a loop for themselves;
+  one if they may be repeated, and later calls of the name that blocked get a loop for themselves;
 - when too many given-up threads still hang, the run is ended.
 """
 
@@ -169,7 +169,7 @@ class Runner:
         if loop is self._loop:
             self._loop = None
         self._own_loops = {name: own for name, own in self._own_loops.items() if own is not loop}
-        seconds = f"{self._limits.cpu:g} s"
+        seconds = f"{min(self._limits.cpu, self._limits.wall):g} s"
         if blocking is None:
             why = f"the event loop of the {self._what}s was blocked for {seconds} by code that belongs to no task"
             self._give_up(loop.thread, " or ".join(sorted({call.name for call in calls})))
@@ -183,6 +183,9 @@ class Runner:
             why = f"it blocked its event loop for {seconds}; await what it waits for, or use def"
             blocking.publish(blocking.failed(why))
         self._own_loops[name] = LoopThread(self._limits)
+        for call in calls:
+            if call.begun and not call.repeatable:
+                call.settle(call.failed(f"its event loop was blocked by {name}"))
         self._on_loops(call for call in calls if call.is_open)
 
     def _give_up(self, thread: threading.Thread, name: str) -> None:
@@ -192,7 +195,7 @@ class Runner:
             self._end(
                 self._error(
                     f"{self._what} '{name}' hangs: {len(self._hanging)} threads are lost in calls that overran their "
-                    f"limits ({self._limits.cpu:g} s of processor time, {self._limits.wall:g} s in all); {self._remedy}"
+                    f"limits ({self._limits}); {self._remedy}"
                 )
             )
 

@@ -19,6 +19,9 @@ class EnvironmentSpec(Settings):
     params: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, e.g. {tries: 3}. Those that name a secret (api_key) are not recorded."""
 
+    step_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one call of a method (reset, step, close) may take; then the attempt's group is dropped."""
+
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:

@@ -1,0 +1,193 @@
+"""Calls the methods of environments, each within a time limit and never on the service's event loop.
+
+A plain method runs on a thread, an `async` one on an event loop in a thread of its own. A method that blocks its loop
+holds up the other async calls there, until it overruns. The shipped environments do not block, and are called directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from gristmill.redaction import redact_text
+from gristmill_env.data import Item
+from gristmill_env.environments.base import Environment, Reply, Turn
+from gristmill_env.environments.registry import EnvironmentFactory
+from gristmill_env.errors import EnvError, EpisodeError
+from gristmill_env.messages import Message
+from gristmill_env.running import Call, Limits, Runner
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 256
+"""Most of them. A step that waits needs one: a group's attempts, of all groups at work, may be in one each."""
+_GOODBYE = 5.0
+"""Seconds that all of close() may take where an attempt was cancelled or has failed."""
+
+_Result = tuple[Any, Exception | None]
+"""What a method returned, or how it failed."""
+
+
+class EnvironmentRunner:
+    """The environments of a run. Close it (`async with`) to end its threads."""
+
+    def __init__(self, factory: EnvironmentFactory, timeout: float) -> None:
+        """`timeout`: seconds that one call of a method may take."""
+        self.factory = factory
+        self._timeout = timeout
+        self._runner = Runner(
+            Limits(cpu=math.inf, wall=timeout), threads=_THREADS, what="environment", error=EnvError,
+            remedy="give what it waits for a time-out, or raise step_timeout",
+        )  # fmt: skip
+
+    async def open(self) -> Environment:
+        """A new environment. Raises EpisodeError when its __init__ fails."""
+        if self.factory.ours:
+            return self.factory()
+        made: Environment = await self._run(self.factory.name, "__init__", self.factory)
+        return made
+
+    async def reset(self, environment: Environment, item: Item) -> Sequence[Message]:
+        """Begin. Raises EpisodeError when the method fails or overruns, and the package's own errors as they are."""
+        opening: Sequence[Message] = await self._call(environment.reset, item)
+        return opening
+
+    async def step(self, environment: Environment, reply: Reply) -> Turn:
+        """Go on after a reply. Raises as `reset` does."""
+        turn: Turn = await self._call(environment.step, reply)
+        return turn
+
+    async def close(self, environment: Environment) -> None:
+        """Close it. What goes wrong is logged, since the attempt is over."""
+        try:
+            await self._call(environment.close)
+        except EnvError as error:
+            logger.warning("%s", error)
+
+    async def opening(self, item: Item) -> Sequence[Message]:
+        """What the model is to answer first, of an attempt that is not played."""
+        async with self.group() as group:
+            _, opening = await group.begin(item)
+        return opening
+
+    def group(self) -> EnvironmentGroup:
+        """For the attempts at one item."""
+        return EnvironmentGroup(self)
+
+    def stop(self) -> None:
+        """End the threads, without waiting for them."""
+        self._runner.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def _call(self, method: Callable[..., Any], *arguments: object) -> Any:
+        if self.factory.ours and inspect.iscoroutinefunction(method):
+            return await method(*arguments)
+        return await self._run(self.factory.name, method.__name__, method, *arguments)
+
+    async def _run(self, name: str, method_name: str, method: Callable[..., Any], *arguments: object) -> Any:
+        call = _MethodCall(name, method_name, method, arguments)
+        batch = self._runner.submit([call])
+        try:
+            await asyncio.wrap_future(batch.done)
+        except asyncio.CancelledError:
+            self._runner.drop(batch)
+            raise
+        value, error = call.result
+        if error is not None:
+            raise error
+        return value
+
+
+class EnvironmentGroup:
+    """The environments of the attempts at one item. At the end of the context all are closed, each once."""
+
+    def __init__(self, environments: EnvironmentRunner) -> None:
+        self._environments = environments
+        self._opened: list[Environment] = []
+        self._closing: dict[int, asyncio.Task[None]] = {}
+        """By the environments' ids."""
+
+    async def begin(self, item: Item) -> tuple[Environment, Sequence[Message]]:
+        """One more environment, and its opening. Raises as `EnvironmentRunner.reset` does."""
+        environment = await self._environments.open()
+        if type(environment).close is not Environment.close:
+            self._opened.append(environment)
+        return environment, await self._environments.reset(environment, item)
+
+    async def close(self, environment: Environment) -> None:
+        """Close one whose attempt has ended, before the others."""
+        if type(environment).close is not Environment.close:
+            await asyncio.wait([self._close(environment)])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._opened:
+            return
+        closing = [self._close(environment) for environment in self._opened]
+        _, late = await asyncio.wait(closing, timeout=None if error is None else _GOODBYE)
+        if late:
+            name, seconds = self._environments.factory.name, _GOODBYE
+            logger.warning("close() of %s takes longer than %g s and is not waited for", name, seconds)
+
+    def _close(self, environment: Environment) -> asyncio.Task[None]:
+        """A task of its own, which continues when the attempt's is cancelled."""
+        task = self._closing.get(id(environment))
+        if task is None:
+            task = self._closing[id(environment)] = asyncio.create_task(self._environments.close(environment))
+        return task
+
+
+class _MethodCall(Call[_Result]):
+    """One call of one method of one environment."""
+
+    def __init__(self, name: str, method_name: str, method: Callable[..., Any], arguments: Sequence[object]) -> None:
+        # Of its own name: close() must not queue behind the steps that it is to end.
+        super().__init__(f"{name}.{method_name}", is_async=inspect.iscoroutinefunction(method), repeatable=False)
+        self._method, self._arguments = method, arguments
+
+    def run(self) -> _Result:
+        if not self.needed:
+            return self.failed("it is not needed any more")
+        try:
+            value = self._method(*self._arguments)
+        except BaseException as error:  # noqa: BLE001  sys.exit() in a step must not end this thread
+            return self.failed(error)
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            return self.failed("it returns an awaitable but is not `async def`")
+        return value, None
+
+    async def run_async(self) -> _Result:
+        if not self.needed:
+            return self.failed("it is not needed any more")
+        try:
+            return await self._method(*self._arguments), None
+        except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the result
+            return self.failed(error)
+
+    def failed(self, why: BaseException | str) -> _Result:
+        if isinstance(why, EnvError):
+            return None, why
+        text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+        error = EpisodeError(redact_text(f"{self.name}: {text}"))
+        error.__cause__ = why if isinstance(why, BaseException) else None
+        if isinstance(why, Exception):
+            logger.error("environment %s failed", self.name, exc_info=why)
+        return None, error

@@ -1,0 +1,32 @@
+"""The executor of the service's event loop: its threads hold up neither the loop's end nor the interpreter's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """Gives each call a daemon thread. asyncio takes only a ThreadPoolExecutor, whose own threads Python joins at exit:
+    a write to a disk that hangs would keep a stopped process alive."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*arguments, **named)
+            except BaseException as error:  # noqa: BLE001  it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="executor", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for nothing."""

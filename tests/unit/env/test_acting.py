@@ -1,0 +1,301 @@
+"""Environments that block, hang or fail: their attempt ends, all are closed, and the process can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.env.conftest import FailingServer
+from tests.unit.env.inference.conftest import CHAT, answers, said
+
+from gristmill_env.data import Item
+from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
+from gristmill_env.errors import DatasetError, EnvError, EpisodeError
+from gristmill_env.inference import ModelServers
+from gristmill_env.messages import Message, user
+from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rewards import Scorer, WeightedReward, create_reward
+from gristmill_env.roller import Roller
+from gristmill_env.rollout import Rollout
+from gristmill_env.running import runner
+from gristmill_env.settings import EnvConfig, ServerConfig
+
+ITEM = Item(row=0, index=0, prompt="?", answer="2")
+REPLY = Reply("2", "stop", 1)
+
+
+class Recorded(Environment):
+    """Notes what becomes of each of its objects."""
+
+    made: list[Recorded]
+    let_go: threading.Event
+
+    def __init__(self) -> None:
+        self.number = len(self.made)
+        self.closed = 0
+        self.steps = 0
+        self.made.append(self)
+
+    def reset(self, item: Item) -> Sequence[Message]:
+        return [user(f"{item.prompt} {self.number}")]
+
+    def step(self, reply: Reply) -> Turn:
+        return Turn.end(1.0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FailsToReset(Recorded):
+    def reset(self, item: Item) -> Sequence[Message]:
+        if self.number == 1:
+            raise KeyError("no board")
+        return super().reset(item)
+
+
+class FailsToStep(Recorded):
+    def step(self, reply: Reply) -> Turn:
+        if self.number == 1:
+            raise KeyError("no board")
+        return super().step(reply)
+
+
+class FailsToClose(Recorded):
+    def close(self) -> None:
+        super().close()
+        raise KeyError("the sandbox is gone")
+
+
+class Hangs(Recorded):
+    """In its second step. It ends only when the test lets it go."""
+
+    def step(self, reply: Reply) -> Turn:
+        if self.number == 1:
+            self.let_go.wait()
+        return super().step(reply)
+
+
+class HangsAsync(Recorded):
+    async def step(self, reply: Reply) -> Turn:  # type: ignore[override]
+        if self.number == 1:
+            await asyncio.get_running_loop().create_future()
+        return Turn.end(1.0)
+
+
+class BlocksItsLoop(Recorded):
+    async def step(self, reply: Reply) -> Turn:  # type: ignore[override]
+        self.steps += 1
+        if self.number == 1:
+            self.let_go.wait()  # in place of an await
+        else:
+            await asyncio.sleep(60)
+        return Turn.end(1.0)
+
+
+class ClosesAsync(Recorded):
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.closed += 1
+
+
+Roll = Callable[[], Any]
+Make = Callable[..., Roll]
+
+
+@pytest.fixture
+async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
+    """Makes what rolls a group of three in an environment, against a server that gives text."""
+    failing_server.takes_tokens = False
+    failing_server.answers[CHAT] = lambda: answers(said("2"))
+    Recorded.made, Recorded.let_go = [], threading.Event()
+    rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
+    acting: list[EnvironmentRunner] = []
+    async with (
+        Scorer(rewards, has_answer=True) as scorer,
+        ModelServers([ServerConfig(base_url=failing_server.url)], patience=5) as servers,
+    ):
+        await servers.connect(patience=5)
+
+        def make(kind: type[Environment], *, step_timeout: float = 60.0) -> Roll:
+            acting.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
+            config = EnvConfig(group_size=3)
+            roller = Roller(config, PromptBuilder(None), servers, scorer, acting[-1], max_length=1024)
+            return lambda: roller.roll(ITEM, "test")
+
+        yield make
+        Recorded.let_go.set()
+        for one in acting:
+            one.stop()
+
+
+def closed() -> list[int]:
+    """How often each environment was closed."""
+    return [environment.closed for environment in Recorded.made]
+
+
+@pytest.mark.parametrize("kind", [Recorded, ClosesAsync])
+async def test_environments_are_closed_when_their_attempts_end(rolls: Make, kind: type[Environment]) -> None:
+    rollout: Rollout = await rolls(kind)()
+    assert [attempt.reward for attempt in rollout.attempts] == [1.0] * 3
+    assert closed() == [1] * 3
+
+
+@pytest.mark.parametrize("kind", [FailsToReset, FailsToStep])
+async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make, kind: type[Environment]) -> None:
+    with pytest.raises(EpisodeError, match="KeyError: 'no board'"):
+        await rolls(kind)()
+    assert closed() == [1] * len(Recorded.made)
+    assert len(Recorded.made) >= 2
+
+
+async def test_environment_that_fails_to_close_costs_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:
+    rollout: Rollout = await rolls(FailsToClose)()
+    assert [attempt.reward for attempt in rollout.attempts] == [1.0] * 3
+    assert "the sandbox is gone" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [Hangs, HangsAsync, BlocksItsLoop])
+async def test_step_that_hangs_ends_with_its_time_limit_and_all_are_closed(
+    rolls: Make, kind: type[Environment]
+) -> None:
+    with pytest.raises(EpisodeError):
+        await rolls(kind, step_timeout=1.0)()
+    assert closed() == [1] * 3
+
+
+@pytest.mark.parametrize("kind", [Hangs, HangsAsync])
+async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make, kind: type[Environment]) -> None:
+    task = asyncio.create_task(rolls(kind)())
+    while len(Recorded.made) < 3 or sum(closed()) < 2:  # noqa: ASYNC110  the two that do not hang
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed() == [1] * 3
+
+
+async def test_a_step_is_not_done_twice_when_another_blocks_the_loop(rolls: Make) -> None:
+    with pytest.raises(EpisodeError):
+        await rolls(BlocksItsLoop, step_timeout=1.0)()
+    assert max(environment.steps for environment in Recorded.made) == 1
+
+
+async def test_too_many_steps_that_hang_end_the_run(rolls: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_HANGING", 1)
+    roll = rolls(Hangs, step_timeout=0.3)
+    with pytest.raises(EpisodeError):
+        await roll()
+    Recorded.made.clear()
+    with pytest.raises(EnvError) as error:
+        await roll()
+    assert not isinstance(error.value, EpisodeError)
+
+
+async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make) -> None:
+    loop, let_go = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    stuck = loop.run_in_executor(None, let_go.wait)
+    try:
+        async with asyncio.timeout(60):
+            assert len((await rolls(Recorded)()).attempts) == 3
+    finally:
+        let_go.set()
+        await stuck
+
+
+async def test_what_begins_an_attempt_alone_closes_it(rolls: Make) -> None:
+    Recorded.made.clear()
+    async with EnvironmentRunner(EnvironmentFactory(Recorded), 60) as acting:
+        assert await acting.opening(ITEM) == [user("? 0")]
+    assert closed() == [1]
+
+
+async def test_our_own_errors_pass_as_they_are(rolls: Make) -> None:
+    class Refuses(Recorded):
+        def reset(self, item: Item) -> Sequence[Message]:
+            raise DatasetError("not this row")
+
+    with pytest.raises(DatasetError, match="not this row"):
+        await rolls(Refuses)()
+
+
+GAME = """
+import time
+from pathlib import Path
+from gristmill_env.environments import Environment, Turn
+
+HERE = Path(__file__).parent
+
+class Game(Environment):
+    def reset(self, item):
+        return [{"role": "user", "content": item.prompt}]
+    def step(self, reply):
+        (HERE / "stepping").touch()
+        while True:
+            time.sleep(1000)
+    def close(self):
+        (HERE / "closed").touch()
+"""
+
+
+def test_sigterm_ends_the_process_while_a_step_hangs(tmp_path: Path, failing_server: FailingServer) -> None:
+    failing_server.takes_tokens = False
+    failing_server.answers[CHAT] = lambda: answers(said("2"))
+    (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    run = {
+        "group_size": 2, "environment": "game.py:Game", "server_configs": [{"base_url": failing_server.url}],
+        "dataset": {"dataset_path": "rows.jsonl", "reward_functions": ["episode"]},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    command = [sys.executable, "-m", "gristmill_env", "process", "--config", "run.yaml", "--groups", "1"]
+    environ = {**os.environ, "GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_RUNS_DIR": str(tmp_path / "runs")}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ)
+    try:
+        until = time.monotonic() + 120
+        while not (tmp_path / "stepping").exists():
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "closed").exists()
+
+
+STUCK = """
+import asyncio, sys, time
+from gristmill_env.cli import _until_signal
+
+async def work():
+    print("ready", flush=True)
+    await asyncio.to_thread(time.sleep, 1000)  # a disk that hangs
+
+sys.exit(asyncio.run(_until_signal(work())))
+"""
+
+
+def test_sigterm_ends_the_process_while_a_thread_of_the_loop_hangs() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
