@@ -52,6 +52,11 @@ class _Defect(ModelServer):
             raise ZeroDivisionError
         return super().served_version()
 
+    def publish(self, path: Path, version: PolicyVersion) -> None:
+        if self.fails:
+            raise ZeroDivisionError
+        super().publish(path, version)
+
 
 def test_one_of_several_servers() -> None:
     servers = [ModelServerStandIn(), ModelServerStandIn()]
