@@ -233,6 +233,7 @@ def checkpoint(training: Training, version: PolicyVersion) -> None:
             covered=leases.covered,
             skipped=training.skipped.files,
             origin=training.origin,
+            creation=training.run.creation,
         ),
     )
     leases.ack()

@@ -92,7 +92,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         if settings.publisher != "none":
             check_publishable(settings.lora_rank, source)
         run_dir = deployment.runs_dir / run.run_id
-        checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept)
+        checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
         resumption = find_resumption(checkpoints, settings.resume)
 
         skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
@@ -106,7 +106,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         first_step = 0 if resumption is None else resumption.step
 
         covered = [] if resumption is None else resumption.covered
-        incarnation, run = api.take(run.run_id, settings.record(), covered, first_step)
+        incarnation, run = api.take(run.run_id, settings.record(), covered, first_step, run.creation)
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )

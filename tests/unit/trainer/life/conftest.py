@@ -56,8 +56,15 @@ def prepare(step: int, groups: Sequence[TrajectoryGroup]) -> Prepared:
     return to_samples(groups, LIMITS, SETTINGS)
 
 
-def progress(step: int, incarnation: int = 1, covered: Sequence[str] = (), origin: str | None = None) -> Progress:
-    return Progress(step, PolicyVersion(incarnation, step), f"{incarnation}.{step}", list(covered), origin=origin)
+def progress(
+    step: int,
+    incarnation: int = 1,
+    covered: Sequence[str] = (),
+    origin: str | None = None,
+    creation: str | None = "",
+) -> Progress:
+    version = PolicyVersion(incarnation, step)
+    return Progress(step, version, f"{incarnation}.{step}", list(covered), origin=origin, creation=creation)
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,17 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     server.stop()
 
 
+def test_a_new_run_of_an_old_id_keeps_its_own_versions(tmp_path: Path) -> None:
+    """Versions start again: those that the earlier run left behind are higher, and still the first to go."""
+    server = ModelServerStandIn()
+    for version in (PolicyVersion(3, 59), PolicyVersion(3, 60), PolicyVersion(1, 0), PolicyVersion(1, 1)):
+        publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
+        publisher.publish({"w": torch.ones(1)}, version)
+        assert (tmp_path / str(version)).is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.0", "1.1"]
+    server.stop()
+
+
 def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
     server = ModelServerStandIn()
     publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)

@@ -61,7 +61,7 @@ class Trainer:
     def run(self) -> None:
         """As setup.py puts it together."""
         stop = StopRequest(self.grace)
-        store = CheckpointStore(self.folder / "checkpoints", 2)
+        store = CheckpointStore(self.folder / "checkpoints", 2, "c0ffee")
         resumption = find_resumption(store, "auto")
         skipped = SkippedSteps(self.settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
@@ -75,7 +75,7 @@ class Trainer:
             train(
                 Training(
                     settings=self.settings,
-                    run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id"])("run")),
+                    run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id", "creation"])("run", "c0ffee")),
                     api=self.api.client,
                     crew=crew,
                     policy=crew.learner.policy,
@@ -169,7 +169,7 @@ def test_stopped_while_the_model_server_is_away_it_keeps_the_finished_steps(
     trainer.publisher = _Publisher(away)
     with pytest.raises(StoppedError, match="it did not answer"):
         trainer.run()
-    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
     assert resumption is not None
     assert resumption.step == 2
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
@@ -186,7 +186,7 @@ def test_stopped_while_the_api_is_away_it_keeps_the_finished_steps(source: Model
     trainer.publisher = _Publisher(away)
     with pytest.raises(StoppedError, match="the API did not answer"):
         trainer.run()
-    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
     assert resumption is not None
     assert resumption.step == 2
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2]
@@ -218,7 +218,7 @@ def test_a_step_that_cannot_end_in_time_is_handed_back(source: ModelSource, tmp_
         trainer.run()
     assert not api.leased
     assert api.ready[0].group_id == "g00000006", "in its place"
-    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
     assert resumption is not None
     assert resumption.step == 2
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
@@ -276,7 +276,7 @@ def test_nothing_is_begun_on_a_step_once_a_stop_was_asked_for(source: ModelSourc
     with pytest.raises(StoppedError):
         trainer.run()
     assert hooked == [1]
-    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2), "auto")
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
     assert resumption is not None
     assert resumption.step == 2
 

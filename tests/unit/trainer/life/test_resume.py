@@ -98,3 +98,38 @@ def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> No
 def test_what_is_no_checkpoint_is_refused_with_what_there_is(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match=r"resume is 'latest', which is no folder .*This run's: .*step-000002, "):
         find_resumption(store, "latest")
+
+
+@pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_checkpoints_of_an_earlier_run_of_the_id_are_an_error(
+    training: Training, tmp_path: Path, creation: str | None, resume: str
+) -> None:
+    earlier = CheckpointStore(tmp_path, kept=2)
+    newest = earlier.save(training.learner, progress(4, 3, covered=["g4"], creation=creation)).path
+    with pytest.raises(CheckpointError) as refused:
+        find_resumption(CheckpointStore(tmp_path, kept=2, creation="new"), resume)
+    assert str(newest) in str(refused.value)
+
+
+@pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
+def test_a_checkpoint_of_an_earlier_run_that_is_named_lends_its_weights_only(
+    training: Training, tmp_path: Path, creation: str | None
+) -> None:
+    earlier = CheckpointStore(tmp_path, kept=2)
+    named = str(earlier.save(training.learner, progress(4, 3, covered=["g4"], creation=creation)).path)
+    store = CheckpointStore(tmp_path, kept=1, creation="new")
+    found = find_resumption(store, named)
+    assert found is not None
+    assert (found.step, found.covered, found.own, found.origin) == (0, [], False, named)
+
+    # Started again, the trainer continues from its own checkpoint, although the earlier run's has a higher version.
+    for step in (2, 4):
+        store.save(training.learner, progress(step, 1, [f"g{step}"], origin=named, creation="new"))
+    for resume in (named, "auto"):
+        again = find_resumption(CheckpointStore(tmp_path, kept=1, creation="new"), resume)
+        assert again is not None
+        assert (again.step, again.covered, again.own, again.checkpoint.path.name) == (4, ["g4"], True, "step-000004")
+    # What was named stays, under another name if this run has come as far.
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"step-000004", f"step-000004-of-{creation or 'unknown'}"}

@@ -37,6 +37,9 @@ class Progress:
     """Files of the steps up to this one that were skipped in a row (aside.py)."""
     origin: str | None = None
     """The checkpoint folder that `resume` named when this training began."""
+    creation: str | None = None
+    """`RunRecord.creation` of the run. Group ids start again when a run is deleted and created again, so its steps and
+    its groups mean nothing in another creation. None: written by a trainer that did not record it."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ class Resumption:
 
     checkpoint: Checkpoint
     own: bool
-    """Of this run. Another's lends weights, optimizer and random numbers; steps and schedule begin anew."""
+    """Of this creation of this run. Another's lends weights, optimizer and random numbers; steps and schedule begin
+    again."""
     origin: str | None
     """Goes into the `Progress` of every checkpoint that follows."""
 
@@ -46,7 +47,7 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
     from the newest checkpoint since then, not from the beginning once more.
     """
     if resume == "never":
-        newest = store.newest()
+        newest = store.newest() or store.newest_foreign()
         if newest is not None:
             raise CheckpointError(
                 f"resume is 'never', but the run has checkpoints, the newest in {newest}; "
@@ -55,7 +56,12 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
         return None
     if resume == "auto":
         newest = store.newest()
-        return None if newest is None else _own(store.load(newest))
+        if newest is not None:
+            return _own(store.load(newest))
+        foreign = store.newest_foreign()
+        if foreign is not None:
+            raise _of_an_earlier_run(store, foreign)
+        return None
     named, newest = Path(resume).resolve(), store.newest_readable()
     # Before the folder itself is looked at: the run may have pruned it since.
     if newest is not None and read_progress(newest).origin == str(named):
@@ -64,11 +70,26 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
         return _own(checkpoint)
     if not (named / STATE).is_file():
         raise _no_checkpoint(store, resume)
-    return Resumption(store.load(named), own=named.parent == store.folder, origin=str(named))
+    checkpoint = store.load(named)
+    own = named.parent == store.folder and store.is_own(checkpoint.progress)
+    return Resumption(checkpoint, own=own, origin=str(named))
 
 
 def _own(checkpoint: Checkpoint) -> Resumption:
     return Resumption(checkpoint, own=True, origin=checkpoint.progress.origin)
+
+
+def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
+    """Neither its groups nor its steps are this run's, and beginning without a word would lose what it learned."""
+    why = (
+        "does not record in which creation of the run it was made, so it may be of a run that was deleted since"
+        if read_progress(found).creation is None
+        else "is of an earlier run of this id, which was deleted or lost with the API's data"
+    )
+    return CheckpointError(
+        f"checkpoint {found} {why}. To continue from its weights: --resume {found}. To begin from the first weights: "
+        f"move {store.folder} away, or choose another run id (RUN_ID)"
+    )
 
 
 def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import shutil
@@ -22,11 +23,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """Folders step-000020 and so on in `folder`; the last `kept` stay."""
+    """Folders step-000020 and so on in `folder`; the last `kept` stay.
 
-    def __init__(self, folder: Path, kept: int) -> None:
+    The folder may also hold checkpoints of an earlier run of the same id, which was deleted. They stay as they are, and
+    count for nothing here unless they are named.
+    """
+
+    def __init__(self, folder: Path, kept: int, creation: str = "") -> None:
+        """`creation`: of the run, as its record has it."""
         self.folder = folder.resolve()
         self._kept = kept
+        self._creation = creation
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
             shutil.rmtree(left)
@@ -40,14 +47,26 @@ class CheckpointStore:
 
     def newest(self) -> Path | None:
         """The folder of the highest policy version, not of the highest step: a run that went back to step 10 has its
-        newest weights at step 15, beside those of step 20 that it left behind. Raises CheckpointError for a folder that
-        does not tell its version."""
-        return max(self.folder.glob("step-*"), key=lambda path: read_progress(path).version, default=None)
+        newest weights at step 15, and may still have those of step 20, which it left behind. Raises CheckpointError for
+        a folder whose version cannot be read."""
+        found = {path: read_progress(path) for path in self.folder.glob("step-*")}
+        own = [path for path, progress in found.items() if self.is_own(progress)]
+        return max(own, key=lambda path: found[path].version, default=None)
 
     def newest_readable(self) -> Path | None:
         """The same, past folders that do not tell their version."""
         versions = self._versions()
         return max(versions, key=lambda path: versions[path], default=None)
+
+    def newest_foreign(self) -> Path | None:
+        """The newest of an earlier run of the same id, or of a trainer that did not record the run's creation."""
+        found = self._readable()
+        foreign = [path for path, progress in found.items() if not self.is_own(progress)]
+        return max(foreign, key=lambda path: found[path].version, default=None)
+
+    def is_own(self, progress: Progress) -> bool:
+        """Whether a checkpoint was made in this creation of the run."""
+        return progress.creation == self._creation
 
     def load(self, path: Path) -> Checkpoint:
         """Verify every file of a checkpoint, of this run or another. Raises CheckpointError."""
@@ -71,15 +90,18 @@ class CheckpointStore:
         except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        if path.exists():  # The run went back to an older checkpoint, and has now come as far again.
-            there = _version(path)
-            if there is not None and there > progress.version:
+        if path.exists():
+            there = _readable_progress(path)
+            if there is not None and not self.is_own(there):  # the user named it, so it stays
+                path.rename(_free(path.with_name(f"{name}-of-{(there.creation or 'unknown')[:8]}")))
+            elif there is not None and there.version > progress.version:
                 shutil.rmtree(partial)
                 raise FencedError(
-                    f"checkpoint {path} is of version {there}, and version {progress.version} does not replace it: "
-                    "a newer trainer has taken the run. Leave the run to that one"
+                    f"checkpoint {path} is of version {there.version}, and version {progress.version} does not replace "
+                    "it: a newer trainer has taken the run. Leave the run to that one"
                 )
-            path.rename(replaced)
+            else:  # The run went back to an older checkpoint, and has now come as far again.
+                path.rename(replaced)
         partial.rename(path)
         sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -110,16 +132,19 @@ class CheckpointStore:
         _LOG.info("resumed from %s", checkpoint.path)
 
     def _prune(self) -> None:
-        """Away with all but the last `kept`, each out of sight before it is taken apart. One that does not tell its
-        version stays."""
+        """Remove all own checkpoints except the last `kept`, each renamed before its files go. One whose version cannot
+        be read stays."""
         versions = self._versions()
         for old in sorted(versions, key=lambda path: versions[path])[: -self._kept]:
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
 
     def _versions(self) -> dict[Path, PolicyVersion]:
-        """Those that can be read."""
-        found = {path: _version(path) for path in self.folder.glob("step-*")}
-        return {path: version for path, version in found.items() if version is not None}
+        """Of the own checkpoints that can be read."""
+        return {path: progress.version for path, progress in self._readable().items() if self.is_own(progress)}
+
+    def _readable(self) -> dict[Path, Progress]:
+        found = {path: _readable_progress(path) for path in self.folder.glob("step-*")}
+        return {path: progress for path, progress in found.items() if progress is not None}
 
 
 def read_progress(path: Path) -> Progress:
@@ -148,10 +173,16 @@ def _save(state: dict[str, Any], path: Path) -> None:
         raise OSError(f"{path.name}: {error}") from error
 
 
-def _version(path: Path) -> PolicyVersion | None:
-    """None, with a warning, where it cannot be read: what goes on without that one need not end for it."""
+def _free(path: Path) -> Path:
+    """`path`, with a number if something has that name."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([path], numbered) if not name.exists())
+
+
+def _readable_progress(path: Path) -> Progress | None:
+    """None, with a warning, if it cannot be read: work that needs no such checkpoint continues without it."""
     try:
-        return read_progress(path).version
+        return read_progress(path)
     except CheckpointError as error:
         _LOG.warning("%s", error)
         return None

@@ -87,10 +87,13 @@ class FilesystemPublisher:
             )
 
     def _prune(self) -> None:
-        """Keep the newest `KEPT`: the server may still be reading the one before."""
-        versions = sorted(PolicyVersion.parse(path.name) for path in self._folder.iterdir() if path.name[0] != ".")
-        for old in versions[:-KEPT]:
-            shutil.rmtree(self._folder / str(old))
+        """Keep the newest `KEPT`: the server may still be reading the one before, or go back to it.
+
+        The newest by time, not by version: versions start again when a run is deleted and created again.
+        """
+        versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
+        for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
+            shutil.rmtree(old)
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
