@@ -36,6 +36,7 @@ from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
 from gristmill_trainer.report import step_metrics
 from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.stall import StallGuard
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Watchdog
@@ -50,12 +51,15 @@ class Phases:
     """Wall time from one step's metrics to the next one's, by phase: checkpoint and publication of the step before are
     in it."""
 
+    guard: StallGuard
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         started = time.monotonic()
+        self.guard.progress()
         yield
+        self.guard.progress()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
     def slower_than(self, slowest: dict[str, float]) -> dict[str, float]:
@@ -79,6 +83,7 @@ class Training:
     aside: Aside
     skipped: SkippedSteps
     watchdog: Watchdog
+    guard: StallGuard
     metrics: JsonlWriter
     tracker: WandbTracker | None
     hook: Hook | None
@@ -107,7 +112,7 @@ def train(training: Training) -> None:
 
     slowest: dict[str, float] = {}
     reward: float | None = None
-    phases = Phases()
+    phases = Phases(training.guard)
     while version.step < settings.training_steps:
         step = version.step + 1
         with phases("wait"):
@@ -126,7 +131,7 @@ def train(training: Training) -> None:
         with keeping(training, version):
             metrics = report(training, version, prepared, result, learning_rate, phases)
         reward = prepared.statistics.reward_mean
-        slowest, phases = phases.slower_than(slowest), Phases()
+        slowest, phases = phases.slower_than(slowest), Phases(training.guard)
         due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
         if due or training.stop.requested or training.skipped.too_many:
             with phases("checkpoint"):
@@ -138,7 +143,8 @@ def train(training: Training) -> None:
         with keeping(training, version):
             training.stop.raise_if_requested()  # before the hook, which may take minutes of the grace
         if training.hook is not None:
-            training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
+            with training.guard.unwatched("on_step"):
+                training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
             with keeping(training, version):
                 training.stop.raise_if_requested()
 
@@ -151,6 +157,7 @@ def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
     while True:
         with keeping(training, version):
             training.stop.raise_if_requested()
+            training.guard.progress()
             batch = training.feed.get(version.step + 1, _POLL)
             if batch is not None:
                 return batch
@@ -168,6 +175,7 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
     started = time.monotonic()
 
     def go_on() -> bool:
+        training.guard.progress()
         left = max(slowest.get("train", 0.0) - (time.monotonic() - started), 0.0)
         return not training.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
 
@@ -295,7 +303,8 @@ def finish(training: Training, version: PolicyVersion, final_reward: float | Non
     export_model(training.final_model, training.crew.save_whole, training.policy.source.tokenizer, facts)
     training.api.finish(training.run.run_id, training.incarnation)
     if training.hub is not None:
-        training.hub.push(training.final_model)
+        with training.guard.unwatched("push_to_hub"):
+            training.hub.push(training.final_model)
     _LOG.info(
         "run %s is finished after %d steps; its model: %s", training.run.run_id, version.step, training.final_model
     )

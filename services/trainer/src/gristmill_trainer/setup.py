@@ -52,6 +52,7 @@ from gristmill_trainer.publish import (
 from gristmill_trainer.publish.token import claim_publishing
 from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.stall import StallGuard
 from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Wanted, Watchdog
@@ -147,6 +148,8 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         if tracker is not None:
             stack.callback(tracker.close)
         stack.enter_context(stop.cutting_short())  # The last in: the crew is to see a stop, not an error.
+        guard = StallGuard()
+        stack.callback(guard.close)
         yield Training(
             settings=settings,
             run=run,
@@ -160,6 +163,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             aside=Aside(run_dir / "aside"),
             skipped=skipped,
             watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
+            guard=guard,
             metrics=stack.enter_context(
                 JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NonePublisher, WeightPublisher
+from gristmill_trainer.stall import StallGuard
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
@@ -71,7 +73,13 @@ class Trainer:
         first_step = 0 if resumption is None else resumption.step
         leases = Leases(self.api.client, "run", self.incarnation)
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-        with stop.cutting_short(), metrics, Display(self.settings.training_steps, first_step) as display:
+        guard = StallGuard()
+        with (
+            contextlib.closing(guard),
+            stop.cutting_short(),
+            metrics,
+            Display(self.settings.training_steps, first_step) as display,
+        ):
             train(
                 Training(
                     settings=self.settings,
@@ -86,6 +94,7 @@ class Trainer:
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
+                    guard=guard,
                     metrics=metrics,
                     tracker=None,
                     hook=self.hook,
