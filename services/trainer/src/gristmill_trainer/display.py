@@ -21,6 +21,8 @@ class Display:
     def __init__(self, total: int, done: int) -> None:
         self._progress: Progress | None = None
         self._total = total
+        self._without_gradient = 0
+        """Steps in which every group's scores were the same."""
         if sys.stderr.isatty():
             console = Console(stderr=True)
             # Log lines must go through the bar's console, or they tear it.
@@ -33,6 +35,9 @@ class Display:
 
     def step(self, metrics: StepMetrics) -> None:
         text = f"reward {metrics.reward_mean:.3f}  loss {metrics.loss:+.4f}"
+        if metrics.zero_advantage_share == 1:
+            text += "  no gradient from rewards"
+            self._warn_of_equal_scores(metrics.step)
         if self._progress is not None:
             self._progress.update(self._task, completed=metrics.step, description=text)
             return
@@ -42,6 +47,19 @@ class Display:
             metrics.step, self._total, text, metrics.grad_norm, metrics.rollout_logprob_diff_mean,
             metrics.policy_version, seconds,
         )  # fmt: skip
+
+    def _warn_of_equal_scores(self, step: int) -> None:
+        """With the first, second, fourth, eighth... such step."""
+        self._without_gradient += 1
+        if self._without_gradient.bit_count() != 1:
+            return
+        _LOG.warning(
+            "step %d: in every group all completions scored the same, so rewards give no gradient (%d such steps so "
+            "far). Rewards must differ within a group: use a reward that grades completions, rows that are neither too "
+            "easy nor too hard, a higher temperature, or a larger group_size",
+            step,
+            self._without_gradient,
+        )
 
     def __enter__(self) -> Display:
         if self._progress is not None:
