@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.support.stack import Vllm
 
 from gristmill import Manifest, PolicyVersion
@@ -79,6 +81,19 @@ def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, pub
         assert difference < 0.001, f"{kind}: the server did not follow; log-probabilities are {difference} apart"
     assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == f"1.{step}"
     assert sorted(path.name for path in (vllm.weights_dir / "perturbed").iterdir()) == [f"1.{step - 1}", f"1.{step}"]
+
+
+def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
+    """As a server on CUDA gets them, which computes in bfloat16. This one computes in float32."""
+    policy.source = dataclasses.replace(policy.source, served_dtype="bfloat16")
+    publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
+    file = vllm.weights_dir / "perturbed" / "1.0" / "model.safetensors"
+    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    completion, served = _served(vllm)
+    assert np.abs(_computed(policy, completion) - served).max() < 1e-4
 
 
 def test_another_shape_is_refused_before_it_can_kill_the_server(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gristmill_trainer.errors import ModelError
-from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.policy import Lora, ModelSource, Policy
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -35,6 +36,20 @@ def test_the_served_head_is_written_out_although_it_is_tied(policy: Policy) -> N
     tensors = policy.served_tensors()
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     assert tensors["lm_head.weight"].data_ptr() != tensors["model.embed_tokens.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("lora", [None, Lora(2, 8.0)], ids=["whole", "merged"])
+def test_served_tensors_have_the_servers_type_and_the_policys_values(model_dir: Path, lora: Lora | None) -> None:
+    source = ModelSource(str(model_dir), str(model_dir), None, 512)
+    policy = Policy(source, "cpu", lora=lora)
+    whole = policy.served_tensors()
+    assert {tensor.dtype for tensor in whole.values()} == {torch.float32}
+    policy.source = dataclasses.replace(source, served_dtype="bfloat16")
+    served = policy.served_tensors()
+    assert {tensor.dtype for tensor in served.values()} == {torch.bfloat16}
+    assert served.keys() == whole.keys()
+    assert all(torch.equal(tensor, whole[name].bfloat16()) for name, tensor in served.items())
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", ["moe", "own_head"])

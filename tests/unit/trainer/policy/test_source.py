@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gristmill import Manifest
@@ -31,3 +33,15 @@ def test_pinned_model_may_be_named_with_and_without_its_revision(name: str | Non
 def test_another_model_or_revision_names_the_line_to_change(name: str) -> None:
     with pytest.raises(ModelError, match=f"MODEL={name}"):
         find_model(name, MANIFEST, SERVED)
+
+
+def test_weights_are_published_as_the_manifest_says_they_are_served() -> None:
+    source = find_model(None, MANIFEST.model_copy(update={"dtype": "bfloat16", "lora_rank": 8}), SERVED)
+    assert (source.served_weights, source.served_dtype) == (Path("/models/m-untied"), "bfloat16")
+    assert (source.max_model_len, source.lora_rank) == (64, 8)
+
+
+@pytest.mark.parametrize("manifest", [None, MANIFEST.model_copy(update={"dtype": "bfloat16"})])
+def test_a_server_without_a_manifest_gets_float32(manifest: Manifest | None) -> None:
+    source = find_model("other", manifest, {"id": "other"})
+    assert (source.served_weights, source.served_dtype, source.lora_rank) == (None, "float32", 0)

@@ -15,13 +15,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.optimizer import own_settings
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.policy.files import as_in_files, tied_head
+from gristmill_trainer.policy.files import as_in_files, in_type, tied_head
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -76,8 +77,13 @@ class Sharded:
         self._tied_head = tied_head(model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """On rank 0, all tensors on the CPU, the head written out although it may be tied; elsewhere nothing."""
-        tensors = self._whole()
+        """On rank 0, all tensors on the CPU in the type that the server computes in, the head written out although it
+        may be tied; elsewhere nothing."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in self._policy.model.state_dict().items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self._world.leads:
+                tensors[name] = in_type(whole.detach(), self._policy.served_dtype).cpu()
         return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
 
     def save_model(self, folder: Path) -> None:

@@ -19,6 +19,11 @@ def tied_head(model: Any) -> str | None:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
 
 
+def in_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` itself if it has the type. Else a copy on the CPU, converted before it leaves its device."""
+    return tensor if tensor.dtype == dtype or not tensor.is_floating_point() else tensor.to(dtype).cpu()
+
+
 def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) -> dict[str, torch.Tensor]:
     """`tensors`: all of the model's, by their names in memory. `tied`: its `tied_head`, which is written out, as in the
     copy of such a model that the model server makes.

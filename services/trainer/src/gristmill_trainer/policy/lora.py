@@ -87,10 +87,12 @@ def without_adapters(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors with the adapters in them, by the names that they have without LoRA. The live ones stay as
-    they are; what no adapter touches is not copied. What one does is on the CPU: beside the model there is never more
-    than one merged tensor on its device."""
+def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """The model's tensors with the adapters in them, by the names that they have without LoRA.
+
+    The live tensors stay as they are, and those without an adapter are not copied. Each merged tensor is converted to
+    `dtype` and moved to the CPU: the model's device never holds more than one of them.
+    """
     from peft.tuners.lora import LoraLayer
 
     adapted: dict[str, Any] = {
@@ -103,7 +105,7 @@ def merged_tensors(model: Any) -> dict[str, torch.Tensor]:
             merged = tensor.detach()
             if plain in adapted:
                 (adapter,) = adapted[plain].active_adapters
-                merged = (merged + adapted[plain].get_delta_weight(adapter).detach()).cpu()
+                merged = (merged + adapted[plain].get_delta_weight(adapter).detach()).to(dtype).cpu()
             tensors[plain] = merged
     return tensors
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.check import prepare
-from gristmill_trainer.policy.files import as_in_files, tied_head
+from gristmill_trainer.policy.files import as_in_files, in_type, tied_head
 from gristmill_trainer.policy.lora import (
     Lora,
     adapter_rank,
@@ -97,6 +97,14 @@ class Policy:
         """Whether the server gets the adapters alone: it was started to take such."""
         return self.lora is not None and self.source.lora_rank > 0
 
+    @property
+    def served_dtype(self) -> torch.dtype:
+        """The type that the server computes in."""
+        found = getattr(torch, self.source.served_dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ModelError(f"the model server's type '{self.source.served_dtype}' is not a type of torch")
+        return found
+
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What the optimizer steps: all parameters, or the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -117,11 +125,14 @@ class Policy:
         return without_adapters(self.model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors as the server's files hold them: adapters merged, the head written out although it may be tied
-        here. Or the adapters alone, where the server takes such."""
+        """All tensors as the server's files hold them, in the type that the server computes in: adapters merged, the
+        head written out although it may be tied here. Or the adapters alone, if the server takes those."""
         if self.publishes_adapters:
             return adapter_tensors(self.model)
-        return as_in_files(self.model, self._tensors(), tied_head(self.model))
+        tensors = {
+            name: in_type(tensor, self.served_dtype) for name, tensor in self._tensors(self.served_dtype).items()
+        }
+        return as_in_files(self.model, tensors, tied_head(self.model))
 
     def save(self, folder: Path) -> None:
         """Write what a later Policy takes as `weights`: a Hugging Face model folder, tied as the original, or the
@@ -140,9 +151,10 @@ class Policy:
         model = self.model if self.lora is None else self._merged_model()
         model.save_pretrained(folder, safe_serialization=True)
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """The live tensors. Merged ones are copies in `dtype`."""
         if self.lora is not None:
-            return merged_tensors(self.model)
+            return merged_tensors(self.model, dtype)
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
     def _merged_model(self) -> Any:

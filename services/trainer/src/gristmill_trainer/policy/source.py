@@ -22,6 +22,8 @@ class ModelSource:
     max_model_len: int
     lora_rank: int = 0
     """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
+    served_dtype: str = "float32"
+    """The type that the server computes in, as torch names it: weights are published in that type."""
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
@@ -43,7 +45,14 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
                 f"set MODEL={model_name} in .env and restart the model server, or leave model_name out"
             )
         serve_path = Path(manifest.serve_path)
-        return ModelSource(manifest.weights_path, manifest.tokenizer_path, serve_path, longest, manifest.lora_rank)
+        return ModelSource(
+            manifest.weights_path,
+            manifest.tokenizer_path,
+            serve_path,
+            longest,
+            manifest.lora_rank,
+            manifest.dtype,
+        )
     if model_name is None:
         raise ModelError(
             f"the model server runs '{served_name}' and no manifest of it is here; "
