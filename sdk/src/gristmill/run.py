@@ -43,6 +43,8 @@ class RunRecord(_Record):
     """None until a trainer took the run."""
     incarnation: int = 0
     """How many times a trainer has taken the run."""
+    taker: str = ""
+    """The word that the last `take` brought, which tells one trainer from another."""
     version: str | None = None
     """The newest published policy version ("1.20")."""
     groups_per_step: int | None = None

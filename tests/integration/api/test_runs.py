@@ -118,7 +118,7 @@ async def test_a_take_that_is_repeated_is_one_take(bench: Bench) -> None:
     first = await bench.store.take(RUN, trainer(), [], 0, taker="one")
     assert await bench.store.take(RUN, trainer(), [], 0, taker="one") == first
     second = await bench.store.take(RUN, trainer(), [], 0, taker="two")
-    assert second.incarnation == first.incarnation + 1
+    assert (second.incarnation, second.taker) == (first.incarnation + 1, "two")
     # Without the word, each call is a take.
     for number in (1, 2):
         assert (await bench.store.take(RUN, trainer(), [], 0)).incarnation == second.incarnation + number

@@ -112,12 +112,12 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
         briefly = partial(SyncClient, api_url, token=deployment.api_token, patience=_PATIENCE_AT_THE_END)
-        stack.enter_context(noticing_replacement(briefly, run.run_id, incarnation))
+        stack.enter_context(noticing_replacement(briefly, run))
         if settings.publisher != "none":
             token = claim_publishing(deployment.weights_dir)
             for server in servers:
                 server.authorize(token)
-            raise_if_replaced(api, run.run_id, incarnation)
+            raise_if_replaced(api, run)
         leases = Leases(api, run.run_id, incarnation, "sequences" if run.protocol is Protocol.ATROPOS else "groups")
         stack.callback(leases.close)
         amount = run.groups_per_step or 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from gristmill import ApiError, ApiUnreachable, SyncClient
+from gristmill import ApiError, ApiUnreachable, RunRecord, RunState, SyncClient
 from gristmill_trainer.errors import FencedError, LeaseLostError, PublishError, TrainerError
 from gristmill_trainer.fencing import noticing_replacement
 
@@ -19,15 +17,15 @@ NOTICED = [
 
 
 class _Api:
-    """Says which incarnation of the run is the newest, or raises."""
+    """Says which trainer took the run last, or raises."""
 
-    def __init__(self, answer: int | Exception) -> None:
+    def __init__(self, answer: str | Exception) -> None:
         self._answer = answer
 
-    def get_run(self, run_id: str) -> Any:
+    def get_run(self, run_id: str) -> RunRecord:
         if isinstance(self._answer, Exception):
             raise self._answer
-        return type("Run", (), {"incarnation": self._answer})
+        return _record(self._answer, 2)
 
     def __enter__(self) -> SyncClient:
         return self  # type: ignore[return-value]
@@ -36,10 +34,23 @@ class _Api:
         """Nothing is open."""
 
 
-def _ended(error: Exception, answer: int | Exception) -> BaseException:
+def _record(taker: str, incarnation: int) -> RunRecord:
+    return RunRecord(
+        run_id="run",
+        state=RunState.OPEN,
+        digest="",
+        group_size=1,
+        env={},
+        created_at=0.0,
+        taker=taker,
+        incarnation=incarnation,
+    )
+
+
+def _ended(error: Exception, answer: str | Exception) -> BaseException:
     with (
-        pytest.raises(type(error) if not isinstance(answer, int) or answer == 1 else FencedError) as ended,
-        noticing_replacement(lambda: _Api(answer), "run", 1),  # type: ignore[arg-type,return-value]
+        pytest.raises((FencedError, type(error))) as ended,
+        noticing_replacement(lambda: _Api(answer), _record("me", 1)),  # type: ignore[arg-type,return-value]
     ):
         raise error
     return ended.value
@@ -47,20 +58,22 @@ def _ended(error: Exception, answer: int | Exception) -> BaseException:
 
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_a_replaced_trainer_ends_as_fenced(noticed: Exception) -> None:
-    assert _ended(noticed, 2).__cause__ is noticed
+    ended = _ended(noticed, "another")
+    assert isinstance(ended, FencedError)
+    assert ended.__cause__ is noticed
 
 
 @pytest.mark.parametrize("noticed", NOTICED)
-@pytest.mark.parametrize("answer", [1, ApiUnreachable("away"), ApiError("run_missing", 404, "it was deleted")])
-def test_another_error_stays_what_it_is(noticed: Exception, answer: int | Exception) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    ["me", "", ApiUnreachable("away"), ApiError("run_missing", 404, "it was deleted")],
+    ids=["opened again", "replaced by a run that nobody took", "away", "deleted"],
+)
+def test_another_error_stays_what_it_is(noticed: Exception, answer: str | Exception) -> None:
+    """It ends the trainer with a failure, so that a restart policy brings the next one."""
     assert _ended(noticed, answer) is noticed
 
 
 def test_what_no_successor_causes_is_not_asked_about() -> None:
     error = TrainerError("steps in a row were not trained on")
-    with (
-        pytest.raises(TrainerError) as ended,
-        noticing_replacement(lambda: _Api(2), "run", 1),  # type: ignore[arg-type,return-value]
-    ):
-        raise error
-    assert ended.value is error
+    assert _ended(error, "another") is error

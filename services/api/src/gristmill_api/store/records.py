@@ -100,4 +100,5 @@ def run_record(fields: dict[str, bytes]) -> RunRecord:
         max_staleness=number("max_staleness"),
         created_at=int(fields["created_ms"]) / 1000,
         creation=text(fields.get("creation")),
+        taker=text(fields.get("taker")),
     )
