@@ -115,6 +115,10 @@ def test_container_is_limited(stack: ComposeStack, service: str) -> None:
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
     assert shown["Config"]["User"] in {"gristmill", "999:999"}
     assert 0 < host["PidsLimit"] <= 4096
+    bound = {"trainer": 10, "env": 10}.get(service, 0)
+    policy = "on-failure" if bound else "unless-stopped"
+    assert host["RestartPolicy"] == {"Name": policy, "MaximumRetryCount": bound}
+    assert shown["Config"]["Healthcheck"]["Test"]
     assert 0 < host["Memory"] <= 16 << 30
     assert set(host["Tmpfs"]) == IN_MEMORY[service]
     assert all("size=" in options for options in host["Tmpfs"].values())

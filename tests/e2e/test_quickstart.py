@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ GROUPS = 16
 OVERRIDE = Path(__file__).with_name("learning_rate_zero.yaml")
 
 
+def healthy(stack: ComposeStack, service: str) -> bool:
+    """Whether Docker has found the container healthy. A run that has ended by then was."""
+    state = stack.inspect(service)["State"]
+    return bool(state["Status"] == "exited" or state["Health"]["Status"] == "healthy")
+
+
 @dataclass(frozen=True)
 class Trained:
     """The stack after the quickstart's end, its servers still up."""
@@ -40,6 +47,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         stack.compose("up", "--detach", "--wait", "redis", "api", "model")
         before = exact_match(stack.model_url)
         stack.compose("up", "--detach")
+        for service in ("trainer", "env"):
+            stack.wait_until(functools.partial(healthy, stack, service), 300, f"{service} healthy")
         stack.wait_for_end(timeout=900)
         yield Trained(stack, before, stack.metrics("quickstart", folder))
 
