@@ -186,9 +186,12 @@ async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make
 
 
 async def test_a_step_is_not_done_twice_when_another_blocks_the_loop(rolls: Make) -> None:
-    with pytest.raises(EpisodeError):
-        await rolls(BlocksItsLoop, step_timeout=1.0)()
-    assert max(environment.steps for environment in Recorded.made) == 1
+    async with EnvironmentRunner(EnvironmentFactory(BlocksItsLoop), 1.0) as acting:
+        opened = [await acting.open() for _ in range(3)]
+        steps = [acting.step(environment, REPLY) for environment in opened]
+        ended = await asyncio.gather(*steps, return_exceptions=True)
+    assert [type(end) for end in ended] == [EpisodeError] * 3
+    assert [environment.steps for environment in Recorded.made] == [1, 1, 1]
 
 
 async def test_too_many_steps_that_hang_end_the_run(rolls: Make, monkeypatch: pytest.MonkeyPatch) -> None:

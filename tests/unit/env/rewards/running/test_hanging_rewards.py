@@ -43,7 +43,10 @@ async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: W
     reward = {"spins": spins, "spins_async": spins_async}.get(name) or getattr(waiting, name)
     made = scorer(fine, reward, fine_async, timeout=0.3)
     scores = await made.score(GROUP)
-    assert [score.error for score in scores] == [None, f"{name}: {HANGS[name]}", None, None]
+    # One that spins has used up both of its limits at nearly the same time.
+    assert [(score.error or "").removesuffix(" of processor time") for score in scores] == [
+        "", f"{name}: {HANGS[name]}", "", ""
+    ]  # fmt: skip
     assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
     assert made.errors == {name: 1}
 
