@@ -19,7 +19,7 @@ Tests = tuple[str, ...]
 NATIVE: Final[Tests] = (
     *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs")),
     *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "telling", "caps", "status")),
-    *(f"{_API}/test_{name}.py" for name in ("deadlines", "environments", "journal", "archive_queue")),
+    *(f"{_API}/test_{name}.py" for name in ("deadlines", "environments", "claims", "journal", "archive_queue")),
     "tests/mutation/histories.py",
     *(f"--deselect={test}" for test in _SLOW),
 )

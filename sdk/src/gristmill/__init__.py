@@ -16,6 +16,7 @@ from gristmill.hyperparameters import Hyperparameters
 from gristmill.manifest import Manifest
 from gristmill.run import (
     AtroposRegistration,
+    Claim,
     DeadLetter,
     Environment,
     GroupAudit,
@@ -39,6 +40,7 @@ __all__ = [
     "ArchiveError",
     "ArchivedGroup",
     "AtroposRegistration",
+    "Claim",
     "Client",
     "ConfigError",
     "DeadLetter",

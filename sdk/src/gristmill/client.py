@@ -18,7 +18,16 @@ import msgspec
 from gristmill import compression
 from gristmill.errors import ApiError, ApiUnreachable, ConfigError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
-from gristmill.run import AtroposRegistration, DeadLetter, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
+from gristmill.run import (
+    AtroposRegistration,
+    Claim,
+    DeadLetter,
+    GroupAudit,
+    MetricsRow,
+    PermitGrant,
+    RunRecord,
+    RunStatus,
+)
 from gristmill.version import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -205,6 +214,15 @@ class Client:
     async def leave_env(self, run_id: str, env_id: str) -> None:
         """Give a registered environment's share back."""
         await self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
+
+    async def claim(self, run_id: str, name: str, holder: str, ttl: float) -> str:
+        """Claim a piece of work for `ttl` seconds, or keep it. Returns who has it: `holder`, or another that was first.
+
+        One call decides, so of several processes one gets it. The claim of a process that died runs out by itself.
+        """
+        body = {"name": name, "holder": holder, "ttl": ttl}
+        answer = await self._call("POST", f"/v1/runs/{run_id}/claims", json=body)
+        return Claim.model_validate_json(answer.content).holder
 
     async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
         """Tell one row of metrics; a later row of the same source and step replaces it.

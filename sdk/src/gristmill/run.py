@@ -141,6 +141,13 @@ class Environment(_Record):
     """Heard from within the API's environment time-out."""
 
 
+class Claim(_Record):
+    """A piece of work that one process is to do, and the process that has it now."""
+
+    name: str
+    holder: str
+
+
 class DeadLetter(_Record):
     """A group that was set aside."""
 

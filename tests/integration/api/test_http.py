@@ -412,7 +412,7 @@ async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
         *(f"/v1/runs/{{run_id}}/{verb}" for verb in (
             "take", "version", "finish", "close", "status", "permits", "permits/renew", "permits/return",
             "permits/abandon", "groups", "groups/{group_id}", "lease", "extend", "ack", "nack", "envs",
-            "envs/{env_id}", "envs/{env_id}/heartbeat", "dead", "dead/replay", "dead/purge", "metrics",
+            "envs/{env_id}", "envs/{env_id}/heartbeat", "claims", "dead", "dead/replay", "dead/purge", "metrics",
             "metrics/{source}", "events", "examples",
         )),
     }  # fmt: skip

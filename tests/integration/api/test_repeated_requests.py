@@ -70,6 +70,10 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
     incarnation = (await http.get(AT)).json()["incarnation"]
     await post("/version", incarnation=incarnation, step=0)
     await post("/envs", env_id="env-1", weight=1.0)
+    claimed = [
+        (await http.post(f"{AT}/claims", json={"name": "work", "holder": holder, "ttl": 600})).json()
+        for holder in ("env-1", "env-2")
+    ]
     await post("/permits", holder="env-1", count=4)
     for group_id in ("g00000000", "g00000001"):
         answer = await http.put(
@@ -104,7 +108,13 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
         del record[mark]
     for mark in ("last_submit_s", "last_asked_s"):  # seconds ago
         del seen["/status"][mark]
-    return {**seen, "record": record, "died": dead, "envs left": (await http.get(f"{AT}/envs")).json()}
+    return {
+        **seen,
+        "record": record,
+        "died": dead,
+        "claimed": claimed,
+        "envs left": (await http.get(f"{AT}/envs")).json(),
+    }
 
 
 @pytest.mark.parametrize("order", ["in turn", "at once"])

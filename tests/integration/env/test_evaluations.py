@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import errno
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
 
 from gristmill import Client, PolicyVersion, SamplingParams
+from gristmill_api.store import keys
 from gristmill_env.data import Item
+from gristmill_env.errors import EvaluationError, InferenceError, RewardError
+from gristmill_env.evaluation import during
 from gristmill_env.evaluation.during import RunEvaluations
 from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.summary import RewardFigures, summarise
-from gristmill_env.holder import holder_name
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import NoTracker
@@ -44,6 +47,7 @@ class Environment:
         self.begun = asyncio.Event()
         self.may_end = asyncio.Event()
         self.may_end.set()
+        self.error: Exception | None = None
         config = EnvConfig(steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
         self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, NoTracker())
 
@@ -56,8 +60,16 @@ class Environment:
         self.measured.append(version)
         self.begun.set()
         await self.may_end.wait()
+        if self.error is not None:
+            raise self.error
         summary = replace(summarise(PLAN, []), rewards=self.rewards)
         return Evaluated(PLAN, summary, Path("nowhere"), started=0, ended=1, resumed=0)
+
+
+@pytest.fixture(autouse=True)
+def _short_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(during, "_TTL", 3.0)
+    monkeypatch.setattr(during, "_EVERY", 0.2)
 
 
 @pytest.fixture
@@ -97,45 +109,102 @@ async def test_of_several_environments_one_evaluates(api: Client) -> None:
     assert sorted(version for env in envs for version in env.measured) == ["1.0", "1.10", "1.20", "1.25"]
 
 
-async def test_who_comes_while_another_evaluates_leaves_it_to_that(api: Client) -> None:
+async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(api: Client) -> None:
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
         busy.evaluations.see("1.0", never, tasks)
         await busy.begun.wait()
-        await late.sees("1.3")
+        late.evaluations.see("1.3", never, tasks)
+        async with asyncio.timeout(30):
+            await late.evaluations.may_begin()  # its own rollouts
+        await asyncio.sleep(2 * during._TTL)  # the claim is renewed
+        assert late.measured == []
         busy.may_end.set()
-    assert (busy.measured, late.measured) == (["1.0"], [])
+    assert (busy.measured, late.measured, await steps(api)) == (["1.0"], [], [0])
 
 
-async def test_a_restart_repeats_only_its_own_unfinished_evaluation(api: Client) -> None:
-    first = Environment(api, "a")
-    first.may_end.clear()
-    with pytest.raises(asyncio.TimeoutError):
-        async with asyncio.timeout(2.5):
-            await first.sees("1.0")
-    assert first.measured == ["1.0"]
-    other, again = Environment(api, "b"), Environment(api, "a")
-    await other.sees("1.2")
+async def test_a_restart_under_the_same_name_takes_its_evaluation_up_at_once(
+    api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(during, "_TTL", 3600.0)
+    await _dies_while_evaluating(Environment(api, "a"))
+    again = Environment(api, "a")
     await again.sees("1.2", "1.3")
-    assert (other.measured, again.measured) == ([], ["1.2"])
     await Environment(api, "a").sees("1.4")
-    assert await steps(api) == [2]
+    assert (again.measured, await steps(api)) == (["1.2"], [2])
 
 
-async def test_a_claim_of_a_process_of_this_machine_that_has_ended_holds_nobody_up(api: Client) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220  it begins at once
-        killed, other = Environment(api, holder_name(process.pid)), Environment(api, holder_name())
-        killed.may_end.clear()
-        with pytest.raises(asyncio.TimeoutError):
-            async with asyncio.timeout(2.5):
-                await killed.sees("1.0")
+async def test_the_claim_of_an_environment_that_died_runs_out_and_another_evaluates(api: Client) -> None:
+    await _dies_while_evaluating(Environment(api, "a"))
+    other = Environment(api, "b")
+    async with asyncio.timeout(60):
         await other.sees("1.2")
-        assert other.measured == [], "the process lives"
-        process.kill()
-    again = Environment(api, holder_name())
-    await again.sees("1.3")
-    assert (again.measured, await steps(api)) == (["1.3"], [3])
+    assert (other.measured, await steps(api)) == (["1.2"], [2])
+
+
+async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_free(
+    api: Client, redis_url: str
+) -> None:
+    """Like the evaluation of a process that was stopped until its claim expired."""
+    env = Environment(api, "a")
+    env.may_end.clear()
+    async with asyncio.TaskGroup() as tasks, Redis.from_url(redis_url) as redis:
+        env.evaluations.see("1.0", never, tasks)
+        await env.begun.wait()
+        await redis.hset(keys.prefix("sums") + "claimants", "evaluation-0", "b")
+        async with asyncio.timeout(30):
+            await env.evaluations.may_begin()
+        assert await steps(api) == []
+        env.may_end.set()  # b does nothing, and its claim runs out
+    assert (env.measured, await steps(api)) == (["1.0", "1.0"], [0])
+
+
+async def test_an_evaluation_that_waits_for_another_gives_way_to_the_next_one(api: Client) -> None:
+    busy, late = Environment(api, "a"), Environment(api, "b")
+    busy.may_end.clear()
+    async with asyncio.TaskGroup() as tasks:
+        busy.evaluations.see("1.0", never, tasks)
+        await busy.begun.wait()
+        waiting = late.evaluations.see("1.3", never, tasks)
+        await late.evaluations.may_begin()
+        await late.sees("1.10")
+        assert late.measured == ["1.10"]
+        assert waiting is not None
+        assert waiting.cancelled()
+        busy.may_end.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EvaluationError("the folder cannot be written"), OSError(errno.ENOSPC, "No space left"), RewardError("stated")],
+)
+async def test_an_evaluation_that_fails_does_not_end_the_training(
+    api: Client, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = Environment(api, "a")
+    env.error = error
+    await env.sees("1.0")
+    assert env.evaluations.room(16) == 16
+    assert "training continues without it" in caplog.text
+    env.error = None
+    await env.sees("1.10")
+    assert (env.measured, await steps(api)) == (["1.0", "1.10"], [10])
+
+
+async def test_a_model_server_that_stays_away_ends_it(api: Client) -> None:
+    env = Environment(api, "a")
+    env.error = InferenceError("no server answers")
+    with pytest.raises(ExceptionGroup):
+        await env.sees("1.0")
+
+
+async def _dies_while_evaluating(env: Environment) -> None:
+    env.may_end.clear()
+    with pytest.raises(asyncio.TimeoutError):
+        async with asyncio.timeout(1.0):
+            await env.sees("1.0")
+    assert env.measured == ["1.0"]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +240,8 @@ async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_ev
     env.rewards = {"längd": NOTHING}
     await env.sees("1.0")
     await env.evaluations.at_end("1.0", never)
-    assert (env.measured, await steps(api)) == (["1.0"], [])
+    assert (env.measured, await steps(api)) == (["1.0"], [0])
     assert "the API takes no figures of the evaluation in nowhere" in caplog.text
     env.rewards = {}
     await env.sees("1.10")
-    assert (env.measured, await steps(api)) == (["1.0", "1.10"], [10])
+    assert (env.measured, await steps(api)) == (["1.0", "1.10"], [0, 10])

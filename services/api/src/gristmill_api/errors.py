@@ -103,6 +103,12 @@ def env_missing(run_id: str, env_id: str) -> Refused:
     )
 
 
+def too_many_claims(run_id: str, most: int) -> Refused:
+    return Refused(
+        "too_many_claims", 409, f"run {run_id!r} has {most} claims.", "Wait until one of them runs out; they all do."
+    )
+
+
 def group_missing(run_id: str, group_id: str) -> Refused:
     return Refused(
         "group_missing",

@@ -82,6 +82,7 @@ _TABLE: Final = {
         "POST /v1/runs/{}/envs",
         "POST /v1/runs/{}/envs/{}/heartbeat",
         "DELETE /v1/runs/{}/envs/{}",
+        "POST /v1/runs/{}/claims",
         "PUT /v1/runs/{}/groups/{}",
     ],
     Need.TRAINER: [

@@ -6,6 +6,7 @@
     groups   /v1/runs/{run}/groups: submit one, list them all
     lease    /v1/runs/{run}/lease, extend, nack, ack: the trainer's side
     envs     /v1/runs/{run}/envs: environments that want a share of their own
+    claims   /v1/runs/{run}/claims: work that one of several environments is to do
     dead     /v1/runs/{run}/dead: groups that were set aside
     journal  /v1/runs/{run}/metrics, events, examples: what there is to look at
 
@@ -15,11 +16,11 @@
 
 from fastapi import APIRouter
 
-from gristmill_api.routes import dead, envs, groups, health, journal, lease, permits, runs
+from gristmill_api.routes import claims, dead, envs, groups, health, journal, lease, permits, runs
 from gristmill_api.routes.refusals import REFUSALS
 
 native = APIRouter(responses=REFUSALS)
-for _module in (health, runs, permits, groups, lease, envs, dead, journal):
+for _module in (health, runs, permits, groups, lease, envs, claims, dead, journal):
     native.include_router(_module.router)
 
 hot = [*groups.direct.routes, *lease.direct.routes]

@@ -19,6 +19,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.archive import ArchiveQueue
 from gristmill_api.store.calls import Calls
+from gristmill_api.store.claims import Claims
 from gristmill_api.store.dead import DeadLetters
 from gristmill_api.store.envs import Environments
 from gristmill_api.store.journal import Journal
@@ -116,6 +117,7 @@ class Store:
         self._sends = itertools.count()
         self._calls = Calls(self.scripts)
         self.envs = Environments(redis, self._calls, _ms(limits.env_ttl_s))
+        self.claims = Claims(self._calls)
         self.dead = DeadLetters(redis, self._calls)
         self.journal = Journal(redis, self._calls)
         self.archive = ArchiveQueue(redis, self._calls)

@@ -1,9 +1,9 @@
 """Evaluations of a run while it trains: when, by which of its environments, and what rollouts do meanwhile.
 
-One is due at the first version that is seen in each stretch of steps_per_eval steps (0 to 99, 100 to 199, ...), so
-before the first step too, and at the end of the run. Of several environments one does it: who would, tells the API so
-in a row of metrics, waits, and reads who was the last to tell; all others found a row and leave it, unless it is of a
-process of their own machine that has ended.
+An evaluation is due at the first version that is seen in each stretch of steps_per_eval steps (0 to 99, 100 to 199, and
+so on), so before the first step too, and at the end of the run. Of several environments one does it: the one that gets
+the API's claim on it, which it renews during the evaluation. The others continue with rollouts meanwhile. If the claim
+runs out, because its holder died or was stopped, one of them evaluates.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import Protocol
 
 from gristmill import ApiError, Client, PolicyVersion
 from gristmill.logs import line
-from gristmill_env.errors import BusyEvaluationError
+from gristmill_env.errors import BusyEvaluationError, EvaluationError, RewardError
 from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.telling import SOURCE, row
-from gristmill_env.holder import has_ended
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 
-CLAIMS = "eval.claim"
-"""Source of the rows that say who does an evaluation."""
-_SETTLE = 1.0
-"""Seconds in which two environments that both found no claim will have told theirs."""
+_TTL = 30.0
+"""Seconds until a claim expires without renewal."""
+_EVERY = 10.0
+"""Seconds between renewals, and between questions whether another's claim has run out."""
 
 Measure = Callable[[str, Roll], Awaitable[Evaluated]]
 """Evaluates what the model server has. It is told the newest version, and how to make completions."""
@@ -73,7 +72,7 @@ class RunEvaluations:
     def __init__(
         self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, tracker: Tracker
     ) -> None:
-        """`holder`: this process' name towards the API. `tracker`: is told of the results, as the API is."""
+        """`holder`: this process' name towards the API. `tracker`: gets the results, as the API does."""
         self._config = config
         self._run_id = run_id
         self._holder = holder
@@ -104,31 +103,60 @@ class RunEvaluations:
         if stretch == self._considered or not self._idle.is_set():
             return None
         self._considered = stretch
+        self._stop_waiting()
         self._idle.clear()
         first = stretch * self._config.steps_per_eval
         self._work = tasks.create_task(self._consider(newest, first, roll))
         return self._work
 
     async def at_end(self, version: str | None, roll: Roll) -> None:
+        self._stop_waiting()
         if self._work is not None:
-            await self._work
+            await asyncio.wait([self._work])
         if version is not None:
             last = PolicyVersion.parse(version)
             await self._consider(last, last.step, roll)
 
+    def _stop_waiting(self) -> None:
+        """Give up an evaluation that is due and that another environment does."""
+        if self._work is not None and self._idle.is_set():
+            self._work.cancel()
+
     async def _consider(self, version: PolicyVersion, due: int, roll: Roll) -> None:
-        """Evaluate at `version`, unless it is done or another does it. `due`: the step since which one is."""
-        if self._measured >= due:  # which the API may not have taken
-            self._idle.set()
-            return
+        """Evaluate at `version`, unless it is done; wait while another does it. `due`: the step since which it is."""
         try:
-            done = await self._api.metrics(self._run_id, SOURCE, after_step=due - 1)
-            if not done and await self._is_mine(due):
-                await self._evaluate(version, roll)
+            while self._measured < due and not await self._api.metrics(self._run_id, SOURCE, after_step=due - 1):
+                if await self._claim(due):
+                    self._idle.clear()
+                    if await self._evaluate_under_claim(version, due, roll):
+                        return
+                self._idle.set()
+                await asyncio.sleep(_EVERY)
         except BusyEvaluationError as error:
-            logger.info("%s", error)  # two found no claim, and this one was the slower
+            logger.info("%s", error)  # a process of this machine, whose claim ran out, is still at it
+        except (EvaluationError, RewardError, OSError) as error:  # a full disk, a reward that cannot say what is stated
+            logger.error("the evaluation of version %s failed: %s; training continues without it", version, error)
         finally:
             self._idle.set()
+
+    async def _claim(self, due: int) -> bool:
+        holder = await self._api.claim(self._run_id, f"evaluation-{due}", self._holder, _TTL)
+        return holder == self._holder
+
+    async def _evaluate_under_claim(self, version: PolicyVersion, due: int, roll: Roll) -> bool:
+        """Evaluate, and renew the claim meanwhile. False: the claim was lost, and the evaluation is given up."""
+        work = asyncio.create_task(self._evaluate(version, roll))
+        try:
+            while not (await asyncio.wait([work], timeout=_EVERY))[0]:
+                if not await self._claim(due):
+                    logger.warning("the evaluation of version %s went to another environment; it is given up", version)
+                    return False
+            await work
+            return True
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
 
     async def _evaluate(self, version: PolicyVersion, roll: Roll) -> None:
         logger.info(line("evaluate", run=self._run_id, version=version, handling=self._config.eval_handling))
@@ -141,20 +169,10 @@ class RunEvaluations:
             if error.code != "bad_request":
                 raise
             logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
+            # Its row is still needed: it says that the evaluation is done.
+            await self._api.report_metrics(self._run_id, SOURCE, version.step, {"seconds": values["seconds"]})
         self._tracker.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )
         told = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
         logger.info(line("evaluated", run=self._run_id, version=version, **told, folder=evaluated.folder))
-
-    async def _is_mine(self, due: int) -> bool:
-        holder = await self._holder_of(due)
-        if holder is None or (holder != self._holder and has_ended(holder)):
-            await self._api.report_metrics(self._run_id, CLAIMS, due, {"holder": self._holder})
-            await asyncio.sleep(_SETTLE)
-            holder = await self._holder_of(due)
-        return holder == self._holder
-
-    async def _holder_of(self, due: int) -> str | None:
-        rows = await self._api.metrics(self._run_id, CLAIMS, after_step=due - 1)
-        return next((str(found.values["holder"]) for found in rows if found.step == due), None)

@@ -42,6 +42,8 @@
 --   envs          ZSET    environment id -> deadline, ms, of those that registered
 --   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms, asked_ms (when it last asked for permits,
 --                         to within a tenth of its life, or registered)
+--   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
+--   claimants     HASH    name -> holder, for the names in claims
 --   latest        LIST    the 8 ids submitted last, newest first
 --   example:<id>  STRING  payload of a group in latest that is gone from the store
 --   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000
@@ -63,6 +65,7 @@ local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
 local DROPPED, DROPS, TOMBS = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
+local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local RUNS, STACKS, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:bytes', 'gm:events'
 
 local function group(id) return P .. 'group:' .. id end

@@ -26,7 +26,7 @@ delete(redis.call('SMEMBERS', EXPIRED), batch)
 delete(redis.call('ZRANGE', ENVS, 0, -1), env)
 delete(redis.call('SMEMBERS', METRICS), metrics)
 redis.call('UNLINK', RECORD, COUNTERS, READY, KINDS, LEASED, DEAD, TRAINED, LEASES, EXPIRED, ACKED, DROPPED, DROPS, TOMBS,
-  ENVS, LATEST, METRICS, LOG)
+  ENVS, CLAIMS, CLAIMANTS, LATEST, METRICS, LOG)
 tell('ready')
 tell('permits')
 return {'OK'}

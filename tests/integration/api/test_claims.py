@@ -1,0 +1,97 @@
+"""Claims: of several processes one gets a piece of work, until its claim runs out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from tests.integration.api.bench import PREFIX, RUN, Bench
+from tests.support.api_server import ApiServer
+
+from gristmill import ApiError, Client
+from gristmill_api.errors import Refused
+from gristmill_api.store.claims import MOST_CLAIMS
+
+HOUR = 3_600_000
+
+
+async def run_out(bench: Bench, *names: str) -> None:
+    await bench.redis.zadd(PREFIX + "claims", dict.fromkeys(names, 1), xx=True)
+
+
+async def test_the_first_holder_gets_a_claim_and_can_renew_it(bench: Bench) -> None:
+    claims = bench.store.claims
+    assert await claims.claim(RUN, "work", "a", HOUR) == "a"
+    assert await claims.claim(RUN, "work", "b", HOUR) == "a"
+    assert await claims.claim(RUN, "work", "a", HOUR) == "a", "the same holder again"
+    assert await claims.claim(RUN, "other", "b", HOUR) == "b"
+
+
+async def test_one_of_many_concurrent_holders_gets_a_claim(bench: Bench) -> None:
+    holders = [f"env-{number}" for number in range(20)]
+    answers = await asyncio.gather(*(bench.store.claims.claim(RUN, "work", holder, HOUR) for holder in holders))
+    assert len(set(answers)) == 1
+
+
+async def test_an_expired_claim_goes_to_the_next_holder_that_asks(bench: Bench) -> None:
+    claims = bench.store.claims
+    await claims.claim(RUN, "work", "a", HOUR)
+    await run_out(bench, "work")
+    assert await claims.claim(RUN, "work", "b", HOUR) == "b"
+    assert await claims.claim(RUN, "work", "a", HOUR) == "b"
+
+
+async def test_a_renewal_replaces_the_ttl_of_a_claim(bench: Bench) -> None:
+    claims = bench.store.claims
+    await claims.claim(RUN, "work", "a", 200)
+    await claims.claim(RUN, "work", "a", HOUR)
+    await asyncio.sleep(0.3)
+    assert await claims.claim(RUN, "work", "b", HOUR) == "a"
+    await claims.claim(RUN, "work", "a", 200)
+    await asyncio.sleep(0.3)
+    assert await claims.claim(RUN, "work", "b", HOUR) == "b"
+
+
+async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench: Bench) -> None:
+    claims = bench.store.claims
+    names = [f"work-{number}" for number in range(MOST_CLAIMS)]
+    for name in names:
+        await claims.claim(RUN, name, "a", HOUR)
+    with pytest.raises(Refused) as refused:
+        await claims.claim(RUN, "more", "a", HOUR)
+    assert (refused.value.code, refused.value.status) == ("too_many_claims", 409)
+    assert await claims.claim(RUN, names[0], "a", HOUR) == "a", "one that is held may be renewed"
+    assert await claims.claim(RUN, names[0], "b", HOUR) == "a"
+    await run_out(bench, *names[:3])
+    for name in ("more", "and more", "a third"):
+        assert await claims.claim(RUN, name, "b", HOUR) == "b"
+    with pytest.raises(Refused):
+        await claims.claim(RUN, names[0], "b", HOUR)
+    assert await bench.redis.hlen(PREFIX + "claimants") == await bench.redis.zcard(PREFIX + "claims") == MOST_CLAIMS
+
+
+async def test_deleting_a_run_deletes_its_claims(bench: Bench) -> None:
+    await bench.store.claims.claim(RUN, "work", "a", HOUR)
+    await bench.store.close_run(RUN)
+    assert await bench.store.claims.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
+    await bench.store.delete_run(RUN)
+    assert await bench.redis.keys(PREFIX + "*") == []
+    with pytest.raises(Refused) as refused:
+        await bench.store.claims.claim(RUN, "work", "a", HOUR)
+    assert refused.value.code == "run_missing"
+
+
+async def test_claims_over_http(redis_url: str, shared_api: ApiServer) -> None:
+    async with Client(shared_api.url) as client:
+        await client.create_run(RUN, {"dataset": "d"}, 2)
+        assert await client.claim(RUN, "evaluation-0", "env-1", 60) == "env-1"
+        assert await client.claim(RUN, "evaluation-0", "env-2", 60) == "env-1"
+        with pytest.raises(ApiError) as error:
+            await client.claim("nothing", "evaluation-0", "env-1", 60)
+        assert error.value.code == "run_missing"
+    async with httpx.AsyncClient(base_url=shared_api.url) as http:
+        for wrong in ({"ttl": 0.5}, {"ttl": 3601}, {"name": "a b"}, {"holder": ""}, {"more": 1}):
+            body = {"name": "x", "holder": "y", "ttl": 60} | wrong
+            answer = await http.post(f"/v1/runs/{RUN}/claims", json=body)
+            assert answer.status_code == 422, wrong
