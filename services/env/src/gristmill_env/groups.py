@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gristmill import Permit, TrajectoryGroup, VersionSpan
 from gristmill.group import MAX_OBJECT_BYTES
@@ -13,6 +16,8 @@ from gristmill_env.drops import DropReason
 from gristmill_env.rollout import Rollout
 
 logger = logging.getLogger(__name__)
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _SAME = 1e-9
 """Totals nearer than this are the same: sums of the same parts may differ in their last bits."""
@@ -54,16 +59,18 @@ def build_group(
     attempts = [rollout.attempts[n] for n in kept]
     scores = [rollout.scores[n] for n in kept]
     prompts = [attempt.prompt.token_ids for attempt in attempts]
-    pairs = list(zip(prompts, attempts, strict=True))
+    completions = [attempt.token_ids for attempt in attempts]
+    given = [np.zeros(len(prompt), np.bool_) for prompt in prompts]
+    """What is 0 and False on the prompts."""
     return TrajectoryGroup(
         group_id=permit.group_id,
         run_id=run_id,
         env_id=env_id,
         row=permit.row,
-        lengths=np.array([len(prompt) + len(attempt.token_ids) for prompt, attempt in pairs], np.int32),
-        tokens=np.array([token for prompt, a in pairs for token in (*prompt, *a.token_ids)], np.int32),
-        logprobs=np.array([value for prompt, a in pairs for value in (*[0.0] * len(prompt), *a.logprobs)], np.float32),
-        mask=np.array([trained for prompt, a in pairs for trained in (*[False] * len(prompt), *a.mask)], np.bool_),
+        lengths=np.array([len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)], np.int32),
+        tokens=_joined(prompts, completions, np.int32),
+        logprobs=_joined(given, [attempt.logprobs for attempt in attempts], np.float32),
+        mask=_joined(given, [attempt.mask for attempt in attempts], np.bool_),
         rewards=np.array([score.total for score in scores], np.float32),
         reward_parts={name: [score.parts[name] for score in scores] for name in scores[0].parts},
         finish_reasons=[attempt.finish_reason for attempt in attempts],
@@ -71,6 +78,12 @@ def build_group(
         versions=[versions[n] for n in kept],
         messages=_messages(rollout, kept) if include_messages else None,
     )
+
+
+def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtype: type[Scalar]) -> NDArray[Scalar]:
+    """Prompt and completion in turn, one after the other, as one array."""
+    parts = [part for pair in zip(prompts, completions, strict=True) for part in pair]
+    return np.concatenate([np.asarray(part, dtype) for part in parts])
 
 
 def _messages(rollout: Rollout, kept: list[int]) -> list[list[dict[str, object]]] | None:

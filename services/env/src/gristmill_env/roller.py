@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -240,7 +241,7 @@ class Roller:
 
 
 def _trained(attempt: Attempt) -> list[int]:
-    return [token for token, trained in zip(attempt.token_ids, attempt.mask, strict=True) if trained]
+    return list(itertools.compress(attempt.token_ids, attempt.mask))
 
 
 def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
