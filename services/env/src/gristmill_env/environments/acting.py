@@ -20,6 +20,7 @@ from gristmill_env.environments.base import Environment, Reply, Turn
 from gristmill_env.environments.registry import EnvironmentFactory
 from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.messages import Message
+from gristmill_env.rewards.sample import private
 from gristmill_env.running import Call, Limits, Runner
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,8 @@ class EnvironmentGroup:
         environment = await self._environments.open()
         if type(environment).close is not Environment.close:
             self._opened.append(environment)
-        return environment, await self._environments.reset(environment, item)
+        own = item if self._environments.factory.ours else private(item)
+        return environment, await self._environments.reset(environment, own)
 
     async def close(self, environment: Environment) -> None:
         """Close one whose attempt has ended, before the others."""

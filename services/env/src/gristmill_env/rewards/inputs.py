@@ -17,7 +17,7 @@ from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.sample import Sample, private
 from gristmill_env.rewards.signature import Argument
 from gristmill_env.running import Limits
 
@@ -80,17 +80,17 @@ class Inputs:
         return bool(self.plural)
 
     def gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Arguments for one call: of the one sample, or of all samples of a group.
+        """Arguments for one call: of the one sample, or of all samples of a group. The call may change them.
 
-        Raises RewardError: a row lacks a column, or what stands in the singular differs within the group.
+        Raises RewardError: a row lacks a column, or a singular argument differs within the group.
         """
         given = {name: getter(samples[0]) for name, getter in self.singular.items()}
-        given |= {name: [getter(sample) for sample in samples] for name, getter in self.plural.items()}
         for name, getter in self.singular.items():
             for sample in samples[1:]:
                 if (other := getter(sample)) is not given[name] and other != given[name]:
                     raise RewardError(f"'{name}' is not the same for all completions; ask for its plural")
-        return given
+        given |= {name: [getter(sample) for sample in samples] for name, getter in self.plural.items()}
+        return {name: private(value) for name, value in given.items()}
 
 
 def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:

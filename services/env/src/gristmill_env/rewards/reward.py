@@ -15,7 +15,7 @@ from gristmill_env.rewards.inputs import ANSWER, PLURALS, Known, resolve
 from gristmill_env.rewards.library import score_now
 from gristmill_env.rewards.plan import Branch, Combination, Node
 from gristmill_env.rewards.registry import States
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.sample import Sample, private
 from gristmill_env.rewards.signature import Argument, is_async
 
 
@@ -100,7 +100,7 @@ class FunctionReward(Reward):
         if self.states is None:
             return super().stated(completion, row)
         try:
-            return self.states(completion, row)
+            return self.states(completion, private(row))
         except Exception as error:  # the user's code
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
             raise RewardError(reason) from error

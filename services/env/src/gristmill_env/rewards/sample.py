@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,23 @@ class Score:
     """The first reward of weight that failed, and how."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Every reward that failed, and how: a metric (weight 0) fails here without costing the sample its total."""
+
+
+def private(value: Any) -> Any:
+    """A copy that may be changed: what one reward does to its row, others do not see. Texts and numbers are not copied.
+
+    An object that cannot be copied is handed on as it is.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        return [item if type(item) in _IMMUTABLE else private(item) for item in value]
+    if kind is dict:
+        return {name: item if type(item) in _IMMUTABLE else private(item) for name, item in value.items()}
+    if kind is tuple:
+        return tuple(map(private, value))
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  whatever an object raises that is not made for copies
+        return value

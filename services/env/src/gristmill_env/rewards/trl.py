@@ -19,7 +19,7 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import Known, known_tokens
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.sample import Sample, private
 from gristmill_env.rewards.signature import is_async
 
 _IDS = "completion_ids"
@@ -83,7 +83,7 @@ class TrlReward(Reward):
 
     def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {
-            column: [sample.row[column] for sample in samples]
+            column: [private(sample.row[column]) for sample in samples]
             for column in samples[0].row
             if column not in _NOT_COLUMNS
         }

@@ -22,7 +22,7 @@ from gristmill_env.plugs.verifiers.failures import noted_failures
 from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import Known
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Detailed, Sample
+from gristmill_env.rewards.sample import Detailed, Sample, private
 
 _PROMPT = "prompt"
 """Column that the rows of every environment have."""
@@ -84,7 +84,7 @@ class RubricReward(Reward):
 
         prompt = _messages(sample)
         client = Replay(sample, prompt)
-        state = await self.environment.rollout({**sample.row, _PROMPT: prompt}, client, "policy", {})
+        state = await self.environment.rollout({**private(sample.row), _PROMPT: prompt}, client, "policy", {})
         if (error := state.get("error")) is not None:
             cause = error.__cause__ or error  # verifiers puts what went wrong below an error of its own
             ours = isinstance(cause, RewardError)
