@@ -24,6 +24,12 @@ _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
     r"|^(?:error|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
 )
+# Lines of vLLM that look like damage and report none. At every reload vLLM warns that no checkpoint holds the rotary
+# embedding's tables, which are computed. At its end Triton's extension lists all of its objects as leaked.
+_HARMLESS = re.compile(
+    r"RotaryEmbedding: Failed to load weights"
+    r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
+)
 _SERVERS = frozenset({"redis", "api", "model"})
 
 
@@ -43,7 +49,7 @@ class Service:
     """The last line that reports an error, without time and level."""
     last_line: str = ""
     echoed: bool = True
-    """Whether its output is shown. The log file gets it in any case."""
+    """Whether its output is shown. The log file receives the output in any case."""
 
     @property
     def exit_code(self) -> int | None:
@@ -77,7 +83,8 @@ class LocalStack:
 
     def __init__(self, say: Callable[[str, str], None] | None = None, logs: Path | None = None) -> None:
         """`say(name, line)` receives every line of output; by default it is printed, marked with the service's name.
-        `logs`: a folder in which each service's output is appended to <name>.log."""
+        `logs`: a folder in which each service's output is appended to <name>.log. Lines that are known to be harmless
+        are then in the file only."""
         self._say = say or _print_line
         self._logs = logs
         self._services: list[Service] = []
@@ -139,6 +146,8 @@ class LocalStack:
                 if log is not None:
                     log.write(text + "\n")
                     log.flush()
+                if log is not None and _HARMLESS.search(text):
+                    continue
                 if match := _ERROR.search(text):
                     service.last_error = next(part for part in match.groups() if part is not None) or text
                 service.last_line = text.strip() or service.last_line

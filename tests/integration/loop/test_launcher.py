@@ -14,7 +14,7 @@ import pytest
 from tests.support.held_out import exact_match
 from tests.support.launcher import SCRIPT, launch
 from tests.support.ports import free_port
-from tests.support.stack import Vllm, start_vllm
+from tests.support.stack import MODELS_DIR, Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
@@ -43,6 +43,23 @@ def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
     )
     for name in ("redis", "api", "env", "trainer"):
         assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
+
+
+def test_terminal_shows_nothing_that_looks_like_damage(tmp_path: Path) -> None:
+    """The launcher starts vLLM, publishes into it and stops it. The log files hold the full output."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "models").symlink_to(MODELS_DIR)
+    command = [sys.executable, str(SCRIPT), "--training_steps", "2", "--runs_dir", str(tmp_path / "runs")]
+    command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    harmless = ("Failed to load weights", "nanobind", "leaked")
+    for text in ("Traceback", "ERROR", *harmless):
+        assert text not in output
+    log = (tmp_path / "runs" / "quickstart" / "logs" / "model.log").read_text()
+    for text in harmless:
+        assert text in log, "if vLLM has stopped printing it, the launcher need not know it"
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ Answer = tuple[int, Any]
 class FailingServer:
     """Answers each path with what a test prescribes; never with a completion that could be trained on.
 
-    While `takes_tokens`, an empty request for token ids is told, as by vLLM, that it lacks them.
+    While `takes_tokens` is set, it has vLLM's route for token ids.
     """
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class FailingServer:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if posted == b"{}":
-                    self._send(*((400, "body.token_ids is missing") if failing.takes_tokens else (404, "Not Found")))
+                if (self.command, self.path) == ("GET", "/inference/v1/generate"):
+                    self._send(*((405, "Method Not Allowed") if failing.takes_tokens else (404, "Not Found")))
                     return
                 failing.asked.append(self.path)
                 if posted:

@@ -60,6 +60,7 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
+        ("GET", "/inference/v1/generate"),
         ("POST", "/inference/v1/generate"),
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),

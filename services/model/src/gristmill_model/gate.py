@@ -35,7 +35,8 @@ GENERATING = frozenset(
 )
 _REMEMBERED = 100
 """Earlier tokens, so that their owners are told what happened."""
-OPEN = frozenset({*(("GET", path) for path in READING), *(("POST", path) for path in GENERATING)})
+# An environment finds out by a GET whether the server has a route: the status is 405 if it has, and 404 if it lacks it.
+OPEN = frozenset({*(("GET", path) for path in READING | GENERATING), *(("POST", path) for path in GENERATING)})
 
 
 class DeveloperGate:

@@ -19,8 +19,9 @@ from gristmill_model.settings import Settings
 # request that does not name them, and the recorded logprobs would not be the policy's. Its stop tokens stay.
 NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 QUIET_PATHS = "/health,/ping,/metrics,/v1/models,/load,/weight_info,/is_paused"
-STOP_GRACE = "3"
-"""Seconds that SIGTERM leaves running completions. Without any, vLLM kills its engine and prints its traceback."""
+STOP_GRACE = "10"
+"""Seconds that SIGTERM leaves running completions and the engine's exit. vLLM kills an engine that is still there after
+them, and prints its traceback. On a busy machine the exit alone takes more than 3 s."""
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """By itself vLLM runs a CPU model in a worker process that spins for a second after every batch, on a core that the
 trainer needs just then: on two cores a quickstart step's gradient took five times as long. By its short name, "uni",

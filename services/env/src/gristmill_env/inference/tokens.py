@@ -19,9 +19,10 @@ _ENDED = frozenset({"stop", "length"})
 async def takes_tokens(http: ServerHttp) -> bool:
     """Whether the server has the route. Raises ServerTroubleError."""
     try:
-        await http.ask("POST", GENERATE, object, json={}, timeout=30)
-    except RefusedError as refusal:  # it says what is missing
-        return refusal.status in {400, 422} and "token_ids" in refusal.text
+        # Not an incomplete POST: vLLM logs a traceback for each of them.
+        await http.ask("GET", GENERATE, object, timeout=30)
+    except RefusedError as refusal:
+        return refusal.status == 405  # the path exists, for another method
     except InferenceError:
         pass
     return False
