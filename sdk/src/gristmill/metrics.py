@@ -68,7 +68,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Of the policy, in nats a trained token."""
     logprob_mean: float | None = None
     """Mean log-probability of trained tokens under the policy; `pos_logp` and `neg_logp`: of those with a positive
-    advantage, and of the others."""
+    and of those with a negative advantage. Tokens with advantage 0 are in neither."""
     pos_logp: float | None = None
     neg_logp: float | None = None
     kl_rollout: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,23 @@ def test_dr_grpo_needs_a_longest_completion() -> None:
     plan = LearnerPlan(ModelSource.of("nowhere"), None, TrainerSettings(objective="dr_grpo"), None)
     with pytest.raises(TrainerError, match="set max_completion_length"):
         build_crew(plan, World())
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"objective": "dr_grpo"}, True),
+        ({"objective": "dr_grpo", "advantage_scale": "batch"}, True),
+        ({"objective": "dr_grpo", "advantage_scale": "none"}, False),
+        ({"objective": "dapo"}, False),
+    ],
+)
+def test_dr_grpo_with_scaled_advantages_warns(
+    model_dir: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], warns: bool
+) -> None:
+    plan = LearnerPlan(ModelSource.of(str(model_dir)), None, TrainerSettings(device="cpu", **settings), 16)
+    build_crew(plan, World())
+    assert any("advantage_scale" in record.getMessage() for record in caplog.records) == warns
 
 
 def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:

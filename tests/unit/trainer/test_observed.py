@@ -55,7 +55,7 @@ def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
     gaps = [o - r for o, r in zip(old, rollout, strict=True)]
     ratios, importance = ([float(value) for value in array] for array in (seen.ratio, seen.importance))
     positive = [n for n, a in zip(new, advantages, strict=True) if a > 0]
-    others = [n for n, a in zip(new, advantages, strict=True) if a <= 0]
+    negative = [n for n, a in zip(new, advantages, strict=True) if a < 0]
 
     def near(value: float) -> object:
         return pytest.approx(value, rel=1e-9, abs=1e-9)
@@ -65,7 +65,7 @@ def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
     assert found.entropy_mean == near(fmean(entropy))
     assert found.logprob_mean == near(fmean(new))
     assert found.pos_logp == (near(fmean(positive)) if positive else None)
-    assert found.neg_logp == (near(fmean(others)) if others else None)
+    assert found.neg_logp == (near(fmean(negative)) if negative else None)
     assert found.kl_rollout == near(k3(gaps))
     assert found.kl_ref == near(k3([r - n for r, n in zip(reference, new, strict=True)]))
     names = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -74,6 +74,19 @@ def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
     assert found.clip_low_share == near(fmean(seen.stopped_low.tolist()))
     assert found.clip_high_share == near(fmean(seen.stopped_high.tolist()))
     assert found.importance_capped_share == near(fmean(seen.capped.tolist()))
+
+
+def test_tokens_of_advantage_zero_are_neither_positive_nor_negative() -> None:
+    """By hand: 1 of advantage 2, 2 of advantage 0, and 1 of advantage -0.5."""
+    seen = replace(
+        observed(4),
+        logprobs=np.array([-1.0, -10.0, -20.0, -3.0], np.float32),
+        advantages=np.array([2.0, 0.0, -0.0, -0.5], np.float32),
+    )
+    found = measure(seen)
+    assert (found.pos_logp, found.neg_logp, found.logprob_mean) == (-1.0, -3.0, -8.5)
+    found = measure(replace(seen, advantages=np.zeros(4, np.float32)))
+    assert (found.pos_logp, found.neg_logp) == (None, None)
 
 
 def test_the_order_of_tokens_is_no_matter() -> None:

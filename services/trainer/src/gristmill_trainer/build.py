@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
         raise TrainerError(
             "objective dr_grpo divides by the longest completion, and this run does not tell its max_tokens; set "
             "max_completion_length in the trainer's settings"
+        )
+    if world.leads and settings.objective == "dr_grpo" and settings.advantage_scale != "none":
+        _LOG.warning(
+            "advantages are divided by a standard deviation (advantage_scale: %s), which Dr. GRPO leaves out; for the "
+            "method of the paper set advantage_scale: none next to objective: dr_grpo",
+            settings.advantage_scale,
         )
     if world.size > 1:
         check_shardable(settings)

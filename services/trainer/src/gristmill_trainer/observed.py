@@ -93,7 +93,7 @@ def measure(seen: Observed) -> TokenMeasures:
     if not len(seen.logprobs):
         return TokenMeasures()
     new, old, rollout = (a.astype(np.float64) for a in (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs))
-    positive = seen.advantages > 0
+    positive, negative = seen.advantages > 0, seen.advantages < 0
     ref = seen.ref_logprobs.astype(np.float64)
     return TokenMeasures(
         rollout_logprob_diff_mean=float(np.abs(old - rollout).mean()),
@@ -101,7 +101,7 @@ def measure(seen: Observed) -> TokenMeasures:
         entropy_mean=_mean(seen.entropy),
         logprob_mean=_mean(new),
         pos_logp=_mean(new[positive]) if positive.any() else None,
-        neg_logp=_mean(new[~positive]) if not positive.all() else None,
+        neg_logp=_mean(new[negative]) if negative.any() else None,
         kl_rollout=_k3(old - rollout),
         # Groups may bring a reference that lie beside others that do not.
         kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
