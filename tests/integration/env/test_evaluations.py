@@ -25,7 +25,7 @@ from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.summary import RewardFigures, summarise
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
-from gristmill_env.tracking import NoTracker
+from gristmill_env.tracking import Observers
 
 PLAN = Plan(
     task="sums", model="tiny", weights="1.0", dataset="sums", rows=0, prompts=0, samples=1,
@@ -49,7 +49,7 @@ class Environment:
         self.may_end.set()
         self.error: Exception | None = None
         config = EnvConfig(steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
-        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, NoTracker())
+        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, Observers())
 
     async def sees(self, *versions: str) -> None:
         for version in versions:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+import wandb
 from tests.integration.env.conftest import Environments, HandTrainer
 
 from gristmill import ApiError, Manifest, VersionSpan
@@ -70,6 +71,25 @@ def test_groups_are_kept_as_text_when_asked(environments: Environments, trainer:
         assert [completion.total for completion in kept.completions] == pytest.approx(list(group.rewards))
         assert kept.versions == [str(group.oldest_version)]
         assert sum(completion.tokens or 0 for completion in kept.completions) == group.mask.sum()
+
+
+def test_a_full_disk_and_a_failing_wandb_do_not_end_a_training(
+    environments: Environments, trainer: HandTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: object, **named: object) -> None:
+        raise wandb.Error("the run is gone")
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(wandb.Run, "log", fails)
+    flags = "--use_wandb --min_items_sent_before_logging 1 --data_path_to_save_groups /dev/full"
+    env = environments.here(trainer.url, *flags.split())
+    trainer.take()
+    trainer.train(until=4)
+    trainer.api.finish("sums", trainer.incarnation)
+    env.join()
+    assert trainer.api.status("sums").trained == 8
+    assert "No space left on device" in caplog.text
+    assert "the run is gone" in caplog.text
 
 
 def test_weights_that_nobody_published_are_never_trained_on(

@@ -23,7 +23,7 @@ from gristmill_env.row_count import tell_row_count
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
-from gristmill_env.tracking import NoTracker, Tracker, WandbTracker
+from gristmill_env.tracking import Observers, WandbTracker
 from gristmill_env.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -56,17 +56,14 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             return
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
         with contextlib.ExitStack() as closing:
-            tracker = _tracker(launch, task, recorded, environ)
-            closing.callback(tracker.close)
-            saver = _saver(launch, served.name)
-            if saver is not None:
-                closing.callback(saver.close)
+            observers = _observers(launch, task, recorded, environ, groups_file(launch), served.name)
+            closing.callback(observers.close)
             async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
                 await tell_row_count(api, run_id, task.dataset.label, len(task.dataset))
                 holder = holder_name()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    tracker=tracker, evaluations=_evaluations(launch, measure, holder, api, tracker), saver=saver,
+                    observers=observers, evaluations=_evaluations(launch, measure, holder, api, observers),
                 )  # fmt: skip
                 closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
                 async with registered(api, run_id, holder, config):
@@ -83,40 +80,48 @@ async def _evaluate_afterwards(
         version = await version_left(api, record, server)
         if version is None:
             return
-        with contextlib.closing(_tracker(launch, task, recorded, environ)) as tracker:
-            evaluations = RunEvaluations(config, run_id, holder_name(), api, measure, tracker)
+        with contextlib.closing(_observers(launch, task, recorded, environ)) as observers:
+            evaluations = RunEvaluations(config, run_id, holder_name(), api, measure, observers)
             await evaluations.at_end(version, functools.partial(roller.roll, evaluation=True))
 
 
-def _tracker(launch: Launch, task: Task, recorded: dict[str, Any], environ: Mapping[str, str]) -> Tracker:
-    if not launch.config.use_wandb:
-        return NoTracker()
-    folder, decision = launch.deployment.runs_dir, task.scorer.decision
-    return WandbTracker(launch.run_id, launch.config, recorded, folder, environ, decision=decision)
+def _observers(
+    launch: Launch, task: Task, recorded: dict[str, Any], environ: Mapping[str, str],
+    groups: Path | None = None, model: str = "",
+) -> Observers:  # fmt: skip
+    """`groups`: the file that the groups are saved to. `model`: its name at the server, which the file repeats."""
+    config = launch.config
+    tracker = saver = None
+    if config.use_wandb:
+        folder, decision = launch.deployment.runs_dir, task.scorer.decision
+        tracker = functools.partial(
+            WandbTracker, launch.run_id, config, recorded, folder, environ, decision=decision
+        )  # fmt: skip
+    if groups is not None:
+
+        def saver() -> GroupSaver:
+            return GroupSaver(GroupWriter(groups), run=launch.run_id, model=model, config=config)
+
+    return Observers(tracker, saver)
 
 
 def _evaluates(config: EnvConfig) -> bool:
     return config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
 
 
-def _evaluations(launch: Launch, measure: RunMeasure | None, holder: str, api: Client, tracker: Tracker) -> Evaluations:
+def _evaluations(
+    launch: Launch, measure: RunMeasure | None, holder: str, api: Client, observers: Observers
+) -> Evaluations:
     if measure is None:
         return NoEvaluations()
     logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
-    return RunEvaluations(launch.config, launch.run_id, holder, api, measure, tracker)
+    return RunEvaluations(launch.config, launch.run_id, holder, api, measure, observers)
 
 
 def groups_file(launch: Launch) -> Path | None:
     """Where the groups that are sent are also kept as text; None where they are not."""
     path = launch.config.data_path_to_save_groups
     return None if path is None else launch.run_folder / path
-
-
-def _saver(launch: Launch, model: str) -> GroupSaver | None:
-    path = groups_file(launch)
-    if path is None:
-        return None
-    return GroupSaver(GroupWriter(path), run=launch.run_id, model=model, config=launch.config)
 
 
 def _warn(launch: Launch) -> None:

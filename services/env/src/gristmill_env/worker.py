@@ -31,11 +31,10 @@ from gristmill_env.pace import Pace
 from gristmill_env.permits import Permits, settled
 from gristmill_env.roller import Played, Roller
 from gristmill_env.rollout import Rollout
-from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
-from gristmill_env.tracking import ScoredPrompt, Tracker, in_words
+from gristmill_env.tracking import Observers, ScoredPrompt, in_words
 from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
@@ -54,12 +53,10 @@ class Worker:
         server: ModelServers,
         dataset: PromptDataset,
         roller: Roller,
-        tracker: Tracker,
+        observers: Observers,
         evaluations: Evaluations,
-        saver: GroupSaver | None = None,
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it. `saver`: where the groups that
-        were sent are kept as text too."""
+        """`holder`: this process' name towards the API; no other process may have it."""
         self.tally = Tally()
         self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
@@ -72,10 +69,9 @@ class Worker:
         self._pace = Pace(run_id)
         self._dataset = dataset
         self._roller = roller
-        self._tracker = tracker
+        self._observers = observers
         self._evaluations = evaluations
         self._tasks = asyncio.TaskGroup()
-        self._saver = saver
 
     async def run(self) -> None:
         """Work until the run is finished. Cancelled, it gives its permits back first.
@@ -110,7 +106,7 @@ class Worker:
         except ROW_ERRORS as error:
             await self._drop(permit, reason_of(error), str(error))
             return
-        self._tracker.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
+        self._observers.scored(ScoredPrompt.of(rollout, PolicyVersion.parse(version)))
         reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
         if reason is None:
             await self._submit(permit, rollout, versions, version)
@@ -159,11 +155,9 @@ class Worker:
         kept = [rollout.attempts[n] for n in trainable(rollout)]
         self.tally.unscored += len(rollout.attempts) - len(kept)
         self.tally.add(None)
-        self._tracker.group(group, [in_words(attempt) for attempt in kept], self.tally)
         self._tell(group)
         self._pace.group(int(group.mask.sum()), PolicyVersion.parse(version).step, self._steps)
-        if self._saver is not None:
-            await self._saver.save(rollout)
+        await self._observers.submitted(group, [in_words(attempt) for attempt in kept], self.tally, rollout)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
         told = {"why": why} if why else {}

@@ -20,7 +20,7 @@ from gristmill_env.evaluation.evaluate import Roll
 from gristmill_env.evaluation.results import Evaluated
 from gristmill_env.evaluation.telling import SOURCE, row
 from gristmill_env.settings import EnvConfig, EvalHandling
-from gristmill_env.tracking import Tracker
+from gristmill_env.tracking import Observers
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +70,15 @@ class RunEvaluations:
     """One environment's part in the evaluations of its run."""
 
     def __init__(
-        self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, tracker: Tracker
+        self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, observers: Observers
     ) -> None:
-        """`holder`: this process' name towards the API. `tracker`: gets the results, as the API does."""
+        """`holder`: this process' name towards the API. `observers` get the results, as the API does."""
         self._config = config
         self._run_id = run_id
         self._holder = holder
         self._api = api
         self._measure = measure
-        self._tracker = tracker
+        self._observers = observers
         self._considered: int | None = None
         self._measured = -1
         """Step of the version that this process evaluated last."""
@@ -171,7 +171,7 @@ class RunEvaluations:
             logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
             # Its row is still needed: it says that the evaluation is done.
             await self._api.report_metrics(self._run_id, SOURCE, version.step, {"seconds": values["seconds"]})
-        self._tracker.evaluation(
+        self._observers.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )
         told = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}

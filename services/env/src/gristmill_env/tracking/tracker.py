@@ -51,19 +51,3 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Flush."""
-
-
-class NoTracker:
-    """Keeps nothing."""
-
-    def scored(self, prompt: ScoredPrompt) -> None:
-        """Nothing."""
-
-    def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
-        """Nothing."""
-
-    def evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

@@ -1,0 +1,92 @@
+"""Observers that fail cost the training nothing, and their errors are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.groups import make_group
+
+from gristmill import ConfigError, SamplingParams, TrajectoryGroup
+from gristmill_env.data import Item
+from gristmill_env.inference import Completion
+from gristmill_env.messages import user
+from gristmill_env.prompts import Prompt
+from gristmill_env.rewards import Score
+from gristmill_env.rollout import Rollout
+from gristmill_env.saved import GroupSaver, GroupWriter
+from gristmill_env.settings import EnvConfig
+from gristmill_env.tally import Tally
+from gristmill_env.tracking import Observers, ScoredPrompt
+from gristmill_env.transcript import Transcript
+
+GROUP: TrajectoryGroup = make_group("g00000000", "sums", lengths=[(3, 4)] * 2, rewards=[0.0, 1.0], version="1.0")
+PROMPT = ScoredPrompt([], [], [], 1.0, 0)
+
+
+class Fails:
+    """A tracker that raises at every call."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fails(*arguments: object) -> None:
+            raise RuntimeError(f"no {name} today")
+
+        return fails
+
+
+def saver(path: Path) -> Callable[[], GroupSaver]:
+    return lambda: GroupSaver(GroupWriter(path), run="sums", model="tiny", config=EnvConfig())
+
+
+def rollout() -> Rollout:
+    transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
+    transcript.add_reply(Completion([1], [-0.1], "stop", []), "text")
+    item = Item(row=0, index=0, prompt="?", answer=None)
+    return Rollout(
+        item, SamplingParams(temperature=1.0, max_tokens=4), [transcript.end("stop")], [Score(1.0, {})], seconds=1.0
+    )
+
+
+def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    observers = Observers(Fails)
+
+    async def train() -> None:
+        for _ in range(2):
+            observers.scored(PROMPT)
+        await observers.submitted(GROUP, ["?"], Tally(), rollout())
+        observers.evaluation({"pass@1": 1.0}, 0)
+
+    asyncio.run(train())
+    assert observers.errors == {"W&B": 4}
+    observers.close()
+    assert observers.errors == {"W&B": 5}
+    assert "RuntimeError: no scored today" in caplog.text
+
+
+def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCaptureFixture) -> None:
+    observers = Observers(saver=saver(Path("/dev/full")))
+    for _ in range(3):
+        asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
+    assert observers.errors == {"saved groups": 3}
+    assert "No space left on device" in caplog.text
+    observers.close()
+
+
+def test_a_folder_that_takes_no_files_leaves_the_saver_out() -> None:
+    observers = Observers(saver=saver(Path("/proc/gristmill/groups.jsonl")))
+    asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
+    assert observers.errors == {"saved groups": 1}
+    observers.close()
+
+
+def test_a_wrong_setting_of_an_observer_is_an_error_at_the_start() -> None:
+    def misconfigured() -> Fails:
+        raise ConfigError("the key file does not exist")
+
+    with pytest.raises(ConfigError):
+        Observers(misconfigured)
