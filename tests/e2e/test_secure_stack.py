@@ -51,6 +51,20 @@ def test_tokens_and_the_password_work_in_containers(stack: ComposeStack, secrets
     assert not [name for name, word in secrets.items() if word in shown]
 
 
+def test_close_needs_the_token_of_the_administrator(
+    stack: ComposeStack, secrets: dict[str, str], tmp_path: Path
+) -> None:
+    close = ["run", "--rm", "-T", "--no-deps"]
+    with SyncClient(stack.api_url, token=secrets["env"], patience=10) as api:
+        api.create_run("a", {}, 2)
+        assert "for the role admin" in stack.compose(*close, "env", "close", "a", check=False)
+        assert api.get_run("a").state == "open"
+        token = ["--volume", f"{tmp_path / FOLDER / 'admin'}:/run/secrets/admin:ro"]
+        token += ["--env", "GRISTMILL_API_TOKEN_FILE=/run/secrets/admin"]
+        stack.compose(*close, *token, "env", "close", "a")
+        assert api.get_run("a").state == "finished"
+
+
 def test_each_container_reads_only_its_own_secrets(stack: ComposeStack, secrets: dict[str, str]) -> None:
     read = {}
     for service in ("redis", "api", "model", "trainer", "env"):
