@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from gristmill import Hyperparameters
 from gristmill_trainer.errors import OptimizerError
@@ -39,6 +39,18 @@ def build_schedule(optimizer: torch.optim.Optimizer, settings: Hyperparameters, 
         optimizer,
         lambda done: learning_rate_factor(done, settings.lr_schedule, settings.warmup_steps, training_steps),
     )
+
+
+def load_schedule(schedule: LRScheduler, state: dict[str, Any]) -> None:
+    """Put `schedule` at the step of `state`, which another schedule wrote. The learning rate is that of this schedule:
+    a run that was extended has another curve than before."""
+    schedule.load_state_dict(state)
+    if isinstance(schedule, LambdaLR):
+        factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+        rates = [base * factor for base, factor in zip(schedule.base_lrs, factors, strict=True)]
+        for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        schedule._last_lr = rates
 
 
 def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, training_steps: int) -> float:

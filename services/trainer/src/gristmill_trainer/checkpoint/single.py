@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gristmill_trainer.optimizer import own_settings
+from gristmill_trainer.optimizer import load_schedule, own_settings
 from gristmill_trainer.policy import Policy
 
 
@@ -41,4 +41,4 @@ class SingleProcess:
         with own_settings(self._optimizer, keep="schedule" not in state):
             self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None and state.get("schedule") is not None:
-            self._schedule.load_state_dict(state["schedule"])
+            load_schedule(self._schedule, state["schedule"])

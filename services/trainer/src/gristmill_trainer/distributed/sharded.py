@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from gristmill import Hyperparameters
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.optimizer import own_settings
+from gristmill_trainer.optimizer import load_schedule, own_settings
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.files import as_in_files, in_type, tied_head
 
@@ -125,7 +125,7 @@ class Sharded:
         with own_settings(self._optimizer, keep=not schedule):
             set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
         if schedule:
-            self._schedule.load_state_dict(schedule)
+            load_schedule(self._schedule, schedule)
 
     def _whole(self) -> dict[str, torch.Tensor]:
         found: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
