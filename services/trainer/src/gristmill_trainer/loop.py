@@ -218,8 +218,8 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
 
 @contextmanager
 def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
-    """Between two steps: what a request to stop ends within, it ends with all finished steps in a checkpoint, and with
-    StoppedError."""
+    """Between two steps: an end on request (StoppedError), or because the run was suspended (ApiError), writes a
+    checkpoint with all finished steps first."""
     try:
         with training.stop.cutting_short():
             yield
@@ -227,10 +227,21 @@ def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
         if training.leases.covered:
             checkpoint(training, version)
         raise
+    except ApiError as error:
+        # The API refuses the acks of a suspended run. The trainer that resumes it names what the checkpoint covers.
+        if error.code == "suspended" and training.leases.covered:
+            save(training, version)
+        raise
 
 
 def checkpoint(training: Training, version: PolicyVersion) -> None:
     """Write the weights to disk, then ack the groups that are in them."""
+    save(training, version)
+    training.leases.ack()
+
+
+def save(training: Training, version: PolicyVersion) -> None:
+    """Write the weights to disk, with the ids of the groups that are in them since the last ack."""
     leases = training.leases
     training.checkpoints.save(
         training.crew,
@@ -244,7 +255,6 @@ def checkpoint(training: Training, version: PolicyVersion) -> None:
             creation=training.run.creation,
         ),
     )
-    leases.ack()
 
 
 def publish(training: Training, version: PolicyVersion) -> None:

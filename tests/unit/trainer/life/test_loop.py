@@ -201,6 +201,25 @@ def test_stopped_while_the_api_is_away_it_keeps_the_finished_steps(source: Model
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == [1, 2]
 
 
+def test_trainer_of_a_suspended_run_keeps_the_finished_steps(source: ModelSource, tmp_path: Path) -> None:
+    """The API refuses its leases and acks. The checkpoint names the groups for the trainer that resumes the run."""
+
+    def suspend(version: PolicyVersion) -> None:
+        if version.step == 2:
+            api.error = ApiError("suspended", 409, "another run took the stack")
+
+    api = ApiStandIn(_steps([], _all_unknown))
+    trained = [group.group_id for group in api.ready[:4]]
+    trainer = Trainer(source, tmp_path, api)
+    trainer.publisher = _Publisher(suspend)
+    with pytest.raises(ApiError) as ended:
+        trainer.run()
+    assert ended.value.code == "suspended"
+    resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
+    assert resumption is not None
+    assert (resumption.step, resumption.covered, api.acked) == (2, trained, [])
+
+
 def test_a_step_in_a_checkpoint_has_its_metrics_wherever_the_process_ends(source: ModelSource, tmp_path: Path) -> None:
     def killed(version: PolicyVersion) -> None:
         if version.step == 2:
