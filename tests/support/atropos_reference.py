@@ -37,7 +37,7 @@ class AtroposReference:
     """The reference on a free port."""
 
     def __init__(self) -> None:
-        assert PYTHON.exists(), f"no {PYTHON}: run `make setup`"
+        assert PYTHON.exists(), f"no {PYTHON}: run `make dev`"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._directory = tempfile.TemporaryDirectory(prefix="atropos-reference-")

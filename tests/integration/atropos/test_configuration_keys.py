@@ -36,7 +36,7 @@ OTHER_DEFAULTS = {
 @pytest.fixture(scope="module")
 def fields() -> dict[str, dict[str, Any]]:
     """atroposlib's fields by model, with their defaults."""
-    assert PYTHON.exists(), f"no {PYTHON}: run `make setup`"
+    assert PYTHON.exists(), f"no {PYTHON}: run `make dev`"
     answer = subprocess.run([PYTHON, "-c", _ASK], capture_output=True, text=True, check=True, timeout=120)
     models: dict[str, dict[str, Any]] = json.loads(answer.stdout.splitlines()[-1])
     return models

@@ -29,20 +29,29 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(checkout: Path, *arguments: str, device: str = "") -> subprocess.CompletedProcess[str]:
+def make(checkout: Path, *arguments: str, device: str = "", target: str = "setup") -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], "PYTHON": str(checkout / "python")} | ({"DEVICE": device} if device else {})
-    command = ["make", *arguments, "setup"]
+    command = ["make", *arguments, target]
     return subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
 
 
 def stamps(checkout: Path) -> set[str]:
-    return {str(path.relative_to(checkout)) for path in checkout.glob(".venv*/.ready-*")}
+    return {str(path.relative_to(checkout)) for path in checkout.glob(".venv*/.*-*")}
+
+
+def test_setup_makes_two_environments_and_dev_adds_the_tests_packages(checkout: Path) -> None:
+    assert make(checkout).returncode == 0
+    assert stamps(checkout) == {".venv/.ready-cpu", ".venv-model/.ready-cpu"}
+    assert "Nothing to be done" in make(checkout).stdout
+    assert make(checkout, target="dev").returncode == 0
+    assert stamps(checkout) == {
+        ".venv/.ready-cpu", ".venv/.dev-cpu", ".venv-model/.ready-cpu", ".venv-atropos/.ready-any",
+    }  # fmt: skip
+    assert "Nothing to be done" in make(checkout, target="dev").stdout
 
 
 def test_setup_makes_the_environments_again_for_another_device(checkout: Path) -> None:
-    assert make(checkout).returncode == 0
-    assert stamps(checkout) == {".venv/.ready-cpu", ".venv-model/.ready-cpu", ".venv-atropos/.ready-any"}
-    assert "Nothing to be done" in make(checkout).stdout
+    assert make(checkout, target="dev").returncode == 0
     (checkout / ".venv" / "left").touch()
     (checkout / ".venv-atropos" / "left").touch()
     assert make(checkout, device="cuda").returncode == 0
