@@ -55,8 +55,8 @@ pins() {
         options+=(-r "requirements/$name.txt")
         total=$((total + $(grep -c '==' "requirements/$name.txt")))
     done
-    # Building a package from source would run build tools that nothing pins. cellpylib, for tests, has no wheel.
-    pip --require-hashes --only-binary :all: --no-binary cellpylib "${options[@]}" | progress "$total"
+    # Building a package from source runs build tools that nothing pins. Three packages, for tests, have no wheel.
+    pip --require-hashes --only-binary :all: --no-binary cellpylib,pycosat,zss "${options[@]}" | progress "$total"
 }
 # The CPU build of torch is on no plain package index: a wheel folder may hold it, else PyTorch's own index does.
 torch_cpu() {
