@@ -33,13 +33,14 @@ _ANSWERS: Final = {
     "LPUSH": "(redis.call('LLEN', {0}) + 1)",
     "RPOP": "redis.call('LINDEX', {0}, -1)",
     "ZPOPMIN": "redis.call('ZRANGE', {0}, 0, 0)",
+    "SPOP": "redis.call('SRANDMEMBER', {0}, {1})",
 }
 """What a write would have answered, by reading."""
 _READS: Final = frozenset(
     [
-        *("EXISTS", "GET", "TIME", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HVALS"),
+        *("EXISTS", "GET", "TIME", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HVALS"),
         *("LLEN", "LPOS", "LRANGE", "STRLEN", "SISMEMBER", "SMEMBERS"),
-        *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"),
+        *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "ZSCORE"),
     ]
 )
 

@@ -17,7 +17,7 @@ Tests = tuple[str, ...]
 """Arguments for pytest."""
 
 NATIVE: Final[Tests] = (
-    *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs")),
+    *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs", "run_life")),
     *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "telling", "caps", "status")),
     *(f"{_API}/test_{name}.py" for name in ("deadlines", "environments", "claims", "journal", "archive_queue")),
     "tests/mutation/histories.py",

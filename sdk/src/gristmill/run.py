@@ -12,6 +12,9 @@ class RunState(StrEnum):
     """A run is open until its trainer has done `training_steps`."""
 
     OPEN = "open"
+    SUSPENDED = "suspended"
+    """Another run took the stack while no environment of this run was alive. Nothing is lost: an environment that
+    creates the run again, with the same settings, resumes it."""
     FINISHED = "finished"
 
 
@@ -53,8 +56,8 @@ class RunRecord(_Record):
     created_at: float
     """Unix time, seconds."""
     creation: str = ""
-    """Random id of this creation of the run. A run that is deleted and created again under its id has another, so a
-    checkpoint can tell whether its group ids are those of this run."""
+    """Random id of this creation of the run. A run that is deleted and created again under its id has another one. A
+    checkpoint keeps it, because group ids start again in each creation."""
 
 
 class Permit(_Record):
@@ -85,6 +88,8 @@ class PermitGrant(_Record):
     permits: list[Permit]
     state: RunState
     version: str | None = None
+    creation: str = ""
+    """`RunRecord.creation`. If it differs from the creation that the environment opened, the run was replaced since."""
 
 
 class RunStatus(_Record):
@@ -173,7 +178,8 @@ class RunEvent(_Record):
     id: str
     """Place in the run's event stream; what Last-Event-ID takes."""
     kind: str
-    """open, take, version, submit, drop, dead, replay, lease, expire, nack, ack, env, metrics, finish."""
+    """open, extend, suspend, resume, take, version, submit, drop, dead, replay, lease, expire, nack, ack, env, metrics,
+    finish."""
     fields: dict[str, str]
 
 

@@ -38,7 +38,7 @@ async def test_archived_groups_leave_and_only_they(bench: Bench) -> None:
     await bench.store.archive.archived(RUN, [c])
     await bench.store.delete_run(RUN)
     assert int(await bench.redis.get(keys.BYTES) or 0) == 0
-    assert await bench.redis.keys(PREFIX + "*") == []
+    assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
 
 
 async def test_a_resumed_trainers_groups_are_archived_too(bench: Bench) -> None:

@@ -233,8 +233,11 @@ async def test_run_conflicts_over_http(client: Client, http: httpx.AsyncClient) 
     run = {"run_id": RUN, "env": {"dataset": "d"}, "group_size": 2}
     assert (await http.post("/v1/runs", json=run)).status_code == 201
     assert (await http.post("/v1/runs", json=run)).status_code == 200
-    assert code(await http.post("/v1/runs", json={**run, "group_size": 4})) == (409, "config_differs")
-    assert code(await http.post("/v1/runs", json={**run, "run_id": "other"})) == (409, "run_open")
+    await client.register_env(RUN, "env-1")
+    for other, refused in (({"group_size": 4}, "config_differs"), ({"run_id": "other"}, "run_open")):
+        answer = await http.post("/v1/runs", json={**run, **other})
+        assert code(answer) == (409, refused)
+        assert 1 <= int(answer.headers["Retry-After"]) <= 60
     assert code(await http.post(f"{AT}/take", json={"trainer": trainer() | {"batch_size": 3}})) == (422, "bad_config")
     for creation, answered in (("0" * 32, (409, "other_creation")), ("other", (422, "bad_request"))):
         assert code(await http.post(f"{AT}/take", json={"trainer": trainer(), "creation": creation})) == answered
@@ -398,11 +401,14 @@ async def test_logs_and_metrics_tell_what_happened(
 
 async def test_a_closed_run_gives_its_place_to_another(client: Client) -> None:
     await client.create_run("first", {"dataset": "d"}, 2)
+    await client.register_env("first", "env-1")
     with pytest.raises(ApiError, match="POST <API>/v1/runs/first/close"):
         await client.create_run("second", {"dataset": "d"}, 2)
     assert (await client.close_run("first")).state == "finished"
     assert (await client.permits("first", "env-1", 1, 0)).state == "finished"
-    assert (await client.create_run("second", {"dataset": "d"}, 2)).state == "open"
+    second = await client.create_run("second", {"dataset": "d"}, 2)
+    assert second.state == "open"
+    assert (await client.permits("second", "env-1", 1, 0)).creation == second.creation
 
 
 async def test_openapi_is_served(http: httpx.AsyncClient) -> None:

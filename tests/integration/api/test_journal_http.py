@@ -189,9 +189,10 @@ async def test_stacks_over_http(client: Client, http: httpx.AsyncClient) -> None
         assert found is not None
         assert (found.run_id, found.stack) == (run, stack)
     assert await client.open_run(0) is None
+    await client.register_env("b", "env-1")
     answer = await http.post("/v1/runs", json={"run_id": "c", "env": {}, "group_size": 2, "stack": "two"})
     assert code(answer) == (409, "run_open")
-    assert "run 'b' is open" in answer.text
+    assert "run 'b' has living environments: 'env-1'" in answer.text
     await client.take("b", trainer(), [])
     await client.close_run("b")
     await client.delete_run("b")

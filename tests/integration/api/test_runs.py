@@ -12,6 +12,7 @@ from gristmill_api.store import Amount, keys
 
 
 async def test_the_same_settings_join_and_others_are_refused_by_name(bench: Bench) -> None:
+    await bench.store.envs.register(RUN, "env-1", None, None)
     record, new = await bench.store.create_run(RUN, {"dataset": "d"}, 2)
     assert not new
     assert record.state == "open"
@@ -21,6 +22,7 @@ async def test_the_same_settings_join_and_others_are_refused_by_name(bench: Benc
 
 
 async def test_one_run_is_open_at_a_time(bench: Bench) -> None:
+    await bench.store.envs.register(RUN, "env-1", None, None)
     with pytest.raises(Refused, match=RUN) as refused:
         await bench.store.create_run("other", {}, 2)
     assert refused.value.code == "run_open"
@@ -90,6 +92,7 @@ async def test_a_trainer_whose_numbers_do_not_fit_is_refused(
 async def test_another_trainer_half_is_refused(bench: Bench) -> None:
     record = await bench.store.take(RUN, trainer(learning_rate=1e-3), [])
     assert (record.incarnation, record.groups_per_step, record.training_steps) == (1, 4, 10)
+    await bench.store.record_version(RUN, 1, 1)
     with pytest.raises(Refused, match=r"learning_rate: 0.001 -> 0.01") as refused:
         await bench.store.take(RUN, trainer(learning_rate=1e-2), [])
     assert refused.value.code == "config_differs"
@@ -232,7 +235,7 @@ async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
     await bench.store.delete_run(other)
     assert await bench.store.open_run("second") is None
     assert [record.run_id for record in await bench.store.runs()] == [RUN]
-    assert await bench.redis.keys("*run-2*") == []
+    assert await bench.redis.keys("*run-2*") == [b"gm:{run-2}:fence"]
     assert int(await bench.redis.get(keys.BYTES) or 0) == 400
     assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 2
     with pytest.raises(Refused, match="no run 'run-2'"):
@@ -244,13 +247,14 @@ async def test_a_run_without_a_stack_stands_in_nobodys_way(bench: Bench) -> None
         _, new = await bench.store.create_run(name, {}, 2, stack=None)
         assert new
     assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
+    await bench.store.envs.register("a", "env-1", None, None)
     with pytest.raises(Refused, match="stack: None -> 'default'"):
         await bench.store.create_run("a", {}, 2)
     await bench.store.close_run("a")
     assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
 
 
-async def test_a_deleted_run_leaves_nothing(bench: Bench) -> None:
+async def test_a_deleted_run_leaves_nothing_but_its_fence(bench: Bench) -> None:
     incarnation = await bench.start()
     await bench.store.envs.register(RUN, "env-1", 1.0, None)
     await bench.fill(4)
@@ -266,7 +270,7 @@ async def test_a_deleted_run_leaves_nothing(bench: Bench) -> None:
     await bench.store.journal.measure(RUN, MetricsRow(source="trainer", step=1, values={"loss": 1.0}))
     await bench.store.close_run(RUN)
     await bench.store.delete_run(RUN)
-    assert await key_names(bench.redis) == {keys.BYTES}
+    assert await key_names(bench.redis) == {keys.BYTES, PREFIX + "fence"}
     assert int(await bench.redis.get(keys.BYTES) or 0) == 0
     assert (await bench.create()).state == "open", "the id is free again"
 

@@ -37,7 +37,7 @@ async def test_opening_taking_publishing_ending(bench: Bench, ear: Ear) -> None:
     assert await ear.hear(store.finish(RUN, 1)) == ({READY, PERMITS}, [{"kind": "finish"}])
     assert await ear.hear(store.finish(RUN, 1)) == NOTHING
     await store.delete_run(RUN)
-    assert await bench.redis.keys(keys.prefix(RUN) + "*") == []
+    assert await bench.redis.keys(keys.prefix(RUN) + "*") == [f"{keys.prefix(RUN)}fence".encode()]
 
 
 async def test_deleting_wakes_all_who_wait(bench: Bench) -> None:

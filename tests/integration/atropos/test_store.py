@@ -151,5 +151,8 @@ async def test_deleting_the_run_leaves_nothing_in_redis(bench: Bench) -> None:
     assert await bench.lend() is not None
     await bench.store.close_run(RUN)
     await bench.store.delete_run(RUN)
-    assert {name for name in await key_names(bench.redis) if ":receipt:" not in name} == {"gm:bytes"}
+    assert {name for name in await key_names(bench.redis) if ":receipt:" not in name} == {
+        "gm:bytes",
+        f"gm:{{{RUN}}}:fence",
+    }
     assert await bench.redis.get("gm:bytes") == b"0"

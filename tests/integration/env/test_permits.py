@@ -10,6 +10,7 @@ import pytest
 from tests.support.api_server import ApiServer
 
 from gristmill import Client, Permit, PolicyVersion
+from gristmill_env.errors import RunReplacedError
 from gristmill_env.permits import Permits
 
 RUN = "sums"
@@ -109,3 +110,18 @@ async def test_without_room_no_permit_is_asked_for(slots: Slots, room: list[int]
     slots.played(0)
     slots.end(1)
     await slots.begins(ROOM)
+
+
+async def test_a_process_stops_if_its_run_was_replaced_meanwhile(api: Client) -> None:
+    slots = Slots(api, lambda: ROOM)
+    serving = asyncio.create_task(slots.serve())
+    await slots.begins(ROOM)
+    await api.create_run(RUN, {"model": "another"}, 2)  # it is not registered, so it does not count as alive
+    incarnation, _ = await api.take(RUN, TRAINER, [])
+    await api.record_version(RUN, PolicyVersion(incarnation, 0))
+    for number in range(ROOM):
+        slots.end(number)
+    with pytest.raises(ExceptionGroup) as stopped:
+        await asyncio.wait_for(serving, 30)
+    assert stopped.group_contains(RunReplacedError)
+    assert (await api.status(RUN)).bytes == 0

@@ -1,4 +1,4 @@
-"""`inference_weight` and `min_batch_allocation`: a share at a real API, held while the process works."""
+"""A process is registered at a real API while it works, with `inference_weight` and `min_batch_allocation`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
-from gristmill import Client, PolicyVersion
+from gristmill import ApiError, Client, PolicyVersion
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
 
@@ -63,10 +63,16 @@ async def test_a_share_is_given_back_at_the_end(api: Client) -> None:
     assert await environments(api) == {}
 
 
-async def test_who_asks_for_no_share_is_not_registered(api: Client) -> None:
-    async with registered(api, RUN, "env", EnvConfig()):
-        assert await environments(api) == {}
+async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Client) -> None:
+    async with registered(api, RUN, "env", EnvConfig(), beat=0.2):
+        assert await environments(api) == {"env": (None, None, True)}
         assert await permits(api, "env") == 8
+        await asyncio.sleep(4)  # longer than the API's time-out of environments
+        with pytest.raises(ApiError) as refused:
+            await api.create_run("other", {"model": "tiny"}, 2)
+        assert refused.value.code == "run_open"
+    await api.create_run("other", {"model": "tiny"}, 2)
+    assert (await api.get_run(RUN)).state == "suspended"
 
 
 async def test_a_busy_process_lives(api: Client) -> None:

@@ -56,7 +56,7 @@ def test_checkpoints_of_a_deleted_run_are_refused_and_lend_their_weights_when_na
             assert refused.exit_code == 1
             named = str(folder / "checkpoints" / "step-000002")
             assert f"--resume {named}" in output.of("refused"), "it says what to do"
-            assert api.get_run(RUN).incarnation == 0, "it never took the run"
+            assert api.get_run(RUN).incarnation == second.incarnation, "it never took the run"
 
             resumed = stack.start("resumed", [*command, "--resume", named], places)
             _submit_steps(api, STEPS)

@@ -5,7 +5,9 @@ On the wire: `{"error": {"code": ..., "message": ..., "remedy": ...}}`. Clients 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import (
@@ -52,14 +54,59 @@ def run_missing(run_id: str) -> Refused:
     return Refused("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
 
 
-def run_open(run_id: str, other: str, stack: str) -> Refused:
-    return Refused(
-        "run_open",
-        409,
-        f"run {run_id!r} cannot start: stack {stack!r} works on one run at a time, and run {other!r} is open.",
-        f"Let {other!r} finish, start with its config to join it, end it (curl -X POST <API>/v1/runs/{other}/close), "
-        "or bring up another stack and name it (GRISTMILL_STACK).",
+@dataclass(frozen=True)
+class LivingEnv:
+    """An environment that is registered and alive."""
+
+    env_id: str
+    heard_s: float
+    """Seconds since it last asked for permits or sent a heartbeat."""
+    left_s: float
+    """Seconds until it counts as dead."""
+
+
+def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -> Refused:
+    """`living`: environments of the other run. Only they keep a stack from a run that an environment opens."""
+    why = f"has living environments: {_names(living)}" if living else "is open"
+    return _retry_when_dead(
+        living,
+        Refused(
+            "run_open",
+            409,
+            f"run {run_id!r} cannot start: its stack {stack!r} works on one run at a time, and run {other!r} {why}.",
+            f"{_stop(living)}Run {other!r} is suspended then, and can be resumed later. Or let it finish, or close it "
+            f"(curl -X POST <API>/v1/runs/{other}/close), or start another stack and name it (GRISTMILL_STACK).",
+        ),
     )
+
+
+def suspended(run_id: str) -> Refused:
+    return Refused(
+        "suspended",
+        409,
+        f"run {run_id!r} is suspended: another run took its stack while no environment of this one was alive.",
+        "Nothing of it is lost. Start its environment again to resume it: POST /v1/runs with the same settings.",
+    )
+
+
+def _names(living: Sequence[LivingEnv]) -> str:
+    return ", ".join(f"{env.env_id!r} (heard from {max(0.0, env.heard_s):.0f} s ago)" for env in living)
+
+
+def _stop(living: Sequence[LivingEnv]) -> str:
+    if not living:
+        return ""
+    wait = max(math.ceil(env.left_s) for env in living)
+    return (
+        "Stop the environments first. One that ends by itself gives the run up at once; after a kill, try again in "
+        f"{wait} s. "
+    )
+
+
+def _retry_when_dead(living: Sequence[LivingEnv], refused: Refused) -> Refused:
+    if living:
+        refused.retry_after = max(1, *(math.ceil(env.left_s) for env in living))
+    return refused
 
 
 def run_not_finished(run_id: str) -> Refused:
@@ -118,14 +165,18 @@ def group_missing(run_id: str, group_id: str) -> Refused:
     )
 
 
-def config_differs(run_id: str, half: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Refused:
-    """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now."""
-    return Refused(
-        "config_differs",
-        409,
-        f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}.",
-        "Go on with the old settings, or choose another run id (RUN_ID) for a new run.",
-    )
+def config_differs(
+    run_id: str, half: str, old: Mapping[str, Any], new: Mapping[str, Any], living: Sequence[LivingEnv] = ()
+) -> Refused:
+    """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now. `living`: the
+    environments without which the run, of which no step is finished, would be replaced."""
+    message = f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}."
+    remedy = "Use the old settings, or choose another run id (RUN_ID) for a new run."
+    if living:
+        # First, because a long list of differences is cut.
+        message = f"run {run_id!r} has living environments: {_names(living)}; {message}"
+        remedy = f"{_stop(living)}The run has no finished step, so it is replaced then."
+    return _retry_when_dead(living, Refused("config_differs", 409, message, remedy))
 
 
 def other_creation(run_id: str, given: str | None, current: str) -> Refused:

@@ -9,6 +9,10 @@ class EnvError(GristmillError):
     """Base of all errors of the environment."""
 
 
+class RunReplacedError(EnvError):
+    """The run was replaced while this process did not work on it: it stood still for longer than the API's time-out."""
+
+
 class DatasetError(EnvError):
     """The data set cannot be found or read, or lacks a field that the configuration names."""
 

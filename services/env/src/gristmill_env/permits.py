@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gristmill import ApiError, Client, GristmillError, Permit, RunState, TrajectoryGroup
+from gristmill_env.errors import RunReplacedError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Permits:
         self._holder = holder
         self._room = room
         self._see = see
+        self._creation: str | None = None
         self._items: dict[str, asyncio.Task[None]] = {}
         self._playing: set[str] = set()
         self._settling: set[str] = set()
@@ -93,6 +95,7 @@ class Permits:
                 await self._changed.wait()
                 continue
             grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
+            self._refuse_another_run(grant.creation)
             self.version = grant.version
             if grant.state == RunState.FINISHED:
                 return
@@ -109,6 +112,14 @@ class Permits:
                 waiting_since = time.monotonic()
                 what = "a trainer to take the run" if grant.version is None else "the trainer's next step"
                 logger.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, what)
+
+    def _refuse_another_run(self, creation: str) -> None:
+        """A process that stood still must not answer permits of a run that has replaced its own under the same id."""
+        if self._creation not in (None, creation):
+            raise RunReplacedError(
+                f"run {self._run_id} was deleted and created again since this process began; start the process again"
+            )
+        self._creation = creation
 
     def _free(self) -> int:
         """Permits that may be asked for. Never one ahead of need: another process could have it at work already."""

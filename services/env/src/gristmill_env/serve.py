@@ -55,19 +55,22 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                 await _evaluate_afterwards(launch, task, record, measure, server, roller, recorded, environ)
             return
         logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
-        with contextlib.ExitStack() as closing:
-            observers = _observers(launch, task, recorded, environ, groups_file(launch), served.name)
-            closing.callback(observers.close)
-            async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
+        holder = holder_name()
+        async with (
+            Client(config.rollout_server_url, patience=config.patience, token=token) as api,
+            # At once: without a living environment the run gives way to another.
+            registered(api, run_id, holder, config),
+        ):
+            with contextlib.ExitStack() as closing:
+                observers = _observers(launch, task, recorded, environ, groups_file(launch), served.name)
+                closing.callback(observers.close)
                 await tell_row_count(api, run_id, task.dataset.label, len(task.dataset))
-                holder = holder_name()
                 worker = Worker(
                     config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
                     observers=observers, evaluations=_evaluations(launch, measure, holder, api, observers),
                 )  # fmt: skip
                 closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
-                async with registered(api, run_id, holder, config):
-                    await worker.run()
+                await worker.run()
     logger.info("run %s is finished", run_id)
 
 

@@ -1,4 +1,8 @@
-"""A share of its own for one process of a run: `inference_weight` of the permits, `min_batch_allocation` of batches."""
+"""The registration of one process with its run: that it is alive, and its share of permits and batches.
+
+Only a run with a living environment keeps its stack, and its settings, from other runs. So every process registers, and
+unregisters when it ends.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,12 @@ _GOODBYE = 5.0
 async def registered(
     api: Client, run_id: str, env_id: str, config: EnvConfig, *, beat: float = _BEAT
 ) -> AsyncIterator[None]:
-    """Hold the share that the configuration asks for, and give it back at the end. Asked for none, do nothing.
+    """Registers the process with the shares that the configuration asks for (`inference_weight` of the permits,
+    `min_batch_allocation` of batches), and unregisters it at the end.
 
-    `env_id`: the name under which the process holds permits. Its heart beats every `beat` seconds, for a process
-    whose workers are all busy asks for no permits, and would count as dead.
+    `env_id`: the name under which the process holds permits. A heartbeat is sent every `beat` seconds, because a
+    process whose workers are all busy asks for no permits, and would count as dead.
     """
-    if config.inference_weight is None and config.min_batch_allocation is None:
-        yield
-        return
     await api.register_env(run_id, env_id, config.inference_weight, config.min_batch_allocation)
     heart = asyncio.create_task(_beat(api, run_id, env_id, config, beat))
     try:
@@ -42,7 +44,9 @@ async def registered(
                 await api.leave_env(run_id, env_id)
         except (TimeoutError, GristmillError) as error:
             logger.warning(
-                "the share of %s could not be given back (%s); it ends by itself", env_id, error or "no answer"
+                "%s could not be unregistered (%s); the API counts it as alive for a minute",
+                env_id,
+                error or "no answer",
             )
 
 
@@ -51,8 +55,8 @@ async def _beat(api: Client, run_id: str, env_id: str, config: EnvConfig, every:
         await asyncio.sleep(every)
         try:
             await _tell(api, run_id, env_id, config)
-        except GristmillError as error:  # not the worker's end: its own calls say whether the API can be done without
-            logger.warning("the API was not told that %s lives: %s", env_id, error)
+        except GristmillError as error:  # The worker's own calls decide whether the process can continue.
+            logger.warning("the heartbeat of %s failed: %s", env_id, error)
 
 
 async def _tell(api: Client, run_id: str, env_id: str, config: EnvConfig) -> None:

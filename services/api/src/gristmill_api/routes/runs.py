@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 class CreateRun(Body):
     run_id: Id
     env: dict[str, Any]
-    """The environment's settings. Whoever joins must bring the same."""
+    """The environment's settings. An environment that joins the run must send the same."""
     group_size: Annotated[int, Field(ge=1, le=65536)]
     """Sequences a group."""
     stack: Name | None = DEFAULT_STACK
@@ -62,7 +62,12 @@ class Incarnation(Body):
 
 @router.post("/runs", responses={201: {"model": RunRecord}})
 async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord:
-    """Open a run (201), or join it with the same settings (200). Check `state`: the run may be finished.
+    """Open a run (201), or join it with the same settings (200), which resumes a suspended run. Check `state`: the run
+    may be finished.
+
+    More `env.trainer.training_steps` extend a run. Other settings replace a run that has no finished step and no living
+    environment (201), and are refused otherwise (409 config_differs). An open run of the stack is suspended if no
+    environment of it is alive; otherwise this run is refused (409 run_open). docs/api.md has a table.
 
     `env.trainer` may set hyperparameters and nothing else; any other key is refused by name (422 bad_config)."""
     try:

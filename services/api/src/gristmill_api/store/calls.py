@@ -18,7 +18,8 @@ class Calls:
         self._scripts = scripts
 
     async def run(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
-        """Run a script that anybody may run. Raises Refused (404) when there is no such run."""
+        """Run a script that anybody may run. Raises Refused if there is no such run (404), or it is suspended and the
+        script does not allow that (409)."""
         return await self.run_on({}, script, run_id, *args)
 
     async def run_on(
@@ -28,6 +29,8 @@ class Calls:
         status, *rest = await self._scripts.run_on(payloads, script, keys.prefix(run_id), *args)
         if status == b"MISSING":
             raise errors.run_missing(run_id)
+        if status == b"SUSPENDED":
+            raise errors.suspended(run_id)
         return [text(status), *rest]
 
     async def trainer(self, script: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 RUNS = "gm:runs"
 STACKS = "gm:stacks"
+DELETING = "gm:deleting"
 BYTES = "gm:bytes"
 EVENTS = "gm:events"
 ARCHIVER = "gm:archiver"

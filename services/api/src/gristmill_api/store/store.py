@@ -8,7 +8,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, NoPermissionError  # noqa: A004
@@ -25,9 +25,13 @@ from gristmill_api.store.envs import Environments
 from gristmill_api.store.journal import Journal
 from gristmill_api.store.records import canonical, pairs, run_record, run_status, text, version
 from gristmill_api.store.scripts import Scripts
-from gristmill_api.store.trainer import TrainerPlan
+from gristmill_api.store.trainer import TrainerPlan, env_extends, extends
 
 DEFAULT_STACK = "default"
+DELETED_AT_ONCE: Final = 512
+"""Groups, batches and the like that one call of a script deletes: other calls wait for it."""
+FENCE_S: Final = 7 * 86_400.0
+"""A trainer that outlives its run by less is fenced off from the next run of the same id."""
 
 
 @dataclass(frozen=True)
@@ -130,27 +134,56 @@ class Store:
         stack: str | None = DEFAULT_STACK,
         protocol: Protocol = Protocol.GRISTMILL,
     ) -> tuple[RunRecord, bool]:
-        """Open a run or join it. True: it is new. A stack has one open run; without one any number may be open."""
+        """Open a run, join it, or resume a suspended run. True: it is new.
+
+        A stack has one open run; without a stack any number may be open. The stack's open run is suspended, unless an
+        environment of it is alive (409 run_open). Settings that differ from the run's are refused (409 config_differs)
+        with two exceptions: more training steps extend the run, and a run without a finished step and without a living
+        environment is replaced.
+        """
         settings = canonical(env)
         digest = hashlib.sha256(canonical({"env": env, "group_size": group_size}).encode()).hexdigest()
-        status, *rest = await self._calls.run(
-            "create",
-            run_id,
-            run_id,
-            settings,
-            digest,
-            group_size,
-            stack or "",
-            protocol.value,
-            secrets.token_hex(16),
-        )
-        if status == "DIFFERS":
-            old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
-            new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
-            raise errors.config_differs(run_id, "environment", {**json.loads(rest[0]), **old}, {**env, **new})
-        if status == "BUSY":
-            raise errors.run_open(run_id, rest[0].decode(), stack or "")
-        return run_record(pairs(rest[0])), status == "CREATED"
+        compared: tuple[str, str] = ("", "")
+        while True:
+            status, *rest = await self._calls.run(
+                "create",
+                run_id,
+                run_id,
+                settings,
+                digest,
+                group_size,
+                stack or "",
+                protocol.value,
+                secrets.token_hex(16),
+                *compared,
+            )
+            if status == "DELETING":
+                await self._delete(run_id, "continue")
+            elif status == "BUSY":
+                raise errors.run_open(run_id, text(rest[0]), stack or "", self._living(rest[1:]))
+            elif status == "DIFFERS":
+                old = {"group_size": int(rest[1]), "stack": text(rest[2]) or None, "protocol": text(rest[3])}
+                new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
+                was, known = json.loads(rest[0]), text(rest[4])
+                finished_steps, living = bool(rest[6]), self._living(rest[7:])
+                if old == new and env_extends(was, env, rest[5] and int(rest[5])):
+                    compared = ("extend", known)
+                elif old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not finished_steps and not living:
+                    compared = ("replace", known)
+                else:
+                    blocking = () if finished_steps else living
+                    raise errors.config_differs(run_id, "environment", {**was, **old}, {**env, **new}, blocking)
+            else:
+                return run_record(pairs(rest[0])), status == "CREATED"
+
+    def _living(self, reply: Sequence[Any]) -> list[errors.LivingEnv]:
+        """From a script's {now, environment, deadline, ...}."""
+        at, *envs = reply
+        ttl_ms = _ms(self._limits.env_ttl_s)
+        return [
+            errors.LivingEnv(text(name), (ttl_ms - (int(until) - at)) / 1000, (int(until) - at) / 1000)
+            for name, until in zip(envs[::2], envs[1::2], strict=True)
+        ]
 
     async def record(self, run_id: str) -> RunRecord:
         fields = await self._fields(run_id)
@@ -185,22 +218,32 @@ class Store:
         `step`: of that checkpoint, so that permits are free for what comes after it. `creation`: of the run that the
         checkpoint was made in. `taker`: tells a repeated call from another one. Raises Refused (409 other_creation) if
         the creation is not this run's."""
-        plan = TrainerPlan.read(trainer, (await self.record(run_id)).group_size)
-        status, *rest = await self._calls.run(
-            "take",
-            run_id,
-            canonical(trainer),
-            plan.groups_per_step,
-            plan.training_steps,
-            plan.max_staleness,
-            self._archive,
-            creation or "",
-            "" if step is None else step,
-            taker or "",
-            *covered,
-        )
-        if status == "DIFFERS":
-            raise errors.config_differs(run_id, "trainer", json.loads(rest[0]), trainer)
+        record = await self.record(run_id)
+        plan = TrainerPlan.read(trainer, record.group_size)
+        compared = ""
+        while True:
+            status, *rest = await self._calls.run(
+                "take",
+                run_id,
+                canonical(trainer),
+                plan.groups_per_step,
+                plan.training_steps,
+                plan.max_staleness,
+                self._archive,
+                compared,
+                creation or "",
+                "" if step is None else step,
+                taker or "",
+                *covered,
+            )
+            if status != "DIFFERS":
+                break
+            compared = text(rest[0])
+            old = json.loads(compared)
+            if not extends(old, trainer):
+                raise errors.config_differs(run_id, "trainer", old, trainer)
+        if status == "BUSY":
+            raise errors.run_open(run_id, text(rest[0]), record.stack or "", self._living(rest[1:]))
         if status == "OTHER":
             raise errors.other_creation(run_id, creation, text(rest[0]))
         if status == "FINISHED":
@@ -225,11 +268,18 @@ class Store:
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a finished run and all it holds."""
-        status, *rest = await self._calls.run("delete", run_id)
+        status, *rest = await self._delete(run_id, "begin")
         if status == "OPEN":
             raise errors.run_not_finished(run_id)
         if status == "ARCHIVING":
             raise errors.archiving(run_id, int(rest[0]))
+
+    async def _delete(self, run_id: str, what: Literal["begin", "continue"]) -> list[Any]:
+        """The last reply of delete.lua. A crash in between leaves a run that is missing, and in gm:deleting."""
+        while True:
+            reply = await self._calls.run("delete", run_id, DELETED_AT_ONCE, _ms(FENCE_S), what)
+            if reply[0] != "MORE":
+                return reply
 
     async def permits(self, run_id: str, holder: str, count: int) -> PermitGrant:
         """Up to `count` permits, at once; none when the run's capacity is out with others."""
@@ -238,12 +288,13 @@ class Store:
         )
         if status == "PROTOCOL":
             raise errors.no_permits(run_id)
-        state, incarnation, step, *ids = rest
+        state, incarnation, step, creation, *ids = rest
         granted = [group_id.decode() for group_id in ids]
         return PermitGrant(
             permits=[Permit(group_id=group_id, row=row_of(group_id)) for group_id in granted],
             state=RunState(state.decode()),
             version=version(incarnation, step),
+            creation=text(creation),
         )
 
     async def renew(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> Renewal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from gristmill_api import errors
 
@@ -34,8 +34,28 @@ class TrainerPlan:
         )
 
 
+def extends(old: Mapping[str, Any], new: Mapping[str, Any], planned: int | None = None) -> bool:
+    """Whether trainer settings are the old ones with more training steps. `planned`: the old ones if `old` has none."""
+    before, after = old.get("training_steps", planned), new.get("training_steps")
+    if not (_is_integer(before) and _is_integer(after) and after > before):
+        return False
+    return {**old, "training_steps": after} == dict(new)
+
+
+def env_extends(old: Mapping[str, Any], new: Mapping[str, Any], planned: int | None) -> bool:
+    """`extends`, for an environment's settings with the trainer's under the key `trainer`."""
+    if {**old, "trainer": None} != {**new, "trainer": None}:
+        return False
+    blocks = [settings.get("trainer") or {} for settings in (old, new)]
+    return all(isinstance(block, Mapping) for block in blocks) and extends(blocks[0], blocks[1], planned)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _integer(trainer: Mapping[str, Any], name: str, least: int) -> int:
     value = trainer.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not _is_integer(value) or value < least:
         raise errors.bad_config(f"the trainer's {name} must be a whole number of at least {least}, not {value!r}.")
     return value

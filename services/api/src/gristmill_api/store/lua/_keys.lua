@@ -1,6 +1,6 @@
 -- The key layout. Every key of a run starts with KEYS[1], its prefix "gm:{<run id>}:".
 --
---   record        HASH    state, digest, env, group_size, stack, protocol, created_ms, creation (random: a run that is
+--   record        HASH    state (open, suspended or finished), digest, env, group_size, stack, protocol, created_ms, creation (random: a run that is
 --                         deleted and created again has another); after a take also trainer,
 --                         taker (of the last take), incarnation, groups_per_step, training_steps, max_staleness; after a version also
 --                         version_incarnation, version_step. env and trainer are JSON as received, never parsed here.
@@ -44,6 +44,9 @@
 --                         to within a tenth of its life, or registered)
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
+--   deleted       HASH    the record of a run that is being deleted; gone when nothing else is left
+--   fence         STRING  the last incarnation of a deleted run, for a week: that of the next run of this id is higher, so
+--                         a trainer that outlived its run is fenced off
 --   latest        LIST    the 8 ids submitted last, newest first
 --   example:<id>  STRING  payload of a group in latest that is gone from the store
 --   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000
@@ -52,6 +55,7 @@
 --   Shared by all runs:
 --   gm:runs       ZSET    run id -> created, ms
 --   gm:stacks     HASH    stack -> id of its open run
+--   gm:deleting   SET     ids of the runs of which something is left to delete
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:archiver   STRING  token of the process that archives, while its lock lives
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
@@ -66,7 +70,8 @@ local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
 local DROPPED, DROPS, TOMBS = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
-local RUNS, STACKS, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:bytes', 'gm:events'
+local DELETED, FENCE = P .. 'deleted', P .. 'fence'
+local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
 
 local function group(id) return P .. 'group:' .. id end
 local function payload(id) return P .. 'payload:' .. id end
@@ -96,5 +101,17 @@ end
 
 local function state() return redis.call('HGET', RECORD, 'state') end
 
--- True for everyone but the trainer that took the run last.
-local function fenced(incarnation) return redis.call('HGET', RECORD, 'incarnation') ~= incarnation end
+-- Why a trainer's call is refused: the answer, or nil.
+local function refusal(incarnation)
+  local facts = redis.call('HMGET', RECORD, 'state', 'incarnation')
+  if not facts[1] then return {'MISSING'} end
+  if facts[1] == 'suspended' then return {'SUSPENDED'} end
+  if facts[2] ~= incarnation then return {'FENCED', facts[2]} end
+  return nil
+end
+
+-- Whether a step of the run is finished. Without one, nothing is lost if the run is replaced.
+local function started()
+  return tonumber(redis.call('HGET', RECORD, 'version_step') or 0) > 0
+    or tonumber(redis.call('HGET', COUNTERS, 'trained') or 0) > 0
+end

@@ -4,11 +4,11 @@
 -- A durable checkpoint covers these batches: their groups are trained and their payloads go. An expired batch is
 -- taken if nobody leased any of its groups since. Lost batches do not keep the others from being acked.
 -- ARGV: incarnation, archive '1'|'', batch id...
--- -> {MISSING} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
+-- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
 local incarnation, archive = ARGV[1], ARGV[2]
 
-if not state() then return {'MISSING'} end
-if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local no = refusal(incarnation)
+if no then return no end
 local answer = {'OK', 0, 0, 0}
 for i = 3, #ARGV do
   local id = ARGV[i]

@@ -1,27 +1,49 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Open a run, or join it. A stack (one model server and its trainer) works on one open run at a time.
--- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random)
--- -> {CREATED|JOINED, record...} | {DIFFERS, env, group size, stack, protocol} | {BUSY, open run id}
-local id, settings, digest, group_size, stack, protocol, creation = unpack(ARGV)
+-- include: _life.lua
+-- Open a run, join it, or resume it. A run of other settings is extended or replaced if the API asks for that: the API
+-- compares the settings, and sends the digest of those that it compared with.
+-- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random),
+--       '' | 'extend' | 'replace', compared digest or ''
+-- -> {CREATED|JOINED|RESUMED|EXTENDED, record...} | {DELETING}: call delete.lua until it is done, then this again
+--  | {DIFFERS, env, group size, stack, protocol, digest, training steps or nil, '1' if a step is finished, now, environment
+--     alive, deadline, ...}
+--  | {BUSY, open run id, now, environment alive, deadline, ...}
+local id, settings, digest, group_size, stack, protocol, creation, change, compared = unpack(ARGV)
 
-if state() then
-  local known = redis.call('HMGET', RECORD, 'env', 'group_size', 'stack', 'protocol')
-  if known[1] ~= settings or known[2] ~= group_size or known[3] ~= stack or known[4] ~= protocol then
-    return {'DIFFERS', unpack(known)}
+if redis.call('EXISTS', DELETED) == 1 then return {'DELETING'} end
+local at, current = now(), state()
+if current then
+  local known = redis.call('HMGET', RECORD, 'env', 'group_size', 'stack', 'protocol', 'digest', 'training_steps')
+  local same = known[1] == settings and known[2] == group_size and known[3] == stack and known[4] == protocol
+  if same and current ~= 'suspended' then return {'JOINED', redis.call('HGETALL', RECORD)} end
+  local envs = alive(P, at)
+  if not same and change == 'replace' and known[5] == compared and not started() and #envs == 0 then
+    discard()
+    return {'DELETING'}
   end
-  return {'JOINED', redis.call('HGETALL', RECORD)}
-end
-if stack ~= '' then
-  local open = redis.call('HGET', STACKS, stack)
-  if open then return {'BUSY', open} end
-  redis.call('HSET', STACKS, stack, id)
+  if not same and (change ~= 'extend' or known[5] ~= compared) then
+    return {'DIFFERS', known[1], known[2], known[3], known[4], known[5], known[6], started() and '1' or '', at,
+      unpack(envs)}
+  end
+  local busy = claim(stack, id, at)
+  if busy then return busy end
+  redis.call('HSET', RECORD, 'state', 'open', 'env', settings, 'digest', digest, 'taker', '')
+  -- Its trainer does not know that there are more steps, or that another run has used the model server meanwhile.
+  redis.call('HINCRBY', RECORD, 'incarnation', 1)
+  redis.call('PUBLISH', EVENTS, 'open')
+  note(same and 'resume' or 'extend')
+  tell('permits')
+  tell('ready')
+  return {same and 'RESUMED' or 'EXTENDED', redis.call('HGETALL', RECORD)}
 end
 
-local created = now()
+local busy = claim(stack, id, at)
+if busy then return busy end
+local fence = redis.call('GET', FENCE)
 redis.call('HSET', RECORD, 'run_id', id, 'state', 'open', 'digest', digest, 'env', settings, 'group_size', group_size,
-  'stack', stack, 'protocol', protocol, 'incarnation', 0, 'created_ms', created, 'creation', creation)
-redis.call('ZADD', RUNS, created, id)
+  'stack', stack, 'protocol', protocol, 'incarnation', fence and fence + 1 or 0, 'created_ms', at, 'creation', creation)
+redis.call('ZADD', RUNS, at, id)
 redis.call('PUBLISH', EVENTS, 'open')
 emit('open')
 return {'CREATED', redis.call('HGETALL', RECORD)}

@@ -1,32 +1,62 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _atropos.lua
--- Delete a finished run: every key of it. Its folder, if any, is not touched.
--- -> {MISSING} | {OPEN} | {ARCHIVING, groups left} | {OK}
-local current = state()
-if not current then return {'MISSING'} end
-if current ~= 'finished' then return {'OPEN'} end
-local waiting = redis.call('LLEN', ARCHIVE)
-if waiting > 0 then return {'ARCHIVING', waiting} end
+-- include: _life.lua
+-- Delete a finished run, or continue a deletion. A long run takes several calls, so that no call blocks Redis for long.
+-- Its folder, if any, is not touched.
+-- ARGV: groups, batches, environments and sources to delete in one call at most, ms for which the fence stays,
+--       'begin' | 'continue': delete nothing but a run whose deletion began
+-- -> {MISSING} | {OPEN} | {ARCHIVING, groups left} | {MORE}: call again | {OK}
+local left, fence_ttl, what = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
-forget_protocol()
-redis.call('DECRBY', BYTES, redis.call('HGET', COUNTERS, 'bytes') or 0)
-redis.call('ZREM', RUNS, redis.call('HGET', RECORD, 'run_id'))
-local function delete(names, ...)
-  for _, name in ipairs(names) do
-    for _, key in ipairs({...}) do redis.call('UNLINK', key(name)) end
-  end
+if redis.call('EXISTS', DELETED) == 0 then
+  if what == 'continue' then return {'OK'} end
+  local current = state()
+  if not current then return {'MISSING'} end
+  if current ~= 'finished' then return {'OPEN'} end
+  local waiting = redis.call('LLEN', ARCHIVE)
+  if waiting > 0 then return {'ARCHIVING', waiting} end
+  discard()
+  forget_protocol()
 end
-delete(redis.call('ZRANGE', READY, 0, -1), group, payload)
-delete(redis.call('HKEYS', LEASED), group, payload)
-delete(redis.call('ZRANGE', DEAD, 0, -1), group, payload)
-delete(redis.call('LRANGE', LATEST, 0, -1), example)
-delete(redis.call('ZRANGE', LEASES, 0, -1), batch)
-delete(redis.call('SMEMBERS', EXPIRED), batch)
-delete(redis.call('ZRANGE', ENVS, 0, -1), env)
-delete(redis.call('SMEMBERS', METRICS), metrics)
-redis.call('UNLINK', RECORD, COUNTERS, READY, KINDS, LEASED, DEAD, TRAINED, LEASES, EXPIRED, ACKED, DROPPED, DROPS, TOMBS,
-  ENVS, CLAIMS, CLAIMANTS, LATEST, METRICS, LOG)
-tell('ready')
-tell('permits')
+
+local freed = 0
+local function unlink(names, key)
+  for _, name in ipairs(names) do redis.call('UNLINK', key(name)) end
+end
+local function delete(names, key)
+  unlink(names, key)
+  left = left - #names
+end
+local function delete_groups(names)
+  for _, name in ipairs(names) do freed = freed + (redis.call('HGET', group(name), 'bytes') or 0) end
+  unlink(names, payload)
+  delete(names, group)
+end
+-- The first members of a sorted set, which leave it.
+local function pop(set)
+  local names, popped = {}, redis.call('ZPOPMIN', set, left)
+  for i = 1, #popped, 2 do names[#names + 1] = popped[i] end
+  return names
+end
+delete_groups(pop(READY))
+delete_groups(pop(DEAD))
+local leased = redis.call('HRANDFIELD', LEASED, left)
+if #leased > 0 then redis.call('HDEL', LEASED, unpack(leased)) end
+delete_groups(leased)
+delete(pop(LEASES), batch)
+delete(redis.call('SPOP', EXPIRED, left), batch)
+delete(pop(ENVS), env)
+delete(redis.call('SPOP', METRICS, left), metrics)
+redis.call('HINCRBY', COUNTERS, 'bytes', -freed)
+redis.call('DECRBY', BYTES, freed)
+if left <= 0 then return {'MORE'} end
+
+unlink(redis.call('LRANGE', LATEST, 0, -1), example)
+redis.call('DECRBY', BYTES, redis.call('HGET', COUNTERS, 'bytes'))
+local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
+redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
+redis.call('SREM', DELETING, facts[1])
+redis.call('UNLINK', DELETED, COUNTERS, KINDS, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS, TOMBS, CLAIMS,
+  CLAIMANTS, LATEST, LOG)
 return {'OK'}

@@ -3,11 +3,11 @@
 -- include: _moves.lua
 -- Keep leases alive. One that ran out is alive again if nobody leased any of its groups since.
 -- ARGV: incarnation, ttl ms, batch id...
--- -> {MISSING} | {FENCED, incarnation} | {OK, lost batch id...}
+-- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, lost batch id...}
 local incarnation, ttl = ARGV[1], tonumber(ARGV[2])
 
-if not state() then return {'MISSING'} end
-if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local no = refusal(incarnation)
+if no then return no end
 local deadline = now() + ttl
 local answer = {'OK'}
 for i = 3, #ARGV do

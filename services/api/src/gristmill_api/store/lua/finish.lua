@@ -1,16 +1,18 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
+-- include: _life.lua
 -- End the run. Permits still out are void; groups stay where they are.
--- ARGV: incarnation, or '' for an operator, who needs none
--- -> {OK, record...} | {MISSING} | {FENCED, incarnation}
+-- ARGV: incarnation, or '' for an operator, who needs none and may end a suspended run, too
+-- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation}
 local incarnation = ARGV[1]
 
 local current = state()
 if not current then return {'MISSING'} end
-if incarnation ~= '' and fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local no = incarnation ~= '' and refusal(incarnation)
+if no then return no end
 if current ~= 'finished' then
   redis.call('HSET', RECORD, 'state', 'finished')
-  redis.call('HDEL', STACKS, redis.call('HGET', RECORD, 'stack'))
+  let_go(redis.call('HGET', RECORD, 'stack'), redis.call('HGET', RECORD, 'run_id'))
   redis.call('DEL', PERMITS, HOLDERS, REISSUE)
   note('finish')
   tell('permits')

@@ -2,10 +2,12 @@
 -- include: _keys.lua
 -- Register an environment, or hear that it lives.
 -- ARGV: environment id, ttl ms, 'register' | 'heartbeat', weight or '', min batch allocation or ''
--- -> {MISSING} | {UNKNOWN} | {OK}
+-- -> {MISSING} | {SUSPENDED} | {UNKNOWN} | {OK}
 local id, ttl, what, weight, allocation = unpack(ARGV)
 
-if not state() then return {'MISSING'} end
+local current = state()
+if not current then return {'MISSING'} end
+if current == 'suspended' then return {'SUSPENDED'} end
 local new = redis.call('EXISTS', env(id)) == 0
 if what == 'register' then
   redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'asked_ms', now())

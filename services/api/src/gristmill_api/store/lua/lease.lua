@@ -16,17 +16,16 @@
 -- look '': answer WAIT, without reading the queue, if the queue holds less than the amount. A trainer that waits asks
 -- again at each submit, and only now and then needs the queue read for groups that are too old.
 -- -> {OK, dead, stale, group id, bytes, raw bytes, schema, ...} | {WAIT, dead, stale}
---  | {MISSING} | {FENCED, incarnation} | {FINISHED} | {ACKED}
+--  | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {ACKED}
 local incarnation, id, unit = unpack(ARGV, 1, 3)
 local amount, partial, look, ttl = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
 local max_attempts, silence, max_staleness = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 -- Bounds of a lease's cost, whatever the queue holds: groups passed over, and sums tried.
 local CHUNK, MAX_PASSED, MAX_SUMS = 64, 4096, 262144
 
-local current = state()
-if not current then return {'MISSING'} end
-if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
-if current == 'finished' then return {'FINISHED'} end
+local no = refusal(incarnation)
+if no then return no end
+if state() == 'finished' then return {'FINISHED'} end
 
 local buried, stale = 0, 0
 local function answer(word, ids)

@@ -4,11 +4,11 @@
 -- Give batches back: their groups are ready again, in the places they had. One that is not leased is passed over: it
 -- ran out, was given back before, or acked.
 -- ARGV: incarnation, batch id...
--- -> {MISSING} | {FENCED, incarnation} | {OK, groups given back}
+-- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups given back}
 local incarnation = ARGV[1]
 
-if not state() then return {'MISSING'} end
-if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local no = refusal(incarnation)
+if no then return no end
 local groups = 0
 for i = 2, #ARGV do
   local id = ARGV[i]

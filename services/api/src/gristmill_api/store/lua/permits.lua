@@ -8,14 +8,15 @@
 -- Capacity: accepted + permits out < min(version step + 1 + max staleness, training steps) x groups per step;
 -- nothing before a trainer took the run and recorded a version.
 -- ARGV: holder, count, ttl ms, environment's ttl ms
--- -> {MISSING} | {PROTOCOL} | {OK, state, version incarnation|'', version step|'', group id...}
+-- -> {MISSING} | {PROTOCOL} | {SUSPENDED} | {OK, state, version incarnation|'', version step|'', creation, group id...}
 local holder, count, ttl, env_ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local current = state()
 if not current then return {'MISSING'} end
 if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'} end
-local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
-local answer = {'OK', current, facts[1], facts[2]}
+local facts = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step', 'creation')
+local answer = {'OK', current, facts[1], facts[2], facts[3]}
+if current == 'suspended' then return {'SUSPENDED'} end
 if current ~= 'open' or not facts[1] then return answer end
 
 local at = now()

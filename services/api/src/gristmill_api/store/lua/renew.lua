@@ -3,10 +3,12 @@
 -- Keep permits alive: those named, or with none named all of the holder. One that expired but went to nobody
 -- else is alive again.
 -- ARGV: holder, ttl ms, 'all' | 'named', group id...
--- -> {MISSING} | {OK, renewed count, lost group id...}
+-- -> {MISSING} | {SUSPENDED} | {OK, renewed count, lost group id...}
 local holder, ttl, which = unpack(ARGV, 1, 3)
 
-if not state() then return {'MISSING'} end
+local current = state()
+if not current then return {'MISSING'} end
+if current == 'suspended' then return {'SUSPENDED'} end
 local deadline = now() + ttl
 local answer = {'OK', 0}
 if which == 'all' then

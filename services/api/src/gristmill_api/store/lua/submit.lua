@@ -5,7 +5,7 @@
 -- The payload was set before, under a key of its own: a long argument costs Lua ten times what SET costs.
 -- ARGV: group id, holder, digest (32 raw bytes), sequences, tokens, raw bytes, env id, step, byte cap of all runs,
 --       byte cap and group cap of a run, bytes of the payload, its key
--- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
+-- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {SUSPENDED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
 --  | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run} | {GONE}: so is the payload
 local id, holder, digest, sequences, tokens, raw_bytes, env_id, step = unpack(ARGV, 1, 8)
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
@@ -21,6 +21,7 @@ if not record[1] then return no('MISSING') end
 local known = redis.call('HGET', group(id), 'digest') or redis.call('HGET', TRAINED, id)
 if known then return no(known == digest and 'SAME' or 'OTHER') end
 if record[1] == 'finished' then return no('FINISHED') end
+if record[1] == 'suspended' then return no('SUSPENDED') end
 local reason = redis.call('HGET', DROPPED, id)
 if reason then return no('DROPPED', reason) end
 -- A permit in reissue was given back or expired, and nobody holds it: the work done under it is welcome.

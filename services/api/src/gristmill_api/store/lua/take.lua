@@ -1,22 +1,35 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back.
+-- include: _life.lua
+-- A trainer takes the run: fence the one before, settle what its checkpoint covers, put everything else back. Other
+-- settings than the trainer before are refused once a step is finished, except more training steps: the API compares, and
+-- names the settings that it compared with. They open a finished or suspended run again if its stack has no open run.
 -- ARGV: trainer (canonical JSON), groups per step, training steps, max staleness, archive '1'|'',
---       creation of the run that the checkpoint was made in or '', steps of the checkpoint or '', taker (the call's own
---       word, the same in its repetitions) or '', covered group ids...
--- -> {OK, record...} | {MISSING} | {FINISHED} | {DIFFERS, trainer} | {OTHER, creation of this run}
-local trainer, groups_per_step, training_steps, max_staleness, archive, creation, steps, taker = unpack(ARGV, 1, 8)
+--       compared trainer or '', creation of the run that the checkpoint was made in or '', steps of the checkpoint or '',
+--       taker (the call's own word, the same in its repetitions) or '', covered group ids...
+-- -> {OK, record...} | {MISSING} | {DIFFERS, trainer} | {FINISHED} | {SUSPENDED} | {OTHER, creation of this run}
+--  | {BUSY, open run id, now, environment alive, deadline, ...}
+local trainer, groups_per_step, training_steps, max_staleness, archive, compared = unpack(ARGV, 1, 6)
+local creation, steps, taker = unpack(ARGV, 7, 9)
 
 local current = state()
 if not current then return {'MISSING'} end
-if current == 'finished' then return {'FINISHED'} end
 local known = redis.call('HGET', RECORD, 'trainer')
-if known and known ~= trainer then return {'DIFFERS', known} end
+local extends = known ~= trainer and known == compared
+if known and known ~= trainer and not extends and started() then return {'DIFFERS', known} end
+if current ~= 'open' and not extends then return {string.upper(current)} end
 -- Group ids start again with each creation of a run: the checkpoint's may be groups of a run that was deleted. A run that
 -- an older version of this API created has no creation to compare.
 local own = redis.call('HGET', RECORD, 'creation')
 if own and creation ~= '' and creation ~= own then return {'OTHER', own} end
+if current ~= 'open' then
+  local place = redis.call('HMGET', RECORD, 'stack', 'run_id')
+  local open = redis.call('HGET', STACKS, place[1])
+  if open then return {'BUSY', open, now(), unpack(alive('gm:{' .. open .. '}:', now()))} end
+  claim(place[1], place[2], now())
+  redis.call('HSET', RECORD, 'state', 'open')
+end
 
 -- The answer to the first call was lost, or the network sent it twice. A second incarnation would fence off its caller.
 if taker ~= '' and redis.call('HGET', RECORD, 'taker') == taker then return {'OK', redis.call('HGETALL', RECORD)} end
@@ -24,7 +37,7 @@ if taker ~= '' and redis.call('HGET', RECORD, 'taker') == taker then return {'OK
 redis.call('HSET', RECORD, 'taker', taker, 'trainer', trainer, 'groups_per_step', groups_per_step,
   'training_steps', training_steps, 'max_staleness', max_staleness)
 redis.call('HINCRBY', RECORD, 'incarnation', 1)
-for i = 9, #ARGV do
+for i = 10, #ARGV do
   local id = ARGV[i]
   local dead = redis.call('ZSCORE', DEAD, id)
   -- Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice.

@@ -4,15 +4,14 @@
 -- Record the policy version that the model server now serves. Permits for it come free; environments of Atropos' hear
 -- of a trainer that has begun, and of the step.
 -- ARGV: incarnation, step
--- -> {OK, record...} | {MISSING} | {FENCED, incarnation} | {FINISHED} | {BACKWARDS, recorded step}
+-- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {BACKWARDS, recorded step}
 local incarnation, step = unpack(ARGV)
 
-local current = state()
-if not current then return {'MISSING'} end
-if fenced(incarnation) then return {'FENCED', redis.call('HGET', RECORD, 'incarnation')} end
+local no = refusal(incarnation)
+if no then return no end
 local known = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 if known[1] == incarnation and tonumber(step) < tonumber(known[2]) then return {'BACKWARDS', known[2]} end
-if current == 'finished' then
+if state() == 'finished' then
   -- Only a retry of what is recorded already.
   if known[1] == incarnation and known[2] == step then return {'OK', redis.call('HGETALL', RECORD)} end
   return {'FINISHED'}

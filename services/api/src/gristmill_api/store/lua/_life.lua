@@ -1,0 +1,50 @@
+-- Which run a stack (one model server and its trainer) works on, and how a deletion begins. A run without a stack ('')
+-- never keeps another from opening.
+
+-- Names and deadlines of the living environments of the run whose keys start so, the last to be heard from first.
+local function alive(start, at)
+  return redis.call('ZREVRANGEBYSCORE', start .. 'envs', '+inf', '(' .. at, 'WITHSCORES', 'LIMIT', 0, 8)
+end
+
+-- Another run takes the stack. Nothing of this one is lost: rows that were out under permits are issued again.
+local function suspend(start)
+  redis.call('HSET', start .. 'record', 'state', 'suspended')
+  for _, id in ipairs(redis.call('ZRANGE', start .. 'permits', 0, -1)) do
+    redis.call('ZADD', start .. 'reissue', string.sub(id, 2), id)
+  end
+  redis.call('DEL', start .. 'permits', start .. 'holders')
+  redis.call('XADD', start .. 'events', 'MAXLEN', '~', 1024, '*', 'kind', 'suspend')
+  redis.call('PUBLISH', EVENTS, 'permits ' .. start)
+  redis.call('PUBLISH', EVENTS, 'ready ' .. start)
+end
+
+-- Make the run the open one of its stack, which suspends the one that is. nil, or why not: an environment of the open run
+-- is alive. -> {BUSY, open run id, now, environment, deadline, ...}
+local function claim(stack, id, at)
+  if stack == '' then return nil end
+  local open = redis.call('HGET', STACKS, stack)
+  if open and open ~= id then
+    local start = 'gm:{' .. open .. '}:'
+    local envs = alive(start, at)
+    if #envs > 0 then return {'BUSY', open, at, unpack(envs)} end
+    suspend(start)
+  end
+  redis.call('HSET', STACKS, stack, id)
+  return nil
+end
+
+-- The run leaves its stack to another, if it has it.
+local function let_go(stack, id)
+  if redis.call('HGET', STACKS, stack) == id then redis.call('HDEL', STACKS, stack) end
+end
+
+-- From here on the run is not there any more; delete.lua deletes what it held.
+local function discard()
+  local facts = redis.call('HMGET', RECORD, 'run_id', 'stack')
+  let_go(facts[2], facts[1])
+  redis.call('RENAME', RECORD, DELETED)
+  redis.call('ZREM', RUNS, facts[1])
+  redis.call('SADD', DELETING, facts[1])
+  tell('ready')
+  tell('permits')
+end
