@@ -69,7 +69,7 @@ class Observers:
                 with self._continues(name):
                     observer.close()
         for name, count in self.errors.items():
-            logger.warning("%s failed %d times; what it has of this run is not complete", name, count)
+            logger.warning("%s failed %d times: its record of this run is not complete", name, count)
 
     def _open(self, name: str, factory: Callable[[], T] | None) -> T | None:
         if factory is not None:
