@@ -98,6 +98,7 @@ EXACTLY_RIGHT = [
     ("1, -2", r"\boxed{-2, 1}"),
     ("1,234, 5,678", r"\boxed{5678, 1{,}234}"),
     (r"\{1, 2\}", r"\boxed{\{2,1\}}"),
+    ("1, 2", r"\boxed{2} and \boxed{1}"),
     ("x = 5", "#### 5"),
     ("5", "#### x=5"),
     (r"y = \sqrt{2}", r"\boxed{\sqrt{2}}"),
@@ -166,6 +167,9 @@ EXACTLY_WRONG = [
 ]
 
 RIGHT_BY_ALGEBRA = [
+    (r"\{1, 2\}", r"\boxed{1} and \boxed{2}"),
+    (r"\{1, 2\}", r"$x = \boxed{1}$ or $x = \boxed{2}$"),
+    (r"\{1, 234\}", r"\boxed{1} and \boxed{234}"),
     (r"1+\sqrt{2}", r"\boxed{\sqrt{2}+1}"),
     (r"\frac{\pi}{2}", r"\boxed{1.570796}"),
     (r"\frac{\pi}{2}", "#### pi/2"),
@@ -181,6 +185,8 @@ RIGHT_BY_ALGEBRA = [
 ]
 
 WRONG_BY_ALGEBRA = [
+    ("72", r"\boxed{71} or \boxed{72}"),
+    (r"\{1, 2\}", r"\boxed{1} and \boxed{3}"),
     ("1234", "#### 12,34"),
     ("7273", "#### 72,73"),
     ("72", "The answer is 72 or 73."),
@@ -262,7 +268,7 @@ async def test_the_reasoning_is_searched_only_when_asked_for() -> None:
 
 
 async def test_more_boxes_than_the_threshold_are_a_guess() -> None:
-    completion = r"<think>\boxed{1}\boxed{2}</think>\boxed{71} or \boxed{72}"
+    completion = r"<think>\boxed{1}\boxed{2}</think>\boxed{71}, no: \boxed{72}"
     assert await accuracy(completion, "72", max_boxed_threshold=2) == 1.0
     assert await accuracy(completion, "72", max_boxed_threshold=1) == 0.0
     assert await accuracy(completion, "72", max_boxed_threshold=3, split_on_think_tag=False) == 0.0

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from gristmill_env.rewards.answers import compare, one_form, read_answer
 from gristmill_env.rewards.boxes import count_boxes
-from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
+from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer, last_mathematics
 from gristmill_env.rewards.registry import reward
 from gristmill_env.symbolic.pool import symbolic_pool
 from gristmill_env.symbolic.protocol import Outcome
 
+Extract = Literal["marked", "anywhere"]
+"""Which answers of a completion count: only those that it marks as final, or all that Math-Verify finds in it."""
+
+_DELIMITED = re.compile(r"\$|\\[(\[]|\\boxed")
+_NO_MATHEMATICS = re.compile(r"[^0-9$\\\[]*")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,11})")
+_BOXED_INTEGER = re.compile(rf"\\boxed\{{({_INTEGER.pattern})\}}")
+_OTHER_READING = re.compile(r"(?i:final answer)|%|(?i:percent|pct)")
+
 
 def _stated(
-    completion: str, row: Mapping[str, Any], *, last_number: bool = False, split_on_think_tag: bool = True, **_: Any
+    completion: str,
+    row: Mapping[str, Any],
+    *,
+    extract: Extract = "marked",
+    last_number: bool = False,
+    split_on_think_tag: bool = True,
+    **_: Any,
 ) -> str | None:
     answer = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
+    if answer is None and extract == "anywhere":
+        answer = last_mathematics(after_thinking(completion) if split_on_think_tag else completion)
     return None if answer is None else one_form(answer)
 
 
@@ -27,6 +45,7 @@ async def accuracy(
     completion: str,
     answer: str,
     *,
+    extract: Extract = "marked",
     last_number: bool = False,
     tolerance: Annotated[float, Field(ge=0)] = 0.0,
     split_on_think_tag: bool = True,
@@ -38,22 +57,53 @@ async def accuracy(
     algebra, in processes of its own. None (no score) when the row's own answer is no mathematics:
     nothing can be said of the completion then. Raises JobError when algebra does not finish.
 
-    Options: `last_number` takes the last number of a completion that marks no answer; `tolerance`,
-    relative, for numbers; `split_on_think_tag` false looks for answers in the reasoning too;
-    `max_boxed_threshold` gives 0 to a completion with more boxes than that.
+    Options: `extract: anywhere` gives 1 to the completions that Math-Verify's own `parse` and `verify`
+    accept, whether they mark an answer or not; `last_number` takes the last number of a completion that
+    marks no answer, and has no effect with `anywhere`; `tolerance`, relative, for numbers;
+    `split_on_think_tag` false looks for answers in the reasoning too; `max_boxed_threshold` gives 0
+    to a completion with more boxes than that.
     """
-    gold = read_answer(gold_answer(answer))
-    if not gold.readable:
+    reference = gold_answer(answer)
+    gold = read_answer(reference)
+    if not gold.readable and (extract == "marked" or not any(char.isdigit() for char in reference)):
         return None
-    if max_boxed_threshold is not None:
-        said = after_thinking(completion) if split_on_think_tag else completion
-        if count_boxes(said) > max_boxed_threshold:
-            return 0.0
+    said = after_thinking(completion) if split_on_think_tag else completion
+    if max_boxed_threshold is not None and count_boxes(said) > max_boxed_threshold:
+        return 0.0
+    if extract == "anywhere":
+        same = surely_same(reference, said)
+        if same is not None and not tolerance:
+            return float(same)
+        return _score(await symbolic_pool().check([(as_latex(reference), said)], tolerance, extract=True))
     stated = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
     if stated is None:
         return 0.0
     decision = compare(gold, read_answer(stated), tolerance)
     if isinstance(decision, bool):
         return float(decision)
-    outcome = await symbolic_pool().check(((pair.gold, pair.stated) for pair in decision), tolerance)
+    return _score(await symbolic_pool().check(((pair.gold, pair.stated) for pair in decision), tolerance))
+
+
+def _score(outcome: Outcome) -> float | None:
     return None if outcome is Outcome.UNREADABLE_GOLD else float(outcome is Outcome.SAME)
+
+
+def as_latex(answer: str) -> str:
+    """A row's answer as a text in which Math-Verify finds it: `\\frac{1}{2}` becomes `$\\frac{1}{2}$`."""
+    return answer if _DELIMITED.search(answer) else f"${answer}$"
+
+
+def surely_same(answer: str, text: str) -> bool | None:
+    """Whether Math-Verify accepts `text` for the row's `answer`; None if only Math-Verify itself can decide.
+
+    Decided here are integers: texts without any mathematics, and texts with one box that holds an integer, which
+    Math-Verify prefers to every other expression except those after "final answer is".
+    """
+    if not _INTEGER.fullmatch(answer):
+        return None
+    if _NO_MATHEMATICS.fullmatch(text):
+        return False
+    boxed = _BOXED_INTEGER.search(text)
+    if boxed is None or count_boxes(text) != 1 or _OTHER_READING.search(text):
+        return None
+    return int(boxed[1]) == int(answer)

@@ -6,6 +6,12 @@ import re
 
 _PIECES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_DECORATION = re.compile(
+    r"\$|\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|[*~]|(?<![A-Za-z])[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=\s*(?:\\[(\[]|\$|\s)*$"
+)
+_TEXT = re.compile(r"\\(?:text|mbox|textrm)\s*\{([^{}]*)\}")
+_BETWEEN = re.compile(r"\s*(?:[,;&]|[,;]?\s*(?:and|or))\s*", re.IGNORECASE)
+_MOST_BETWEEN = 80
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -13,25 +19,49 @@ def boxes(text: str) -> list[tuple[int, int]]:
 
     One pass: escaped braces (`\\{`) are letters, and a box that never closes is passed over.
     """
-    found: list[tuple[int, int]] = []
-    opened: list[tuple[bool, int]] = []  # is it a box's, and where its inside starts
-    for piece in _PIECES.finditer(text):
-        if piece["box"] or piece["open"]:
-            opened.append((bool(piece["box"]), piece.end()))
-        elif piece["close"] and opened:
-            boxed, inside = opened.pop()
-            if boxed:
-                found.append((inside, piece.start()))
-    return sorted(found)
+    return [(inside, end) for _, inside, end in _closed(text)]
 
 
 def last_boxed(text: str) -> str | None:
-    """Inside of the last box that closes, the innermost of nested ones; None when there is none, or it is empty."""
-    found = boxes(text)
-    if not found:
-        return None
-    start, end = found[-1]
-    return text[start:end].strip() or None
+    """The answer that the last boxes state; None when no box closes, or the last one is empty.
+
+    Usually the inside of the last box that closes, the innermost of nested boxes. If the last boxes are a list
+    (`\\boxed{1} and \\boxed{2}`, `x = \\boxed{1}, x = \\boxed{2}`), the answer is their insides, joined by commas.
+    """
+    insides: list[str] = []
+    follows = 0
+    for command, start, end in reversed(_closed(text)):
+        inside = text[start:end].strip()
+        if not inside or (insides and (end >= follows or not _is_list(text[end + 1 : follows]))):
+            break
+        insides.insert(0, inside)
+        follows = command
+    return ", ".join(dict.fromkeys(insides)) or None
+
+
+def _closed(text: str) -> list[tuple[int, int, int]]:
+    """Of each box that closes: where its command starts, and where its inside starts and ends."""
+    found: list[tuple[int, int, int]] = []
+    opened: list[tuple[int | None, int]] = []  # where the command of a box starts, and where the inside starts
+    for piece in _PIECES.finditer(text):
+        if piece["box"] or piece["open"]:
+            opened.append((piece.start() if piece["box"] else None, piece.end()))
+        elif piece["close"] and opened:
+            command, inside = opened.pop()
+            if command is not None:
+                found.append((command, inside, piece.start()))
+    return sorted(found)
+
+
+def _is_list(between: str) -> bool:
+    """Whether the text between two boxes only separates the items of a list.
+
+    "and", "or" or a comma, with delimiters of mathematics and `x =` around it. Any other word
+    ("no, \\boxed{72}") begins another statement, and so does an empty line.
+    """
+    if len(between) > _MOST_BETWEEN or "\n\n" in between:
+        return False
+    return _BETWEEN.fullmatch(_DECORATION.sub(" ", _TEXT.sub(r" \1 ", between))) is not None
 
 
 def count_boxes(text: str) -> int:

@@ -19,6 +19,9 @@ _DISPLAYS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"))
 _NUMBER = re.compile(
     r"(?:(?<![\w)\]}])[-\u2212])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 )
+_FORMULA_OR_NUMBER = re.compile(
+    rf"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|{_NUMBER.pattern}", re.DOTALL
+)
 _HEADING = re.compile(r"(?:^|[^\\A-Za-z])[A-Za-z]{4,}")
 
 
@@ -41,6 +44,12 @@ def final_answer(text: str, *, last_number: bool = False, split_on_think_tag: bo
     if last_number and (numbers := _NUMBER.findall(scope)):
         return str(numbers[-1])
     return None
+
+
+def last_mathematics(text: str) -> str | None:
+    """The last formula or number of `text`, whichever ends last; None if there is neither."""
+    *_, last = [None, *_FORMULA_OR_NUMBER.finditer(text)]
+    return None if last is None else next(filter(None, last.groups()), last[0]).strip()
 
 
 def after_thinking(text: str) -> str:

@@ -32,7 +32,8 @@ def checker(settings: bytes) -> Callable[[bytes], bytes]:
 
 def decide(check: Check) -> Outcome:
     """Whether all stated answers are the same as their references; stops at the first that is not."""
-    outcomes = (_decide(gold, stated, check.tolerance) for gold, stated in check.pairs)
+    one = _extract if check.extract else _decide
+    outcomes = (one(gold, stated, check.tolerance) for gold, stated in check.pairs)
     return next((outcome for outcome in outcomes if outcome is not Outcome.SAME), Outcome.SAME)
 
 
@@ -51,6 +52,16 @@ def _decide(gold: str, stated: str, tolerance: float) -> Outcome:
     if _surely_same(golds[0], found[0]):
         return Outcome.SAME
     return Outcome.SAME if verify(golds, found, timeout_seconds=None) else Outcome.DIFFERENT
+
+
+def _extract(gold: str, text: str, tolerance: float) -> Outcome:
+    """Exactly what Math-Verify's `parse` and `verify` accept with their own settings, and more only by `tolerance`."""
+    golds, found = (parse(side, parsing_timeout=None) for side in (gold, text))
+    if verify(golds, found, timeout_seconds=None):
+        return Outcome.SAME
+    if not golds or isinstance(golds[0], str):
+        return Outcome.UNREADABLE_GOLD
+    return Outcome.SAME if found and _close(golds[0], found[0], tolerance) else Outcome.DIFFERENT
 
 
 @lru_cache(maxsize=2048)

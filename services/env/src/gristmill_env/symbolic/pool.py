@@ -51,17 +51,22 @@ class SymbolicPool:
         """The processes that run now."""
         return self._processes.pids
 
-    def submit(self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0) -> Future[bytes]:
+    def submit(
+        self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
+    ) -> Future[bytes]:
         """As `check`, for callers without an event loop. The result is the value of an Outcome."""
-        check = Check(tuple(pairs), tolerance)
+        check = Check(tuple(pairs), tolerance, extract)
         return self._processes.submit(encode_check(check), check.shown)
 
-    async def check(self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0) -> Outcome:
+    async def check(
+        self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
+    ) -> Outcome:
         """Whether in all `pairs` the stated LaTeX is the same as the reference LaTeX, which comes first.
 
-        Raises JobError, or one of its kinds, when that could not be found out.
+        `extract`: the pairs are whole texts, and Math-Verify finds the answers in them. Raises JobError, or one of its
+        kinds, when a check does not finish.
         """
-        check = Check(tuple(pairs), tolerance)
+        check = Check(tuple(pairs), tolerance, extract)
         return Outcome((await self._processes.do(encode_check(check), check.shown)).decode())
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ class Check(msgspec.Struct, frozen=True, array_like=True):
     """Reference and stated answer, as LaTeX without delimiters."""
     tolerance: float
     """Relative; 0 is exact."""
+    extract: bool = False
+    """The pairs are whole texts, and Math-Verify finds the answers in them."""
 
     @property
     def shown(self) -> str:
