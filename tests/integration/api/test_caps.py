@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench
+from redis.exceptions import OutOfMemoryError
+from tests.integration.api.bench import RUN, Bench, submission
 
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
@@ -87,3 +88,59 @@ async def test_a_runs_caps_hold(bench: Bench) -> None:
     await bench.store.ack(RUN, incarnation, ["b1"])
     assert await bench.submit("env-1", c)
     assert (await bench.whereabouts())["outstanding"] == [d]
+
+
+async def sets(redis: Redis) -> int:
+    """How often Redis was sent a SET, refused ones included. A SET writes a payload."""
+    stats = (await redis.info("commandstats")).get("cmdstat_set", {})
+    return int(stats.get("calls", 0)) + int(stats.get("rejected_calls", 0))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(max_stored_bytes=100), Limits(max_run_bytes=100), Limits(max_run_groups=1)],
+    ids=["all runs' bytes", "run's bytes", "run's groups"],
+)
+async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis, limits: Limits) -> None:
+    bench = Bench(Store(redis, limits), redis)
+    await bench.create()
+    incarnation = await bench.start()
+    a, b, c = await bench.ask("env-1", 3)
+    assert await bench.submit("env-1", a)
+    large = submission(c, size=100_000)
+    before = await sets(redis)
+    with pytest.raises(Refused):
+        await bench.store.submit(RUN, "env-1", large)
+    assert await sets(redis) == before, "a large payload is sent only if there is room"
+    for _ in range(4):
+        await refusal(bench, b)
+    assert await sets(redis) <= before + 1, "a small one is sent once, and then only if there is room"
+    assert await redis.keys("*:sent:*") == []
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert await bench.submit("env-1", b)
+    assert not await bench.submit("env-1", b)
+    bench.store = Store(redis, Limits())
+    assert await bench.store.submit(RUN, "env-1", large)
+    assert len((await bench.whereabouts())["ready"]) == 2
+
+
+async def test_a_submit_to_a_redis_at_its_maxmemory_does_not_write_its_payload(bench: Bench) -> None:
+    await bench.start()
+    a, b = await bench.ask("env-1", 2)
+    await bench.redis.config_set("maxmemory", 1)
+    try:
+        for _ in range(3):
+            with pytest.raises(OutOfMemoryError):
+                await bench.submit("env-1", a)
+        before = await sets(bench.redis)
+        for _ in range(3):
+            with pytest.raises(OutOfMemoryError):
+                await bench.submit("env-1", a)
+        assert await sets(bench.redis) == before
+    finally:
+        await bench.redis.config_set("maxmemory", 0)
+    assert await bench.submit("env-1", a)
+    before = await sets(bench.redis)
+    assert await bench.submit("env-1", b)
+    assert await sets(bench.redis) == before + 1

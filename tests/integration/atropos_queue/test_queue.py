@@ -11,6 +11,7 @@ from tests.integration.api.ear import NOTHING, Ear, Told
 from tests.integration.atropos_queue.bench import RUN, START, Bench, names, registration, scored
 
 from gristmill_api.atropos.messages import RegisterEnv
+from gristmill_api.atropos.queue import Queue
 from gristmill_api.errors import Refused
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
@@ -354,3 +355,44 @@ async def test_no_batch_of_before_a_reset_can_be_acked(bench: Bench) -> None:
     assert not await bench.queue.ack("atropos:2"), "it was on its way"
     assert await bench.redis.keys(START + "batch:*") == []
     assert (await bench.store.audit(RUN)).trained == []
+
+
+async def sent(bench: Bench) -> list[bytes | str]:
+    """Payloads that no script has taken."""
+    return await bench.redis.keys("*:sent:*")
+
+
+@pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
+async def test_a_submit_that_stores_nothing_leaves_no_payload(bench: Bench, size: int) -> None:
+    group = scored(text=b"x" * size)
+    assert await bench.queue.submit("receipt", [group]) == [None], "it opens the run"
+    assert await sent(bench) == []
+    assert await bench.queue.submit("receipt", [group]) == [None], "the answer to the first one was lost"
+    assert await sent(bench) == []
+    assert await bench.ready() == names(0)
+    bench.queue = Queue(bench.store, Limits(max_stored_bytes=size), RUN)
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            await bench.submit(group)
+        assert refused.value.code == "store_full"
+    assert await sent(bench) == []
+    await bench.store.close_run(RUN)
+    with pytest.raises(Refused) as refused:
+        await bench.submit(group)
+    assert refused.value.code == "finished"
+    assert await sent(bench) == []
+    await bench.store.create_run("native", {}, 2)
+    with pytest.raises(Refused) as refused:
+        await Queue(bench.store, Limits(), "native").submit("receipt", [group])
+    assert refused.value.code == "not_atropos"
+    assert await sent(bench) == []
+
+
+async def test_a_submit_of_which_a_payload_expired_deletes_the_others(bench: Bench) -> None:
+    await bench.start()
+    await bench.redis.set(f"{START}sent:0", "x")
+    limits = (1 << 30, 1 << 30, 100, 2)
+    groups = (2, 10, "", f"{START}sent:0", "", 2, 10, "", f"{START}sent:1", "")
+    reply = await bench.store.scripts.run("atropos_submit", START, "receipt", 1000, *limits, *groups)
+    assert reply == [b"GONE"]
+    assert await sent(bench) == []

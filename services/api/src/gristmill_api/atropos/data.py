@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -153,13 +154,7 @@ hot = [*_ones.routes, *_lists.routes]
 async def _store(door: Door, request: Request, groups: Sequence[Scored]) -> list[int | None]:
     receipt = new_id("receipt")
     size = sum(len(group.text) for group in groups)
-    again = False
-
-    async def submit() -> list[int | None]:
-        nonlocal again
-        this_time, again = again, True
-        return await door.queue.submit(receipt, groups, again=this_time)
-
+    submit = functools.partial(door.queue.submit, receipt, groups)
     sizes = await door.patience.insist(submit, request.is_disconnected, size)
     for group, buffered in zip(groups, sizes, strict=True):
         door.metrics.submits.labels("stored").inc()

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis.exceptions import ConnectionError  # noqa: A004
+
 from gristmill import Protocol
 from gristmill_api import errors
 from gristmill_api.atropos.figures import EnvFacts, EnvView
@@ -103,10 +105,9 @@ class Queue:
             finished=bool(finished),
         )
 
-    async def submit(self, receipt: str, groups: Sequence[Scored], *, again: bool = False) -> list[int | None]:
+    async def submit(self, receipt: str, groups: Sequence[Scored]) -> list[int | None]:
         """Store groups, all or none. For each None when it is in the queue, or how many sequences its environment's
-        buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same. `again`:
-        it was refused for want of room, so ask for room first."""
+        buffer holds now. `receipt`: the same again, after a lost answer, stores nothing and answers the same."""
         sent: dict[str, bytes] = {}
         arguments: list[str | bytes | int] = []
         for index, group in enumerate(groups):
@@ -124,10 +125,9 @@ class Queue:
             status, *rest = await self._store.scripts.run_on(sent, "atropos_submit", prefix, *arguments)
             return [text(status), *rest]
 
-        reply: list[Any] = await self._run("atropos_submit", *arguments) if again else ["GONE"]
-        if reply[0] == "GONE":
-            reply = await self._opened(send)
-        status, *rest = reply
+        status, *rest = await self._opened(send)
+        if status == "GONE":
+            raise ConnectionError("the groups' bytes expired before they were stored.")
         if status == "FULL":
             raise errors.store_full(f"{int(rest[0])} bytes are stored of {self._limits.max_stored_bytes}.")
         if status == "RUN_FULL":

@@ -9,14 +9,16 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from gristmill_api.store.connection import Command, ask
 
 _SENT_TTL_MS = 60_000
+_ASK_FIRST: Final = 64 * 1024
+"""Bytes. Setting more than this costs Redis, and its append-only file, more than to ask for room first."""
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 
 
@@ -36,6 +38,7 @@ class Scripts:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._hashes: dict[str, str] = {}
+        self._was_full = False
 
     async def run(self, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
         """The script's reply: a list, strings as bytes. Raises redis.RedisError."""
@@ -45,21 +48,41 @@ class Scripts:
         self, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int
     ) -> list[Any]:
         """Set keys, which the script takes over, and run it: in one round trip and, with appendfsync always, one
-        fsync. Keys that no script took go by themselves."""
+        fsync. Keys that no script took go by themselves.
+
+        Large payloads, and all payloads after one that found no room, are sent only if the script, run without them,
+        answers GONE. So a submit that is repeated until there is room does not write its payload each time."""
+        if payloads and (self._was_full or sum(map(len, payloads.values())) > _ASK_FIRST):
+            reply = await self._send({}, name, prefix, *args)
+            if reply[0] != b"GONE":
+                return reply
+        try:
+            reply = await self._send(payloads, name, prefix, *args)
+        except OutOfMemoryError:
+            self._was_full = True
+            raise
+        if payloads:
+            self._was_full = reply[0] in (b"FULL", b"RUN_FULL")
+        return reply
+
+    async def _send(self, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
         sha = self._hashes.get(name)
         if sha is None:
             sha = self._hashes[name] = hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
         command: Command = ("EVALSHA", sha, 1, prefix, *args)
         sets: list[Command] = [("SET", key, body, "PX", _SENT_TTL_MS) for key, body in payloads.items()]
-        replies = await self._ask([*sets, command])
-        if isinstance(replies[-1], NoScriptError):
-            await self._redis.script_load(source(name))
-            replies[-1:] = await self._ask([command])
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                if payloads:  # at maxmemory what was set would stand in its own way
-                    await self._ask([("DEL", *payloads)])
-                raise reply
+        try:
+            replies = await self._ask([*sets, command])
+            if isinstance(replies[-1], NoScriptError):
+                await self._redis.script_load(source(name))
+                replies[-1:] = await self._ask([command])
+            for reply in replies:
+                if isinstance(reply, ResponseError):
+                    raise reply
+        except ResponseError:
+            if payloads:  # At maxmemory the payloads that were set would take the room of the next attempt.
+                await self._ask([("DEL", *payloads)])
+            raise
         answer: list[Any] = replies[-1]
         return answer
 

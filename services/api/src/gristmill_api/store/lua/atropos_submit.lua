@@ -4,8 +4,8 @@
 -- include: _atropos.lua
 -- Store groups, all of them or none. A group whose size is not its environment's waits in a buffer until some of them
 -- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
--- The payloads were set before, under keys of their own: a long argument costs Lua ten times what SET costs. When they are
--- not there, the answer is GONE if there is room for them.
+-- The payloads were set before, under keys of their own: a long argument costs Lua ten times what SET costs. If they are
+-- not there, the answer is GONE if there is room for them. Any answer that does not store them deletes them.
 -- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, then for each
 --       group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
@@ -17,29 +17,29 @@ local FIRST, FACTS = 7, 5
 -- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
 local MAX_PIECES = 64
 
+local function without_storing(answer)
+  for i = FIRST, #ARGV, FACTS do redis.call('DEL', ARGV[i + 3]) end
+  return answer
+end
 local told = redis.call('GET', receipt(id))
-if told then return {'OK', cjson.decode(told)} end
+if told then return without_storing({'OK', cjson.decode(told)}) end
 local no = barred()
-if no then return no end
+if no then return without_storing(no) end
 local recorded = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 local step, version = recorded[2] or '', '0.0'
 if recorded[1] then version = recorded[1] .. '.' .. recorded[2] end
 
-local function full(...)
-  for i = FIRST, #ARGV, FACTS do redis.call('DEL', ARGV[i + 3]) end
-  return {...}
-end
 local groups = (#ARGV - FIRST + 1) / FACTS
 local all = tonumber(redis.call('GET', BYTES) or 0)
-if all + bytes > max_bytes then return full('FULL', tostring(all)) end
+if all + bytes > max_bytes then return without_storing({'FULL', tostring(all)}) end
 local of_run = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
 local there = redis.call('ZCARD', READY) + redis.call('HLEN', LEASED) + redis.call('ZCARD', DEAD)
   + redis.call('LLEN', ARCHIVE)
 if of_run + bytes > max_run_bytes or there + groups > max_run_groups then
-  return full('RUN_FULL', tostring(of_run), there)
+  return without_storing({'RUN_FULL', tostring(of_run), there})
 end
 for i = FIRST, #ARGV, FACTS do
-  if redis.call('EXISTS', ARGV[i + 3]) == 0 then return {'GONE'} end
+  if redis.call('EXISTS', ARGV[i + 3]) == 0 then return without_storing({'GONE'}) end
 end
 
 local function enqueue(name, sequences, tokens, number, length, of_step, of_version)
