@@ -11,10 +11,11 @@ from statistics import fmean
 
 import httpx
 import pytest
+import yaml
 from tests.support.held_out import exact_match
 from tests.support.launcher import SCRIPT, launch
 from tests.support.ports import free_port
-from tests.support.stack import MODELS_DIR, Vllm, start_vllm
+from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
@@ -108,6 +109,92 @@ def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
     assert not listens(port)
     alive = [pid for pid in started if Path(f"/proc/{pid}").exists()]
     assert not alive, [Path(f"/proc/{pid}/cmdline").read_text() for pid in alive]
+
+
+class Launches:
+    """One launcher after another on the same folders."""
+
+    def __init__(self, vllm: Vllm, folder: Path) -> None:
+        self._vllm, self._folder = vllm, folder
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        """The exit code and the output of a launcher."""
+        process, _ = launch(self._folder, self._vllm, *arguments)
+        output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+    def steps(self, run: str) -> list[int]:
+        """The steps in the metrics of a run's folder."""
+        return [row["step"] for row in read_jsonl(self._folder / "runs" / run / "metrics.jsonl")]
+
+
+@pytest.fixture
+def launches(vllm: Vllm, tmp_path: Path) -> Launches:
+    return Launches(vllm, tmp_path)
+
+
+def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, tmp_path: Path) -> None:
+    code, output = launches("--training_steps", "2")
+    assert (code, launches.steps("quickstart")) == (0, [1, 2]), output
+    model = tmp_path / "runs" / "quickstart" / "model" / "model.safetensors"
+    weights = model.read_bytes()
+    code, output = launches("--training_steps", "2")
+    assert code == 1
+    assert "--fresh" in output
+    code, output = launches("--training_steps", "4")
+    assert (code, launches.steps("quickstart")) == (0, [1, 2, 3, 4]), output
+    assert model.read_bytes() != weights
+    code, output = launches("--training_steps", "2", "--fresh")
+    assert (code, launches.steps("quickstart")) == (0, [1, 2]), output
+    assert launches.steps("quickstart.old-1") == [1, 2, 3, 4]
+    assert (tmp_path / "runs" / "quickstart.old-1" / "model").is_dir()
+    code, output = launches("--close", "quickstart")
+    assert code == 0, output
+
+
+def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_config(
+    launches: Launches, tmp_path: Path
+) -> None:
+    settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    settings["dataset"]["dataset_path"] = str(ROOT / "configs" / settings["dataset"]["dataset_path"])
+    file = tmp_path / "mine.yaml"
+
+    def attempt(**trainer: object) -> tuple[int, str]:
+        file.write_text(yaml.safe_dump(settings | {"trainer": settings["trainer"] | {"training_steps": 2} | trainer}))
+        return launches("--config", str(file))
+
+    code, output = attempt(learnig_rate=1e-4)
+    assert code == 1
+    assert "learning_rate" in output
+    assert not (tmp_path / "state" / "redis").exists(), "refused before a service starts"
+    # No check without the trainer's machine can find this one.
+    code, output = attempt(optimizer="adamw_8bit")
+    assert code == 1
+    assert "set optimizer to adamw" in output.splitlines()[-1]
+    assert not (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
+    code, output = attempt()
+    assert (code, launches.steps("mine")) == (0, [1, 2]), output
+
+
+def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
+    launches: Launches, vllm: Vllm, tmp_path: Path
+) -> None:
+    folder, steps = tmp_path / "runs" / "quickstart", 12
+    process, _ = launch(tmp_path, vllm, "--training_steps", str(steps))
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, output
+    assert len(launches.steps("quickstart")) < steps
+    code, output = launches("--run_id", "other", "--training_steps", "1")
+    assert (code, launches.steps("other")) == (0, [1]), output
+    code, output = launches("--training_steps", str(steps))
+    assert (code, launches.steps("quickstart")) == (0, list(range(1, steps + 1))), output
+    assert len(list(read_rollouts(folder))) == steps * 16, "no group is lost or trained twice"
 
 
 def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path) -> None:
