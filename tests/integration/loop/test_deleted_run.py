@@ -1,4 +1,8 @@
-"""A run that was deleted and created again is another run: its trainer settles nothing by checkpoints of the first."""
+"""A run that is deleted or suspended while it has a trainer.
+
+A run that was deleted and created again is another run: its trainer settles nothing by checkpoints of the first. A run
+that was suspended is the same run when it is resumed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
-from gristmill import SyncClient
+from gristmill import RunState, SyncClient
 from gristmill.metrics import read_jsonl
 from local_processes import LocalStack
 
@@ -64,4 +68,39 @@ def test_checkpoints_of_a_deleted_run_are_refused_and_lend_their_weights_when_na
             assert resumed.exit_code == 0
             audit = api.audit(RUN)
     assert len(audit.trained) == STEPS * GROUPS, "every group of the new run was leased and trained"
+    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
+
+
+def test_trainer_of_a_suspended_run_ends_and_the_next_one_continues(vllm: Vllm, tmp_path: Path) -> None:
+    output = Output()
+    folder = tmp_path / "runs" / RUN
+    with LocalStack(output.add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port)
+        api_url = f"http://127.0.0.1:{api_port}"
+        places = vllm.environ(api_url, tmp_path / "runs")
+        # No checkpoint is due before the run is suspended.
+        command = [sys.executable, "-m", "gristmill_trainer", *FLAGS, "--checkpoint_interval", str(STEPS)]
+        with SyncClient(api_url) as api:
+            env = {"trainer": {}, "dataset": {"max_tokens": 64}}
+            api.create_run(RUN, env, group_size=2)
+            trainer = stack.start("first", command, places)
+            _submit_steps(api, 2)
+            stack.wait_until(trainer, lambda: (api.get_run(RUN).version or "").endswith(".2"), timeout=120)
+            api.create_run("other", env, group_size=2)
+            stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=120)
+            assert trainer.exit_code == 1, "a restart policy starts it again, for the other run"
+            assert "suspended" in output.of("first")
+            assert api.audit(RUN).trained == []
+            assert (folder / "checkpoints" / "step-000002").is_dir(), "the finished steps are kept"
+
+            api.create_run(RUN, env, group_size=2)
+            assert api.get_run("other").state == RunState.SUSPENDED
+            resumed = stack.start("resumed", command, places)
+            _submit_steps(api, STEPS - 2)
+            stack.wait_until(resumed, lambda: resumed.exit_code is not None, timeout=120)
+            assert resumed.exit_code == 0
+            audit = api.audit(RUN)
+    assert len(audit.trained) == STEPS * GROUPS
     assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
