@@ -296,7 +296,10 @@ def test_of_two_live_trainers_one_ends_with_exit_code_0_and_the_other_finishes(v
         with SyncClient(api_url) as api:
             audit, run = api.audit("quickstart"), api.get_run("quickstart")
     assert [service.exit_code for service in (*trainers, env)] == [0, 0, 0], output.lines[-40:]
-    assert sorted("ERROR" in output.of(trainer.name) for trainer in trainers) == [False, True]
+    errors = [line for line in output.lines if line.startswith(("one |", "two |")) and "ERROR" in line]
+    assert len(errors) == 1, "one trainer reports, in one line, which incarnation has replaced it"
+    assert "quickstart" in errors[0]
+    assert "incarnation 2" in errors[0]
     assert run.incarnation == 2
     assert _label(vllm) == f"2.{steps}"
     assert len(audit.trained) == steps * 16
