@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,31 @@ def test_an_unknown_flag_is_an_error_with_its_nearest_match() -> None:
 def test_an_unknown_key_is_an_error_with_its_place_and_nearest_match() -> None:
     with pytest.raises(ConfigError, match=r"run.yaml: unknown key 'dataset.splitt'. Did you mean 'split'\?"):
         parse(_Run, {"dataset": {"splitt": "x"}}, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("item", "keys"),
+    [
+        ({"base_ulr": "x"}, ["servers.0.base_ulr", "servers.0.base_url", "servers.0.count"]),
+        ({"base_url": 5, "count": 1}, ["servers.0.base_url"]),
+        ({"count": "many", "base_url": 5}, ["servers.0.base_url", "servers.0.count"]),
+        ({"base_url": "x", "name": {}}, ["servers.0.count"]),
+        (5, ["servers.0"]),
+    ],
+)
+def test_errors_of_a_setting_of_several_types_have_the_keys_that_were_written(item: object, keys: list[str]) -> None:
+    class Counted(Settings):
+        base_url: str
+        count: int
+        name: dict[str, Any] = {}
+
+    class Several(Settings):
+        servers: list[str | Counted] = []
+
+    with pytest.raises(ConfigError) as caught:
+        parse(Several, {"servers": [item]}, "run.yaml")
+    assert sorted(set(re.findall(r"'(servers[^']*)'", str(caught.value)))) == keys
+    assert "Counted" not in str(caught.value)
 
 
 def test_every_wrong_key_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from gristmill.redaction import redact, remember_secrets
 from gristmill.settings.nearest import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
+
+_INSTANCE = re.compile(r" or instance of \w+")
+"""What pydantic adds for callers in Python. A file cannot hold an instance."""
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,9 +45,37 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(model, dict(item), where) for item in error.errors()]
-        unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
+        found = _as_written(error, values)
+        lines = [_explain(model, item, where) for item in found]
+        unknown = any(item["type"] == "extra_forbidden" for item in found)
         raise (UnknownKeyError if unknown else ConfigError)("\n".join(dict.fromkeys(lines))) from error
+
+
+def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The errors, with the keys of the user's settings as their locations.
+
+    For a setting that may be of several types, pydantic reports the errors of each type, with the type's name in the
+    location: dataset.reward_functions.0.str. The names are left out, and so is "not of that type" if the value is of
+    another of the types and has errors inside.
+    """
+    found: list[dict[str, Any]] = [
+        {**item, "loc": _keys(dict(item), values), "typed": item["loc"]} for item in error.errors()
+    ]
+    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
+    return [item for item in found if item["loc"] == item["typed"] or item["loc"] not in inside]
+
+
+def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
+    """The parts of the error's location that are in the settings `values`, and the last one if that is missing."""
+    keys: list[int | str] = []
+    here: Any = values
+    for part in error["loc"]:
+        if (isinstance(here, Mapping) and part in here) or (
+            isinstance(here, list | tuple) and part in range(len(here))
+        ):
+            keys.append(part)
+            here = here[part]
+    return (*keys, error["loc"][-1]) if error["type"] == "missing" else tuple(keys)
 
 
 def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
@@ -55,7 +87,7 @@ def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
         return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
     if error["type"] == "missing":
         return f"{where}: '{key}' is missing; it is required."
-    message = error["msg"].removeprefix("Value error, ")
+    message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
     found = redact(error["input"], str(location[-1]) if location else "")
     return f"{where}: '{key}': {message}" + ("" if error["type"] == "value_error" else f" (found {found!r}).")
 
