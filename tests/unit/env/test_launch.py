@@ -192,3 +192,4 @@ def test_the_shipped_configs_are_valid(name: str) -> None:
     sequences = trainer["batch_size"] * trainer["gradient_accumulation_steps"]
     assert sequences % launch.config.group_size == 0
     assert launch.config.dataset.rewards()[1] == RewardSpec(type="accuracy", weight=0.8)
+    assert launch.config.warnings() == []

@@ -38,7 +38,8 @@ _HOW_TO_BEGIN = (
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     """Returns when the run is finished, or was already. Raises GristmillError."""
     config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
-    _warn(launch)
+    for warning in config.warnings():
+        logger.warning("%s", warning)
     task = Task.load(launch)
     patience = config.startup_patience or _STARTUP_PATIENCE
     servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
@@ -125,17 +126,3 @@ def groups_file(launch: Launch) -> Path | None:
     """Where the groups that are sent are also kept as text; None where they are not."""
     path = launch.config.data_path_to_save_groups
     return None if path is None else launch.run_folder / path
-
-
-def _warn(launch: Launch) -> None:
-    config = launch.config
-    if config.dataset.top_p != 1:
-        logger.warning(
-            "top_p is %g: tokens outside the nucleus are never sampled, which biases the trainer's importance ratio; "
-            "1.0 does not",
-            config.dataset.top_p,
-        )
-    if config.group_size == 1:
-        logger.warning(
-            "group_size is 1: the advantage is the reward itself, and ensure_scores_are_not_same says nothing"
-        )

@@ -48,6 +48,7 @@ async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_sc
     folder: Path, console: Console
 ) -> None:
     lines = await checked(folder, console, "--max_token_length", "200")
+    assert not any(line.startswith("warning: ") for line in lines)
     text = "\n".join(lines)
     assert "data set 'rows.jsonl' (split train): 20 rows" in lines
     assert "columns: question, answer" in lines
@@ -60,6 +61,12 @@ async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_sc
     assert f"prompt tokens over 20 rows: {length} to {length + 1} {quantiles}" in lines
     assert "│ accuracy │ 20   │ 20 (100.0%)         │ 0    │ 0        │" in lines
     assert lines[-1] == "all is well"
+
+
+async def test_settings_that_are_probably_not_meant_are_warned_of(folder: Path, console: Console) -> None:
+    lines = await checked(folder, console, "--max_tokens", "201", "--max_token_length", "200", "--top_p", "0.9")
+    warned = [line.split()[1] for line in lines if line.startswith("warning: ")]
+    assert warned == ["top_p", "max_tokens"]
 
 
 async def test_without_a_tokenizer_the_messages_are_shown_and_the_reason(folder: Path, console: Console) -> None:

@@ -57,6 +57,8 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     where = launch.config_path or "no configuration file"
     _say(console, f"{where}: run {launch.run_id}")
     _say(console, f"{dataset.label}: {len(dataset)} rows")
+    for warning in launch.config.warnings():
+        _say(console, f"warning: {warning}")
     _check_trainer(launch, found)
     _read_rows(dataset, found)
     if found.items:

@@ -66,7 +66,7 @@ class DatasetConfig(Settings):
     """Seed of the shuffle. Replicas and restarts with the same seed agree on the order."""
 
     max_tokens: int = Field(default=256, ge=1)
-    """Most tokens a completion may have; of several turns, each."""
+    """Most tokens of a completion; of several turns, each. serve and check warn if it is above max_token_length."""
 
     min_tokens: int = Field(default=0, ge=0)
     """Where the warm-up of max_tokens begins. It forbids no short answer."""
@@ -78,7 +78,7 @@ class DatasetConfig(Settings):
     """Sampling temperature. The trainer divides its logits by the same number."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve warns."""
+    """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve and check warn."""
 
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion, beside the model's own end. They stay in the completion: they were sampled, and
