@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -28,6 +29,7 @@ from gristmill_api.routes.direct import Front
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import connect
+from gristmill_api.supervise import Supervisor
 from gristmill_api.watch import watch
 
 _LOG = logging.getLogger(__name__)
@@ -44,12 +46,11 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
         listener = connect(settings.redis_url, settings.redis_login)
-        tasks = [
-            asyncio.create_task(watch(listener, context.changes, metrics), name="watch-redis"),
-            asyncio.create_task(access.tell_bind(settings.access), name="tell-bind"),
-        ]
+        tasks = Supervisor(metrics)
+        tasks.start("watch-redis", functools.partial(watch, listener, context.changes, metrics))
         archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)
-        archiving = asyncio.create_task(archiver.run(), name="archive")
+        tasks.start("archive", archiver.run, archiver.stop)
+        reporting = asyncio.create_task(access.tell_bind(settings.access), name="tell-bind")
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))
         if warning := settings.access.hosts.warning():
@@ -60,12 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
             with _stop_waits_on_signal(context.changes):
                 yield
         finally:
-            archiver.stop()
-            await archiving
-            for task in tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            reporting.cancel()
+            await tasks.stop()
             await listener.aclose()
             await context_redis.aclose()
 

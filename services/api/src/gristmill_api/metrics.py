@@ -49,6 +49,18 @@ class Metrics:
         if archive_dir is not None:
             free = Gauge("gristmill_api_archive_free_bytes", "Free space on the archive's disk", registry=self.registry)
             free.set_function(functools.partial(_free_bytes, archive_dir))
+        self.task_up = Gauge(
+            "gristmill_api_task_up",
+            "1 while the background task runs: watch-redis wakes waiting requests, archive writes trained groups",
+            ["task"],
+            registry=self.registry,
+        )
+        self.task_failures = Counter(
+            "gristmill_api_task_failures",
+            "Errors that ended a background task; it was started again",
+            ["task"],
+            registry=self.registry,
+        )
         self.redis_up = Gauge("gristmill_api_redis_up", "1 while Redis answers", registry=self.registry)
 
     def text(self) -> bytes:

@@ -70,6 +70,8 @@ class Archiver:
         self._changes.tell(keys.ARCHIVE_TOPIC)
 
     async def run(self) -> None:
+        """Archive until `stop`. After an error it may run again."""
+        await self._close()  # An error may have left a writer in the middle of a group.
         with self._changes.listening(keys.ARCHIVE_TOPIC) as woken:
             last = False
             while not last:
