@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import hiredis
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError  # noqa: A004
+from tests.support.api_server import ApiServer
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 
-from gristmill_api.store.connection import ask, connect
+from gristmill import ConfigError
+from gristmill_api.store.connection import ask, check_version, connect
 
 
 @asynccontextmanager
@@ -75,3 +80,62 @@ async def test_a_redis_that_was_killed_in_between_is_found_again() -> None:
             server.restart()
             await asyncio.sleep(0.05)  # the loop hears that the old one is closed
             assert await client.ping(), "the connection was seen to be closed before it was used"
+
+
+@asynccontextmanager
+async def old_redis(version: str | None, port: int) -> AsyncIterator[str]:
+    """A server that answers as an old Redis does, because no old Redis is installed. None: it has no HELLO."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        while data := await reader.read(4096):
+            commands.feed(data)
+            while command := _next(commands):
+                if command[0].upper() != b"HELLO":
+                    writer.write(b"+OK\r\n")
+                elif version is None:
+                    writer.write(b"-ERR unknown command `HELLO`\r\n")
+                else:
+                    writer.write(_packed("server", "redis", "version", version))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def _packed(*words: str) -> bytes:
+    return f"*{len(words)}\r\n".encode() + b"".join(f"${len(word)}\r\n{word}\r\n".encode() for word in words)
+
+
+def _next(commands: hiredis.Reader) -> list[bytes]:
+    found: Any = commands.gets()
+    return found or []
+
+
+@pytest.mark.parametrize(("version", "named"), [("6.2.14", "redis 6.2.14"), (None, "Redis 5 or older")])
+async def test_api_does_not_start_on_an_old_redis(version: str | None, named: str) -> None:
+    async with old_redis(version, free_port()) as url:
+        async with connected(url, "") as client:
+            with pytest.raises(ConfigError, match=f"{named}; the API needs Redis 7.0"):
+                await check_version(client)
+        with pytest.raises(RuntimeError, match=f"{named}; the API needs Redis 7.0"):
+            await asyncio.to_thread(ApiServer(url).start)
+
+
+async def test_redis_of_today_is_new_enough(redis_url: str, shared_redis: RedisServer) -> None:
+    async with connected(shared_redis.api_url, "") as client:
+        await check_version(client)
+    async with old_redis("7.0.0", free_port()) as url, connected(url, "") as client:
+        await check_version(client)
+
+
+async def test_old_redis_that_comes_later_is_reported() -> None:
+    port = free_port()
+    with ApiServer(f"redis://127.0.0.1:{port}/0") as api:
+        assert "FAILED" not in api.log()
+        async with old_redis("6.2.14", port):
+            for _ in range(200):
+                if "THE BACKGROUND TASK 'watch-redis' FAILED" in api.log():
+                    break
+                await asyncio.sleep(0.1)
+        assert "the API needs Redis 7.0" in api.log()

@@ -15,6 +15,7 @@ from types import FrameType
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from redis.exceptions import RedisError
 from starlette.routing import Route
 
 from gristmill import logs
@@ -28,11 +29,13 @@ from gristmill_api.metrics import CountRequests, Metrics
 from gristmill_api.routes.direct import Front
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
-from gristmill_api.store.connection import connect
+from gristmill_api.store.connection import check_version, connect
 from gristmill_api.supervise import Supervisor
 from gristmill_api.watch import watch
 
 _LOG = logging.getLogger(__name__)
+_VERSION_S = 2.0
+"""Longest wait for Redis' version at the start, which does not wait for Redis."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -46,6 +49,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
         listener = connect(settings.redis_url, settings.redis_login)
+        # If Redis is away, the task that listens to it checks the version later.
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(_VERSION_S):
+                await check_version(listener)
         tasks = Supervisor(metrics)
         tasks.start("watch-redis", functools.partial(watch, listener, context.changes, metrics))
         archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)

@@ -15,12 +15,16 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from gristmill import ConfigError
+
 Command = Sequence[str | bytes | int]
 
 _COPIED: Final = 16 * 1024
 """Bytes of an argument that is copied into its command; a longer one is sent from where it is."""
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
+_OLDEST: Final = 7
+"""The first version of Redis whose scripts declare flags (`#!lua flags=allow-oom`)."""
 
 
 def connect(url: str, login: Mapping[str, str]) -> Redis:
@@ -32,6 +36,23 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     base: type[AbstractConnection] = options.pop("connection_class", Connection)
     kind = type(base.__name__, (_Link, base), {})
     return Redis.from_pool(_Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
+
+
+async def check_version(redis: Redis) -> None:
+    """Raises ConfigError if the server is older than the scripts need, and RedisError if it does not answer."""
+    # HELLO, unlike INFO, is allowed to every user.
+    try:
+        reply = await redis.execute_command("HELLO")  # type: ignore[no-untyped-call]
+    except ResponseError:
+        found, version = "Redis", "5 or older"  # HELLO came with Redis 6.
+    else:
+        fields = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
+        found, version = (fields[name].decode() for name in (b"server", b"version"))
+        if int(version.partition(".")[0]) >= _OLDEST:
+            return
+    address = redis.connection_pool.connection_kwargs
+    where = address.get("path") or f"{address.get('host')}:{address.get('port')}"
+    raise ConfigError(f"The server at {where} is {found} {version}; the API needs Redis {_OLDEST}.0 or newer.")
 
 
 async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
