@@ -22,6 +22,7 @@ from gristmill_api.atropos.queue import new_id
 from gristmill_api.atropos.scored import Irregular, Scored
 from gristmill_api.atropos.speech import REFUSALS, AtroposRoute, spoken
 from gristmill_api.atropos.translate import as_json
+from gristmill_api.offload import IN_LOOP, offload
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,21 +63,26 @@ class _FastRoute(AtroposRoute):
     """
 
     read: Callable[[bytes], Any]
+    read_slowly: Callable[[bytes], Any]
     received: Callable[..., Awaitable[Response]]
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         slow = AsyncExitStackMiddleware(self.app)
-        read, received = type(self).read, type(self).received
+        read, read_slowly, received = type(self).read, type(self).read_slowly, type(self).received
 
         async def fast(request: Request) -> Response:
             body = await request.body()
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise Irregular
             try:
-                groups = read(body)
+                groups = await offload(len(body), read, body)
             except Mismatch as error:
                 raise _invalid(error) from error
+            except Irregular:
+                if len(body) <= IN_LOOP:
+                    raise
+                groups = await offload(len(body), read_slowly, body)
             return await received(request.app.state.atropos, request, groups)
 
         async def either(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,11 +99,13 @@ class _FastRoute(AtroposRoute):
 
 class _OneRoute(_FastRoute):
     read = staticmethod(scored.read_one)
+    read_slowly = staticmethod(scored.read_one_slowly)
     received = staticmethod(_received)
 
 
 class _ListRoute(_FastRoute):
     read = staticmethod(scored.read_list)
+    read_slowly = staticmethod(scored.read_list_slowly)
     received = staticmethod(_received_list)
 
 

@@ -11,17 +11,20 @@ Atropos would.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
+from pydantic import TypeAdapter
 
 from gristmill_api.atropos import lengths
 from gristmill_api.atropos.lengths import BY_TOKEN, Shape, sizes
 from gristmill_api.atropos.matrix import scan
 from gristmill_api.atropos.messages import KEYS, ScoredData
+
+T = TypeVar("T")
 
 
 class Irregular(ValueError):
@@ -71,6 +74,8 @@ class _Slices(msgspec.Struct):
     distill_logprobs: Raw = _NULL
 
 
+_MODEL = TypeAdapter(ScoredData)
+_MODELS = TypeAdapter(list[ScoredData])
 _ONE = msgspec.json.Decoder(_Slices)
 _LIST = msgspec.json.Decoder(list[_Slices])
 # Of the small fields. Strict: msgspec takes an int where a float is wanted, and nothing else that it is not.
@@ -119,6 +124,26 @@ def from_message(group: ScoredData) -> Scored:
     values = {**group.model_dump(), **dict.fromkeys(left_out)}
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     return _scored(text, shape, group.env_id, left_out)
+
+
+def read_one_slowly(body: bytes) -> Scored:
+    """The slow way without FastAPI, which would block the event loop for as long as a large body takes.
+
+    Raises Irregular also for a body that is wrong: FastAPI reports it as Atropos would.
+    """
+    return _slowly(lambda: from_message(_MODEL.validate_python(json.loads(body))))
+
+
+def read_list_slowly(body: bytes) -> list[Scored]:
+    """As read_one_slowly, of the body of /scored_data_list."""
+    return _slowly(lambda: [from_message(message) for message in _MODELS.validate_python(json.loads(body))])
+
+
+def _slowly(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (ValueError, RecursionError) as error:
+        raise Irregular(str(error)) from error
 
 
 def _slices(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

@@ -18,6 +18,7 @@ from gristmill.logs import line
 from gristmill_api import changes, errors, framing
 from gristmill_api.atropos.adopt import adopt, foreign
 from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
+from gristmill_api.offload import offload
 from gristmill_api.routes.direct import Direct
 from gristmill_api.routes.refusals import REFUSALS
 from gristmill_api.store import Amount, Leased, keys
@@ -191,13 +192,23 @@ async def _stream(
 
 async def _framed(ctx: Context, run_id: str, part: list[Leased], inflate: bool, before: bytes = b"") -> bytes:
     """The groups' bytes, each behind its header."""
-    pieces = [before]
-    for group, stored in zip(part, await ctx.store.payloads(run_id, [group.group_id for group in part]), strict=True):
+    found = await ctx.store.payloads(run_id, [group.group_id for group in part])
+    bodies: list[bytes] = []
+    for group, stored in zip(part, found, strict=True):
         if stored is None:
             raise errors.lease_lost(run_id, [group.group_id])
-        body = compression.inflated(stored, group.raw_size) if inflate else stored
+        bodies.append(stored)
+    sizes = [group.raw_size for group, body in zip(part, bodies, strict=True) if compression.is_compressed(body)]
+    if inflate and sizes:
+        bodies = await offload(sum(sizes), _inflated, part, bodies)
+    pieces = [before]
+    for body in bodies:
         pieces += (framing.bin_header(len(body)), body)
     return b"".join(pieces)
+
+
+def _inflated(part: list[Leased], bodies: list[bytes]) -> list[bytes]:
+    return [compression.inflated(body, group.raw_size) for group, body in zip(part, bodies, strict=True)]
 
 
 def _parts(batch: list[Leased], inflate: bool) -> list[list[Leased]]:

@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError, NoPermissionError  # noqa: A004
 
 from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
+from gristmill_api.offload import offload
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.archive import ArchiveQueue
@@ -32,6 +33,8 @@ DELETED_AT_ONCE: Final = 512
 """Groups, batches and the like that one call of a script deletes: other calls wait for it."""
 FENCE_S: Final = 7 * 86_400.0
 """A trainer that outlives its run by less is fenced off from the next run of the same id."""
+ID_BYTES = 16
+"""Of a group id, about."""
 
 
 @dataclass(frozen=True)
@@ -462,14 +465,8 @@ class Store:
             exists, trained, ready, leased, dead, dropped, outstanding = await pipe.execute()
         if not exists:
             raise errors.run_missing(run_id)
-        return GroupAudit(
-            trained=sorted(map(text, trained)),
-            ready=[text(name) for name in ready],
-            leased=sorted(map(text, leased)),
-            dead=[text(name) for name in dead],
-            dropped={text(name): text(reason) for name, reason in dropped.items()},
-            outstanding=sorted(map(text, outstanding)),
-        )
+        held = (trained, ready, leased, dead, dropped, outstanding)
+        return await offload(ID_BYTES * sum(map(len, held)), _audit, *held)
 
     async def open_statuses(self) -> dict[str, RunStatus]:
         """The status of every open run."""
@@ -491,6 +488,24 @@ class Store:
 
     async def ping(self) -> None:
         await self._redis.ping()
+
+
+def _audit(
+    trained: list[bytes],
+    ready: list[bytes],
+    leased: list[bytes],
+    dead: list[bytes],
+    dropped: dict[bytes, bytes],
+    outstanding: list[bytes],
+) -> GroupAudit:
+    return GroupAudit(
+        trained=sorted(map(text, trained)),
+        ready=[text(name) for name in ready],
+        leased=sorted(map(text, leased)),
+        dead=[text(name) for name in dead],
+        dropped={text(name): text(reason) for name, reason in dropped.items()},
+        outstanding=sorted(map(text, outstanding)),
+    )
 
 
 def row_of(group_id: str) -> int:
