@@ -22,7 +22,7 @@ from gristmill import logs
 from gristmill_api import access, answers, atropos, routes
 from gristmill_api.access.hosts import HostCheck
 from gristmill_api.archive.archiver import Archiver
-from gristmill_api.bounds import BodyLimit
+from gristmill_api.bounds import Bodies, BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
 from gristmill_api.metrics import CountRequests, Metrics
@@ -80,7 +80,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.atropos = atropos.Door(context, settings.atropos_run, archive=settings.archive_dir is not None)
     hot = [route for route in (*routes.hot, *atropos.hot) if isinstance(route, Route)]
     app.add_middleware(Front, routes=hot, handlers=app.exception_handlers)
-    app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes)
+    bodies = Bodies(settings.limits.max_concurrent_body_bytes)
+    metrics.body_bytes.set_function(lambda: bodies.held)
+    app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes, bodies=bodies)
     access.install(app, settings.access)
     app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
     app.add_middleware(CountRequests, metrics=metrics)

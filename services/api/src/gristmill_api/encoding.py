@@ -42,12 +42,23 @@ async def negotiated(stored: bytes, headers: Headers, limit: int) -> tuple[bytes
     return body, {"Vary": "Accept-Encoding"}
 
 
-def plain_size(body: bytes, limit: int) -> int:
-    """Bytes of a group when it is inflated; `limit` if its frame does not report them. Raises CompressionError."""
+def inflated_size(body: bytes, limit: int) -> int:
+    """Bytes that inflating a group makes, at most `limit`, which is also the answer for a frame that does not report
+    its size. 0 for a group that is not compressed, and for one that cannot be inflated to `limit` bytes."""
     if not compression.is_compressed(body):
-        return len(body)
-    size = compression.content_size(body)
-    return limit if size is None else size
+        return 0
+    try:
+        size = compression.content_size(body)
+    except CompressionError:
+        return 0
+    if size is None:
+        return limit
+    return size if size <= limit else 0
+
+
+def plain_size(body: bytes, limit: int) -> int:
+    """Bytes of a group when it is inflated; as inflated_size if it is compressed."""
+    return inflated_size(body, limit) or len(body)
 
 
 def accepts_zstd(headers: Headers) -> bool:

@@ -252,6 +252,21 @@ def too_large(limit: int) -> Refused:
     return Refused("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
 
 
+def too_many_bodies(limit: int) -> Refused:
+    message = f"request bodies of {limit} bytes are in memory already."
+    remedy = "Try again, or raise API_MAX_CONCURRENT_BODY_BYTES (and the API's memory)."
+    refused = Refused("too_many_bodies", 503, message, remedy)
+    refused.retry_after = 1
+    return refused
+
+
+def body_stalled(seconds: float) -> Refused:
+    message = f"nothing of the request's body arrived for {seconds:g} s."
+    refused = Refused("body_stalled", 503, message, "Send the request again. Check the network if it happens again.")
+    refused.retry_after = 1
+    return refused
+
+
 def unauthorized(request: str, need: str, given: bool) -> Refused:
     """`given`: there was an Authorization header, but no token of ours in it."""
     why = "its token is not known" if given else "it has no token"

@@ -39,6 +39,11 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.body_bytes = Gauge(
+            "gristmill_api_body_bytes",
+            "Bytes of request bodies over 64 KiB that are in memory, with their inflated copies",
+            registry=self.registry,
+        )
         self.store = StoreGauges()
         self.registry.register(self.store)
         self.archive_lost = Counter(

@@ -38,6 +38,9 @@ class Limits(SettingsModel):
     """Deliveries of a group without an ack before it is set aside as dead. High: a restart is no fault of the group."""
     max_body_bytes: Count = 64 * MIB
     """Largest request body."""
+    max_concurrent_body_bytes: Count = 256 * MIB
+    """Bytes of request bodies over 64 KiB that are in memory at one time, with their inflated copies; beyond, a request
+    waits for some seconds and is then refused with 503. The API needs several times as much memory."""
     max_stored_bytes: Count = 1024 * MIB
     """Payload bytes held for all runs; beyond, submits hear 429. Keep it well below Redis' maxmemory."""
     max_run_bytes: Count = 1024 * MIB

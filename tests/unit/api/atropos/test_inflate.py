@@ -8,9 +8,18 @@ import os
 import pytest
 
 from gristmill import ApiError
-from gristmill_api.atropos.inflate import InvalidGzip, inflated
+from gristmill_api.atropos.inflate import InvalidGzip
+from gristmill_api.atropos.inflate import inflated as inflated_with
 
 LIMIT = 1_000_000
+
+
+async def inflated(body: bytes, limit: int, reserved: list[int] | None = None) -> bytes:
+    sizes: list[int] = []
+    found = await inflated_with(body, limit, sizes.append)
+    if reserved is not None:
+        reserved += sizes
+    return found
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
@@ -50,3 +59,12 @@ async def test_the_bound_holds_to_the_byte() -> None:
         with pytest.raises(ApiError) as refused:
             await inflated(body, LIMIT)
         assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("body", [b"one", b" " * 300_000, os.urandom(300_000), b" " * LIMIT], ids=len)
+async def test_bytes_are_reserved_before_they_are_made(body: bytes) -> None:
+    reserved: list[int] = []
+    assert await inflated(gzip.compress(body), LIMIT, reserved) == body
+    *before, after = reserved
+    assert len(body) <= before[-1] <= LIMIT
+    assert after == len(body)

@@ -14,8 +14,8 @@ from gristmill_api.store import keys
 
 T = TypeVar("T")
 
-MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
-"""Of bodies that wait at one time; who comes beyond hears 503 at once."""
+_WAITING_SHARE: Final = 0.5
+"""Of API_MAX_CONCURRENT_BODY_BYTES, for the bodies that wait at one time; beyond, the answer is 503 at once."""
 
 
 class Patience:
@@ -25,6 +25,7 @@ class Patience:
         self._ctx = ctx
         self._topic = keys.ready_topic(run_id)
         self._waiting_bytes = 0
+        self._max_waiting_bytes = _WAITING_SHARE * ctx.limits.max_concurrent_body_bytes
 
     async def insist(
         self, attempt: Callable[[], Awaitable[T]], gone: Callable[[], Awaitable[bool]], size: int = 0
@@ -35,7 +36,7 @@ class Patience:
             return await attempt()
         except (RedisError, Refused) as error:
             refused = _passing(error)
-        if self._waiting_bytes + size > MAX_WAITING_BYTES:
+        if self._waiting_bytes + size > self._max_waiting_bytes:
             raise _busy(refused)
         self._waiting_bytes += size
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -20,6 +21,7 @@ from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.atropos.deflate import deflate
 from gristmill_api.atropos.inflate import InvalidGzip, inflated
+from gristmill_api.bounds import reserve_inflated
 from gristmill_api.errors import Refused
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ async def _plain(request: Request) -> Request:
     if "gzip" not in request.headers.get("content-encoding", "").lower():
         return request
     limit = request.app.state.context.limits.max_body_bytes
-    return Plain(request, await inflated(await request.body(), limit))
+    reserve = functools.partial(reserve_inflated, request.scope)
+    return Plain(request, await inflated(await request.body(), limit, reserve))
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:

@@ -8,11 +8,13 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
+from starlette.datastructures import Headers
 
 from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
 from gristmill_api import encoding, errors
 from gristmill_api.atropos.translate import is_json
+from gristmill_api.bounds import reserve_inflated
 from gristmill_api.context import Body, Ctx, GroupId, RunId
 from gristmill_api.errors import Refused
 from gristmill_api.examples import Example, example
@@ -20,7 +22,7 @@ from gristmill_api.offload import offload
 from gristmill_api.routes.direct import Direct
 from gristmill_api.routes.refusals import REFUSALS
 from gristmill_api.store import Submission
-from gristmill_api.store.store import row_of
+from gristmill_api.store.store import ID_BYTES, row_of
 
 _LOG = logging.getLogger(__name__)
 SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"
@@ -104,10 +106,12 @@ async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) 
     return Response(body, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE, headers=headers)
 
 
-@router.get("")
-async def audit(ctx: Ctx, run_id: RunId) -> GroupAudit:
+@router.get("", response_model=GroupAudit)
+async def audit(ctx: Ctx, run_id: RunId) -> Response:
     """Every group id by where it is, for audits. Its cost grows with the run."""
-    return await ctx.store.audit(run_id)
+    found = await ctx.store.audit(run_id)
+    ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
+    return Response(await offload(ids * ID_BYTES, found.model_dump_json), media_type="application/json")
 
 
 async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Submission:
@@ -115,7 +119,14 @@ async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Sub
     if found != GROUP_MEDIA_TYPE:
         raise errors.media_type(found, GROUP_MEDIA_TYPE)
     body = await request.body()
-    plain = encoding.plain(group_id, body, request.headers, limit)
+    inflated_to = encoding.inflated_size(body, limit)
+    reserve_inflated(request.scope, inflated_to)
+    return await offload(len(body) + inflated_to, _checked, run_id, group_id, body, request.headers, limit)
+
+
+def _checked(run_id: str, group_id: str, body: bytes, headers: Headers, limit: int) -> Submission:
+    """The group of a request, read and compared with its URL. Raises Refused."""
+    plain = encoding.plain(group_id, body, headers, limit)
     try:
         group = TrajectoryGroup.decode(plain)
         row = row_of(group_id)

@@ -1,0 +1,174 @@
+"""Large bodies: the work on them leaves the event loop, and their memory is bounded over all requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.api.bench import RUN
+from tests.integration.api.test_archive import until
+from tests.integration.api.test_http import AT, put
+from tests.support.api_server import ApiServer
+from tests.support.groups import make_group
+
+from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup, compression
+from gristmill_api.app import create_app
+from gristmill_api.atropos import inflate, scored
+from gristmill_api.routes import groups, journal
+from gristmill_api.settings import Settings
+from gristmill_api.store import store
+
+SMALL, LARGE = [(3, 40)] * 2, [(3, 20_000)] * 2
+ZSTD = {"Content-Encoding": "zstd"}
+
+
+@pytest.fixture
+async def http(redis_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """The application on this test's own event loop."""
+    app = create_app(Settings.read({"REDIS_URL": redis_url}))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as http:
+        yield http
+
+
+class Threads:
+    """Records on which threads functions run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        self._here = threading.get_ident()
+        self.off_loop: dict[str, set[bool]] = {}
+
+    def watch(self, owner: Any, name: str) -> None:
+        found: Callable[..., Any] = getattr(owner, name)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.off_loop.setdefault(name, set()).add(threading.get_ident() != self._here)
+            return found(*args, **kwargs)
+
+        self._patch.setattr(owner, name, recorded)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
+async def open_run(http: httpx.AsyncClient) -> int:
+    """Returns the trainer's incarnation."""
+    settings = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps": 9, "max_staleness": 1}
+    (await http.post("/v1/runs", json={"run_id": RUN, "env": {}, "group_size": 2})).raise_for_status()
+    taken = await http.post(f"{AT}/take", json={"trainer": settings, "covered": []})
+    incarnation = int(taken.json()["incarnation"])
+    (await http.post(f"{AT}/version", json={"incarnation": incarnation, "step": 0})).raise_for_status()
+    return incarnation
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("zstd", [False, True], ids=["plain", "zstd"])
+async def test_native_groups_of_more_than_64_kib_leave_the_event_loop(
+    http: httpx.AsyncClient, threads: Threads, large: bool, zstd: bool
+) -> None:
+    incarnation = await open_run(http)
+    threads.watch(compression, "inflate")
+    threads.watch(hashlib, "sha256")
+    threads.watch(groups, "example")
+    threads.watch(journal, "example")
+    threads.watch(TrajectoryGroup, "decode")
+    (permit,) = (await http.post(f"{AT}/permits", json={"holder": "env-1", "count": 1})).json()["permits"]
+    group = make_group(permit["group_id"], RUN, lengths=LARGE if large else SMALL)
+    body = compression.deflate(group.encode()) if zstd else group.encode()
+    answer = await put(http, group.group_id, body, **(ZSTD if zstd else {}))
+    assert answer.status_code == 201, answer.text
+    assert threads.off_loop.pop("sha256") == threads.off_loop.pop("decode") == {large}
+    assert threads.off_loop.pop("inflate", {large} if not zstd else None) == {large}
+
+    lease = {"incarnation": incarnation, "batch_id": "b1", "groups": 1}
+    (await http.post(f"{AT}/lease", json=lease)).raise_for_status()
+    (await http.get(f"{AT}/groups/{group.group_id}", headers={"Accept-Encoding": "identity"})).raise_for_status()
+    assert threads.off_loop.pop("inflate", {large} if not zstd else None) == {large}
+    (await http.get(f"{AT}/examples")).raise_for_status()
+    (await http.get(f"{AT}/groups/{group.group_id}", headers={"Accept": "application/json"})).raise_for_status()
+    assert threads.off_loop["example"] == threads.off_loop["decode"] == {large}
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+async def test_groups_of_atropos_of_more_than_64_kib_leave_the_event_loop(
+    http: httpx.AsyncClient, threads: Threads, large: bool
+) -> None:
+    threads.watch(scored, "_read")
+    threads.watch(scored, "from_message")
+    threads.watch(inflate, "_inflate")
+    row = list(range(40_000 if large else 40))
+    group = {"tokens": [row], "masks": [row], "scores": [1.0]}
+    irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow way
+    for body in (json.dumps(group).encode(), irregular):
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        answer = await http.post("/scored_data", content=gzip.compress(body), headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {"status": "received"})
+    assert threads.off_loop == {"_read": {large}, "from_message": {large}, "_inflate": {large}}
+
+
+async def test_audit_of_many_groups_leaves_the_event_loop(
+    http: httpx.AsyncClient, redis_url: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await open_run(http)
+    threads.watch(store, "_audit")
+    audit = await http.get(f"{AT}/groups")
+    assert threads.off_loop == {"_audit": {False}}
+    monkeypatch.setattr(store, "ID_BYTES", 1 << 20)
+    (await http.post(f"{AT}/permits", json={"holder": "env-1", "count": 1})).raise_for_status()
+    audit = await http.get(f"{AT}/groups")
+    assert threads.off_loop == {"_audit": {False, True}}
+    assert audit.json()["outstanding"] == ["g00000000"]
+    assert set(audit.json()) == {"trained", "ready", "leased", "dead", "dropped", "outstanding"}
+
+
+async def test_bodies_of_all_requests_are_bounded(redis_url: str) -> None:
+    """Requests that announce a large body and send none of it keep later ones waiting, which then get a 503."""
+    with ApiServer(redis_url, API_MAX_CONCURRENT_BODY_BYTES=str(1 << 20)) as api:
+        head = "PUT {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\nContent-Length: 700000\r\n\r\n"
+        _, stalled = await asyncio.open_connection("127.0.0.1", api.port)
+        stalled.write(head.format(f"{AT}/groups/g00000000?holder=h", GROUP_MEDIA_TYPE).encode() + b"x")
+        await stalled.drain()
+        async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+
+            async def native() -> httpx.Response:
+                return await put(http, "g00000000", bytes(700_000))
+
+            async def atropos() -> httpx.Response:
+                return await http.post(
+                    "/scored_data", content=bytes(700_000), headers={"Content-Type": "application/json"}
+                )
+
+            async def held() -> bool:
+                return "gristmill_api_body_bytes 700000.0" in (await http.get("/metrics")).text
+
+            await until(held)
+            refused, at_root = await asyncio.gather(native(), atropos())
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_bodies")
+            assert (at_root.status_code, at_root.json()["code"]) == (503, "too_many_bodies")
+            assert refused.headers["retry-after"] == at_root.headers["retry-after"] == "1"
+            assert (await put(http, "g00000000", bytes(60_000))).status_code == 400, "small bodies pass"
+            waiting = asyncio.create_task(native())
+            await asyncio.sleep(0.2)
+            stalled.close()
+            assert (await waiting).status_code == 400, "it came through, and is not a group"
+
+
+async def test_frames_that_inflate_to_much_do_so_one_after_the_other(redis_url: str) -> None:
+    """40 small frames of 60 MB each, at the same time."""
+    with ApiServer(redis_url, API_MAX_CONCURRENT_BODY_BYTES=str(100 << 20)) as api:
+        frame = compression.deflate(bytes(60 << 20))
+        async with httpx.AsyncClient(base_url=api.url, timeout=120) as http:
+            answers = await asyncio.gather(*(put(http, "g00000000", frame, **ZSTD) for _ in range(40)))
+        codes = {answer.json()["error"]["code"] for answer in answers}
+        assert codes <= {"bad_group", "too_many_bodies"}
+        assert "bad_group" in codes
+        assert api.peak_memory < 300 << 20
