@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
 from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
-from gristmill_api.settings import Limits
+from gristmill_api.settings import ID_PATTERN, Limits
 from gristmill_api.store import Store
 
 
@@ -33,13 +33,11 @@ async def _context(request: Request) -> Any:
 
 Ctx = Annotated[Context, Depends(_context)]
 
-# Run ids name folders, so none may be "..".
-_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 NAME_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
-RunId = Annotated[str, Path(pattern=_ID)]
-GroupId = Annotated[str, Path(pattern=_ID)]
+RunId = Annotated[str, Path(pattern=ID_PATTERN)]
+GroupId = Annotated[str, Path(pattern=ID_PATTERN)]
 
-Id = Annotated[str, StringConstraints(pattern=_ID)]
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 """A run or group id."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A permit holder or a batch id: chosen by the client."""

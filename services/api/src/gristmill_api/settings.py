@@ -23,6 +23,9 @@ MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 
+ID_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
+"""Of run and group ids. Run ids name folders, so an id does not start with a dot: `..` is not an id."""
+
 REDIS_USER = "api"
 """Redis' user when there is a password and the URL names none."""
 
@@ -94,8 +97,11 @@ class Settings:
                 raise ConfigError(f"environment variable {name} is not known; did you mean {near[0]}?")
         given = {limit: environ[name] for name, limit in names.items() if environ.get(name)}
         run = environ.get("ATROPOS_RUN") or cls.atropos_run
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", run):
-            raise ConfigError(f"ATROPOS_RUN={run!r} is no run id: 1 to 64 letters, digits, '.', '_' or '-'.")
+        if not re.fullmatch(ID_PATTERN, run):
+            raise ConfigError(
+                f"ATROPOS_RUN={run!r} is not a valid run id. Use 1 to 64 letters, digits, '.', '_' or '-', "
+                "and do not start with '.'."
+            )
         return cls(
             redis_url=url,
             redis_password=_password(environ.get("REDIS_PASSWORD_FILE")),

@@ -37,7 +37,7 @@ class EvalHandling(StrEnum):
 class EnvConfig(Settings):
     """A run, as the environment sees it: one YAML file is one run."""
 
-    run_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    run_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
     """Name of the run. GRISTMILL_RUN_ID (RUN_ID in .env) stands above a YAML's; unset, the file's name is taken."""
 
     tokenizer_name: str | None = None
