@@ -26,15 +26,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def api(**environ: str) -> httpx.AsyncClient:
+def api(prefix: str = "", /, **environ: str) -> httpx.AsyncClient:
+    """`prefix`: the API is behind a reverse proxy that serves it there."""
     # Atropos' endpoints wait for a store that is away.
     app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, "API_MAX_WAIT_S": "0.01", **environ}))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api:8000")
+    transport = httpx.ASGITransport(app, root_path=prefix)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://api:8000{prefix}")
 
 
 @pytest.fixture
-async def http(folder: Path) -> Any:
-    async with api(API_AUTH="token", API_TOKENS_DIR=str(folder)) as client:
+async def http(folder: Path, request: pytest.FixtureRequest) -> Any:
+    async with api(getattr(request, "param", ""), API_AUTH="token", API_TOKENS_DIR=str(folder)) as client:
         yield client
 
 
@@ -49,6 +51,7 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, error["code"]
 
 
+@pytest.mark.parametrize("http", ["", "/rig", "/v1"], ids=["root", "prefix", "prefix like a path"], indirect=True)
 async def test_every_route_asks_for_its_role(http: httpx.AsyncClient) -> None:
     for method, template, need in rules():
         path = template.replace("{}", "a")

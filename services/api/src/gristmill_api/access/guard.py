@@ -16,6 +16,7 @@ from gristmill_api.access.origins import from_another_site
 from gristmill_api.access.table import needed
 from gristmill_api.access.tokens import Tokens
 from gristmill_api.errors import Refused
+from gristmill_api.paths import route_path
 
 _LOG = logging.getLogger(__name__)
 _CHALLENGE: Final = 'Bearer realm="gristmill", Basic realm="gristmill"'
@@ -46,8 +47,9 @@ class Guard:
         await JSONResponse(refused.body(), refused.status, headers)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refused | None:
-        request = f"{scope['method']} {scope['path']}"
-        need = needed(scope["method"], scope["path"])
+        path = route_path(scope)
+        request = f"{scope['method']} {path}"
+        need = needed(scope["method"], path)
         headers = Headers(scope=scope)
         if not need.reads and from_another_site(headers, self._origins):
             return errors.cross_site(request, headers.get("origin"))

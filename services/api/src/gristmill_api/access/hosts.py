@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gristmill.hosts import AllowedHosts
 from gristmill.logs import line
 from gristmill_api import errors
+from gristmill_api.paths import route_path
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,5 +36,5 @@ class HostCheck:
         refused = errors.host_not_allowed(host)
         request = f"{scope['method']} {scope['path']}"
         _LOG.warning(line("refused", request=request, code=refused.code, why=refused.message))
-        body = refused.detail() if scope["path"] in self._atropos_paths else refused.body()
+        body = refused.detail() if route_path(scope) in self._atropos_paths else refused.body()
         await JSONResponse(body, refused.status)(scope, receive, send)

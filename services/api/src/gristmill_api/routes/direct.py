@@ -19,6 +19,8 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gristmill_api.paths import route_path
+
 Endpoint = Callable[..., Awaitable[Response]]
 
 
@@ -34,8 +36,9 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            path = route_path(scope)
             for methods, matches, route in self._routes:
-                match = matches(scope["path"])
+                match = matches(path)
                 if match and scope["method"] in methods:
                     scope.update(route=route, endpoint=route.endpoint, path_params=match.groupdict())
                     await self._run(scope, receive, send)
