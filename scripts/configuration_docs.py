@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings.flags import flag_names
 from gristmill.settings.layers import inner_model
+from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, Key, Part, Verdict
 from gristmill_env.atropos.rewards import OPTIONS, REWARDS
 from gristmill_env.settings import EnvConfig
@@ -84,6 +85,14 @@ def _settings(model: type[BaseModel], command: str, only: Container[str] | None 
         ]
         parts.append(_table(["key", "type", "default", f"flag of {command}", "meaning"], rows))
     return "\n".join(parts)
+
+
+def _api_limits() -> str:
+    rows = [
+        [f"`API_{name.upper()}`", _type(info.annotation) + _bounds(info), _default(info), info.description or ""]
+        for name, info in Limits.model_fields.items()
+    ]
+    return _table(["variable", "type", "default", "meaning"], rows)
 
 
 def _sections(model: type[BaseModel], place: str) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -199,6 +208,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "run": lambda: _settings(EnvConfig, "gristmill_env"),
     "hyperparameters": lambda: _settings(Hyperparameters, "gristmill_trainer"),
     "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer", TRAINER_ONLY),
+    "api": _api_limits,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
 }

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from gristmill import ConfigError
-from gristmill_api.settings import Settings
+from gristmill_api.settings import Limits, Settings
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_defaults_and_overrides() -> None:
@@ -52,6 +57,12 @@ def test_wrong_values_are_named(environ: dict[str, str], told: str) -> None:
 )
 def test_redis_address_names_host_or_socket_without_a_password(url: str, address: str) -> None:
     assert Settings.read({"REDIS_URL": url}).redis_address == address
+
+
+def test_compose_passes_every_limit_to_the_api() -> None:
+    api = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["api"]["environment"]
+    names = [f"API_{limit.upper()}" for limit in Limits.model_fields]
+    assert {name: api.get(name) for name in names} == {name: f"${{{name}:-}}" for name in names}
 
 
 def test_variables_of_other_programs_are_left_alone() -> None:

@@ -31,34 +31,36 @@ REDIS_USER = "api"
 
 
 class Limits(SettingsModel):
-    """What the API bounds. Each field is set by the variable API_<FIELD IN CAPITALS>."""
+    """Bounds of the API. Each field is set by the variable API_<FIELD IN CAPITALS>."""
 
     permit_ttl_s: Seconds = 30.0
-    """A permit that its holder does not renew for so long goes to another."""
+    """Seconds. A permit that its holder has not renewed for this long is given to another environment."""
     lease_ttl_s: Seconds = 120.0
-    """A batch that its trainer does not extend for so long goes back to the queue."""
+    """Seconds. A batch whose lease the trainer has not extended for this long returns to the queue."""
     max_attempts: Count = 100
-    """Deliveries of a group without an ack before it is set aside as dead. High: a restart is no fault of the group."""
+    """Deliveries of a group without an ack before it becomes a dead letter. High, because a trainer that restarts is
+    not the group's fault."""
     max_body_bytes: Count = 64 * MIB
     """Largest request body."""
     max_concurrent_body_bytes: Count = 256 * MIB
-    """Bytes of request bodies over 64 KiB that are in memory at one time, with their inflated copies; beyond, a request
-    waits for some seconds and is then refused with 503. The API needs several times as much memory."""
+    """Bytes of request bodies over 64 KiB that are in memory at one time, with their inflated copies. A request beyond
+    that waits for up to 10 seconds and is then refused with 503. The API needs several times as much memory."""
     max_stored_bytes: Count = 1024 * MIB
-    """Payload bytes held for all runs; beyond, submits hear 429. Keep it well below Redis' maxmemory."""
+    """Payload bytes held for all runs. Submits beyond that receive 429. Keep it well below Redis' maxmemory."""
     max_run_bytes: Count = 1024 * MIB
-    """Payload bytes held for one run; beyond, its submits hear 429."""
+    """Payload bytes held for one run. Submits to the run beyond that receive 429."""
     max_run_groups: Count = 100_000
-    """Groups held for one run; beyond, its submits hear 429."""
+    """Groups held for one run. Submits to the run beyond that receive 429."""
     env_ttl_s: Seconds = 60.0
-    """A registered environment that was not heard from for so long counts as dead: no share is kept for it."""
+    """Seconds. A registered environment that has sent no request for this long counts as dead: no share of the batches
+    is kept for it."""
     archive_max_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * MIB
-    """Bytes of one run's archive of acked groups; beyond, the oldest go. 0: nothing is archived."""
+    """Bytes of one run's archive of acked groups. Beyond that the archive removes its oldest groups. 0: no archive."""
     archive_min_free_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
-    """Free space that the archive leaves on its disk, for Redis to append to and rewrite its file. Below it a run's
-    oldest segments go, then its groups are let go without being archived. 0: no floor."""
+    """Free space that the archive leaves on its disk, for Redis to append to and rewrite its file. Below that the
+    archive removes a run's oldest segments, then lets groups go without archiving them. 0: no floor."""
     max_wait_s: Seconds = 60.0
-    """Longest long-poll; a request that asks for more gets this."""
+    """Seconds. Longest long-poll; a request that asks for a longer wait gets this one."""
 
 
 @dataclass(frozen=True)
