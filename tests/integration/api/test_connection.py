@@ -12,10 +12,15 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError  # noqa: A004
 from tests.support.api_server import ApiServer
+from tests.support.fault_proxy import Fault, FaultProxy, Way
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 
 from gristmill import ConfigError
+from gristmill_api import watch
+from gristmill_api.changes import Changes
+from gristmill_api.metrics import Metrics
+from gristmill_api.store import keys
 from gristmill_api.store.connection import ask, check_version, connect
 
 
@@ -139,3 +144,28 @@ async def test_old_redis_that_comes_later_is_reported() -> None:
                     break
                 await asyncio.sleep(0.1)
         assert "the API needs Redis 7.0" in api.log()
+
+
+async def test_listener_notices_a_connection_that_went_silent(
+    redis: Redis, shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_IDLE_S", 0.3)
+    metrics, changes = Metrics(None), Changes()
+
+    async def up(value: float) -> None:
+        while metrics.registry.get_sample_value("gristmill_api_redis_up") != value:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    with FaultProxy(shared_redis.port) as proxy:
+        async with connected(f"redis://127.0.0.1:{proxy.port}/0", "socket_timeout=0.5") as client:
+            listener = asyncio.create_task(watch.watch(client, changes, metrics))
+            await up(1)
+            proxy.set(Fault(answer=Way(swallow=True)))
+            await up(0)
+            proxy.heal()
+            await up(1)
+            with changes.listening("topic") as woken:
+                await redis.publish(keys.EVENTS, "topic")
+                await asyncio.wait_for(woken.wait(), 20)
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError  # noqa: A004
 
 from gristmill.logs import line
 from gristmill_api.changes import Changes
@@ -17,6 +17,9 @@ from gristmill_api.store.records import text
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
+_IDLE_S = 15.0
+"""After a pause of this length the listener sends PING, and the answer may take as long. A firewall may drop an idle
+connection without a word to its ends, and requests would wait without being woken."""
 
 
 async def watch(redis: Redis, changes: Changes, metrics: Metrics) -> None:
@@ -42,8 +45,18 @@ async def _listen(redis: Redis, changes: Changes, metrics: Metrics, *, came_back
             _LOG.info(line("redis", state="up"))
         await _warn_of_weak_durability(redis)
         changes.tell_all()
-        async for message in subscription.listen():
-            changes.tell(message["data"].decode())
+        asked = False
+        while True:
+            message = await subscription.get_message(timeout=_IDLE_S)
+            if message is not None:
+                asked = False
+                if message["type"] == "message":
+                    changes.tell(message["data"].decode())
+            elif asked:
+                raise ConnectionError(f"no answer to PING in {_IDLE_S:g} s")
+            else:
+                await subscription.ping()
+                asked = True
 
 
 async def _warn_of_weak_durability(redis: Redis) -> None:
