@@ -54,6 +54,7 @@ class ApiServer:
                 [
                     *(sys.executable, "-m", "uvicorn", "gristmill_api.app:app"),
                     *self._at(),
+                    *("--timeout-keep-alive", "75"),
                 ],
                 pass_fds=() if self._door is None else (self._door.fileno(),),
                 env=self._environ,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -422,3 +425,24 @@ async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
             "metrics/{source}", "events", "examples",
         )),
     }  # fmt: skip
+
+
+def test_idle_connection_stays_open_for_longer_than_clients_use_it(shared_api: ApiServer) -> None:
+    """uvicorn closes it after 5 seconds by default, which is when httpx clients may be sending the next request."""
+    connection = http.client.HTTPConnection("127.0.0.1", shared_api.port, timeout=30)
+    connection.auto_open = 0  # It does not connect again.
+    connection.connect()
+    for pause in (0, 6):
+        time.sleep(pause)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["README.md", "services/api/Dockerfile", "scripts/launch_local_dataset_run.py", "tests/support/api_server.py"],
+)
+def test_every_start_of_the_api_keeps_idle_connections_for_as_long(file: str) -> None:
+    text = (Path(__file__).parents[3] / file).read_text()
+    assert re.search(r'gristmill_api\.app:app.*?--timeout-keep-alive[", ]+75\b', text, re.DOTALL)
