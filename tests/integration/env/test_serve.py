@@ -123,6 +123,20 @@ def test_groups_of_one_score_are_dropped_and_counted(
     assert "dropped as same_scores: the rewards tell nothing apart" in caplog.text
 
 
+def test_a_reward_that_fails_on_most_completions_ends_the_process_with_its_error(
+    environments: Environments, trainer: HandTrainer
+) -> None:
+    (environments.folder / "judge.py").write_text(
+        "def judge(completion: str) -> float:\n    raise ConnectionError('the judge does not answer')\n"
+    )
+    env = environments.process(trainer.url, "--reward_functions", "length", "judge.py:judge")
+    trainer.take()
+    assert environments.ends(env) == 1
+    last = env.last_line
+    assert "reward 'judge' failed on 64 of the last 64 completions" in last
+    assert "the judge does not answer" in last
+
+
 def test_prompts_that_leave_no_room_are_dropped_and_counted(environments: Environments, trainer: HandTrainer) -> None:
     environments.here(trainer.url, "--max_token_length", "3")
     trainer.take()

@@ -50,7 +50,13 @@ class Task:
         rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
         has_answer, how = config.gold_field is not None, execution(launch.config)
-        scorer = Scorer(rewards, has_answer=has_answer, columns=dataset.columns, execution=how)
+        scorer = Scorer(
+            rewards,
+            has_answer=has_answer,
+            columns=dataset.columns,
+            execution=how,
+            failure_limit=launch.config.reward_failure_limit,
+        )
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environments)
 

@@ -33,6 +33,13 @@ async def scorer() -> AsyncIterator[Make]:
         await one.close()
 
 
+def hopeless(completion: str) -> float:
+    raise KeyError("verdict")
+
+
+PART = {"type": f"{__name__}:hopeless"}
+
+
 def custom(function: Callable[..., Any], name: str = "custom") -> Reward:
     return create_reward(function, name=name)
 
@@ -115,6 +122,69 @@ async def test_the_first_error_of_a_reward_is_told_in_full_and_the_others_are_co
     assert [bool(record.exc_info) for record in told] == [True, False, False]  # 1, 10, 100
     assert "has failed 100 times" in told[-1].getMessage()
     assert len(caplog.records) == 6
+
+
+def fails_on(share: float) -> Reward:
+    """A reward that fails on the first completions of every ten."""
+
+    def flaky(completion: str) -> float:
+        if int(completion) % 10 < 10 * share:
+            raise ValueError(f"no verdict\non {completion}")
+        return 1.0
+
+    return custom(flaky, "flaky")
+
+
+async def scored(made: Scorer, completions: int) -> None:
+    for first in range(0, completions, 4):
+        await made.score([Sample(str(number)) for number in range(first, first + 4)])
+
+
+async def test_a_reward_that_fails_on_more_than_the_limit_ends_the_run_with_its_error(scorer: Make) -> None:
+    made = scorer((create_reward("format"), 1.0), (fails_on(0.6), 1.0), failure_limit=0.5)
+    await scored(made, 60)
+    with pytest.raises(RewardError, match=r"^reward 'flaky' failed on 40 of the last 64 completions.*no verdict on 3"):
+        await scored(made, 4)
+
+
+@pytest.mark.parametrize(
+    ("share", "options", "weight"),
+    [(0.4, {"failure_limit": 0.5}, 1.0), (1.0, {}, 1.0), (1.0, {"failure_limit": 0.5}, 0.0)],
+)
+async def test_failures_below_the_limit_or_of_a_metric_end_nothing(
+    scorer: Make, share: float, options: dict[str, float], weight: float
+) -> None:
+    await scored(scorer((create_reward("format"), 1.0), (fails_on(share), weight), **options), 200)
+
+
+async def test_old_failures_do_not_count(scorer: Make) -> None:
+    made = scorer((fails_on(0.1), 1.0), failure_limit=0.5)
+    for number in [0] * 32 + [5] * 64 + [0] * 32:
+        await made.score([Sample(str(number))])
+    with pytest.raises(RewardError):
+        await made.score([Sample("0")])
+
+
+async def test_a_part_that_fails_is_named_in_the_error_of_its_reward(scorer: Make) -> None:
+    made = scorer((create_reward({"type": "combined", "params": {"rewards": [PART]}}), 1.0), failure_limit=0.5)
+    with pytest.raises(RewardError, match=r"'combined' failed on 64 of .*combined/hopeless: KeyError"):
+        await scored(made, 64)
+
+
+async def test_more_than_a_few_failures_are_warned_of_once_per_64_completions(
+    scorer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = scorer((fails_on(0.1), 1.0), failure_limit=0.5)
+
+    def warned() -> int:
+        return sum(record.levelno == logging.WARNING for record in caplog.records)
+
+    await scored(made, 28)
+    assert warned() == 0
+    await scored(made, 64)
+    assert warned() == 1
+    await scored(made, 64)
+    assert warned() == 2
 
 
 async def test_answers_never_mix_between_concurrent_groups(scorer: Make) -> None:

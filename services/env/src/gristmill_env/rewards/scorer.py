@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +21,11 @@ from gristmill_env.rewards.sample import Sample, Score
 from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)
+
+_WINDOW = 64
+"""Completions over which the failures of a reward are counted."""
+_FEW = 3
+"""Failures among them that only the count of all failures reports."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,10 @@ class Scorer:
         has_answer: bool,
         columns: Sequence[str] = (),
         execution: Execution = Execution(),  # noqa: B008  it is frozen
+        failure_limit: float = 1.0,
     ) -> None:
-        """`columns`: the data set's.
+        """`columns`: the data set's. `failure_limit`: the share of the last 64 completions on which a reward may fail;
+        a reward of weight 0 may fail on all.
 
         Raises RewardError when there is no reward, or none of weight, one name stands for two, or a reward asks for
         what the rows do not have.
@@ -71,7 +78,10 @@ class Scorer:
         known = Known(columns, has_answer, execution)
         self._nodes = [weighted.reward.bind(known, weighted.reward.name) for weighted in self.rewards]
         self._runner = Runner(execution.limits, threads=execution.threads)
+        self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
+        self._recent: dict[str, deque[Failure | None]] = {name: deque(maxlen=_WINDOW) for name in names}
+        self._since_warning = dict.fromkeys(names, _WINDOW)
 
     @property
     def names(self) -> list[str]:
@@ -91,8 +101,8 @@ class Scorer:
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Score the completions of one prompt, in their order.
 
-        What a reward does wrong is in the scores. Raises RewardError only when a reward hangs so often that the run
-        cannot go on.
+        The scores hold the errors of rewards. Raises RewardError when a reward hangs so often that the run cannot
+        continue, and when it failed on more of the last 64 completions than `failure_limit` allows.
         """
         if not samples:
             return []
@@ -106,6 +116,8 @@ class Scorer:
         found = outcomes(self._nodes, made)
         for name, column in found.items():
             self._count(name, column)
+        for weighted in self.rewards:
+            self._watch(weighted, found[weighted.reward.name])
         return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
 
     async def close(self) -> None:
@@ -133,6 +145,25 @@ class Scorer:
                 total, error = None, "the weighted sum of the rewards overflows"
         failed = {name: outcome.text for name, outcome in said.items() if isinstance(outcome, Failure)}
         return Score(total, parts, error, failed)
+
+    def _watch(self, weighted: WeightedReward, column: Sequence[Outcome]) -> None:
+        """Warn when a reward fails on more than a few of the last completions. Raises RewardError above the limit."""
+        name = weighted.reward.name
+        recent = self._recent[name]
+        recent.extend(outcome if isinstance(outcome, Failure) else None for outcome in column)
+        failures = [failure for failure in recent if failure is not None]
+        if not failures:
+            return
+        found = f"reward '{name}' failed on {len(failures)} of the last {len(recent)} completions"
+        last = " ".join(str(failures[-1]).split())
+        limited = weighted.weight != 0
+        if limited and len(recent) == _WINDOW and len(failures) > self._failure_limit * _WINDOW:
+            raise RewardError(f"{found}; reward_failure_limit is {self._failure_limit:.0%}; the last error: {last}")
+        self._since_warning[name] += len(column)
+        if len(failures) > _FEW and self._since_warning[name] >= _WINDOW:
+            self._since_warning[name] = 0
+            ends = f"above {self._failure_limit:.0%} of {_WINDOW} the run ends" if limited else "it has weight 0"
+            logger.warning("%s (%s); the last error: %s", found, ends, last)
 
     def _count(self, name: str, column: Sequence[Outcome]) -> None:
         """Tell a reward's first error in full, and of the others each time that their count has a digit more."""

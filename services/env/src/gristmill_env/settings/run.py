@@ -104,6 +104,10 @@ class EnvConfig(Settings):
     reward_processes: int = Field(default=2, ge=1, le=256)
     """Processes of each reward with process: true."""
 
+    reward_failure_limit: float = Field(default=0.5, gt=0, le=1)
+    """Share of the last 64 completions on which a reward may fail. Above it, the command ends with the reward's error.
+    1: no limit. Rewards of weight 0 have none."""
+
     check_timeout: float = Field(default=3.0, gt=0)
     """Seconds of processor time that one check by Math-Verify may take; it may last twenty times as long in all."""
 
