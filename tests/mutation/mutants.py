@@ -39,8 +39,8 @@ _ANSWERS: Final = {
 _READS: Final = frozenset(
     [
         *("EXISTS", "GET", "TIME", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HVALS"),
-        *("LLEN", "LPOS", "LRANGE", "STRLEN", "SISMEMBER", "SMEMBERS"),
-        *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "ZSCORE"),
+        *("LLEN", "LPOS", "LRANGE", "STRLEN", "SCARD", "SISMEMBER", "SMEMBERS"),
+        *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZSCORE"),
     ]
 )
 

@@ -270,7 +270,8 @@ async def test_a_deleted_run_leaves_nothing_but_its_fence(bench: Bench) -> None:
     await bench.store.journal.measure(RUN, MetricsRow(source="trainer", step=1, values={"loss": 1.0}))
     await bench.store.close_run(RUN)
     await bench.store.delete_run(RUN)
-    assert await key_names(bench.redis) == {keys.BYTES, PREFIX + "fence"}
+    assert await key_names(bench.redis) == {keys.BYTES, keys.JOURNAL, PREFIX + "fence"}
+    assert int(await bench.redis.get(keys.JOURNAL) or 0) == 0
     assert int(await bench.redis.get(keys.BYTES) or 0) == 0
     assert (await bench.create()).state == "open", "the id is free again"
 

@@ -150,6 +150,15 @@ def env_missing(run_id: str, env_id: str) -> Refused:
     )
 
 
+def too_many(what: str, message: str, remedy: str) -> Refused:
+    """A bound on what one run, or all runs, may hold. The code is `too_many_<what>`."""
+    return Refused(f"too_many_{what}", 409, f"{message}, which is the most.", remedy)
+
+
+def too_long(what: str, length: int, most: int) -> Refused:
+    return Refused("too_large", 413, f"{what}: {length} bytes as JSON; at most {most} are kept.", "Send less.")
+
+
 def too_many_claims(run_id: str, most: int) -> Refused:
     return Refused(
         "too_many_claims", 409, f"run {run_id!r} has {most} claims.", "Wait until one of them runs out; they all do."
@@ -334,8 +343,8 @@ def from_redis(error: RedisError) -> Refused | None:
         return store_full("Redis is at its maxmemory.")
     if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError)):
         return store_unavailable(error)
-    # Redis has no type for a disk that it cannot append to; it names them in the text.
-    if str(error).startswith(("MISCONF", "NOREPLICAS", "MASTERDOWN", "NOPERM")):
+    # redis-py has no types for these: a script that runs too long, a disk that cannot be written, ...
+    if str(error).startswith(("BUSY ", "MISCONF", "NOREPLICAS", "MASTERDOWN", "NOPERM")):
         return store_unavailable(error)
     return None
 

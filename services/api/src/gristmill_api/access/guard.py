@@ -58,4 +58,5 @@ class Guard:
         role = self._tokens.role_of(headers.get("authorization", ""))
         if role is None:
             return errors.unauthorized(request, need.value, "authorization" in headers)
+        scope["role"] = role
         return None if role in need.roles else errors.forbidden(request, need.value, role)

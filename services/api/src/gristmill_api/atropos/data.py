@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.responses import JSONResponse
@@ -17,7 +17,7 @@ from gristmill.logs import line
 from gristmill_api.atropos import scored
 from gristmill_api.atropos.door import AtDoor, Door
 from gristmill_api.atropos.lengths import Mismatch
-from gristmill_api.atropos.messages import ScoredData
+from gristmill_api.atropos.messages import Groups, ScoredData
 from gristmill_api.atropos.queue import new_id
 from gristmill_api.atropos.scored import Irregular, Scored
 from gristmill_api.atropos.speech import REFUSALS, AtroposRoute, spoken
@@ -135,7 +135,7 @@ async def scored_data(door: AtDoor, request: Request, scored_data: ScoredData) -
 
 
 @_lists.post("/scored_data_list", response_model=dict[str, Any])
-async def scored_data_list(door: AtDoor, request: Request, scored_data_list: list[ScoredData]) -> Response:
+async def scored_data_list(door: AtDoor, request: Request, scored_data_list: Annotated[Groups, Body()]) -> Response:
     """Store groups, all of them or, when one is wrong or there is no room, none."""
     groups: list[Scored] = []
     for index, message in enumerate(scored_data_list):

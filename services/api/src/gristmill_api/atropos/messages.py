@@ -6,22 +6,27 @@ FastAPI turns what does not fit into Atropos' 422 `{"detail": [...]}`, word for 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, field_validator
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Word = Annotated[str, Field(max_length=4096)]
+
+
+MOST_GROUPS: Final = 16_384
+"""In one request: one call of a script stores them."""
 
 
 class Registration(BaseModel):
     """A trainer's."""
 
-    wandb_group: str
-    wandb_project: str
+    wandb_group: Word
+    wandb_project: Word
     batch_size: int
     """Sequences a batch, exactly."""
     max_token_len: int
-    checkpoint_dir: str
+    checkpoint_dir: Word
     save_checkpoint_interval: int
     starting_step: int
     num_steps: int
@@ -29,7 +34,7 @@ class Registration(BaseModel):
 
 class RegisterEnv(BaseModel):
     max_token_length: int
-    desired_name: str
+    desired_name: Word
     weight: Finite
     group_size: int
     min_batch_allocation: Finite | None = None
@@ -72,5 +77,6 @@ class ScoredData(BaseModel):
         return messages
 
 
+Groups = Annotated[list[ScoredData], Field(max_length=MOST_GROUPS)]
 KEYS = tuple(ScoredData.model_fields)
 """The 14 keys of a group in a batch, all of them always there."""

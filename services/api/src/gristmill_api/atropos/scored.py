@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from gristmill_api.atropos import lengths
 from gristmill_api.atropos.lengths import BY_TOKEN, Shape, sizes
 from gristmill_api.atropos.matrix import scan
-from gristmill_api.atropos.messages import KEYS, ScoredData
+from gristmill_api.atropos.messages import KEYS, MOST_GROUPS, Groups, ScoredData
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class _Slices(msgspec.Struct):
 
 
 _MODEL = TypeAdapter(ScoredData)
-_MODELS = TypeAdapter(list[ScoredData])
+_MODELS = TypeAdapter(Groups)
 _ONE = msgspec.json.Decoder(_Slices)
 _LIST = msgspec.json.Decoder(list[_Slices])
 # Of the small fields. Strict: msgspec takes an int where a float is wanted, and nothing else that it is not.
@@ -103,9 +103,12 @@ def read_one(body: bytes) -> Scored:
 def read_list(body: bytes) -> list[Scored]:
     """The body of /scored_data_list. Raises Irregular also for a Mismatch: the slow way tells which group it is in."""
     try:
-        return [_read(slices) for slices in _slices(_LIST, body)]
+        groups = [_read(slices) for slices in _slices(_LIST, body)]
     except lengths.Mismatch as error:
         raise Irregular(str(error)) from error
+    if len(groups) > MOST_GROUPS:
+        raise Irregular
+    return groups
 
 
 def from_message(group: ScoredData) -> Scored:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, StringConstraints, model_validator
 
 from gristmill import MetricsRow, RunEvent
-from gristmill_api import encoding
+from gristmill_api import encoding, errors
+from gristmill_api.access.table import Need
+from gristmill_api.access.tokens import Role
 from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Body, Ctx, Name, RunId
 from gristmill_api.examples import Example, example
 from gristmill_api.offload import offload
@@ -20,6 +22,8 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
 
 MAX_VALUES = 256
 """Metrics in one row, those of nested groups too."""
+_TRAINER: Final = "trainer"
+"""The source that only a trainer may report as."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
@@ -66,8 +70,14 @@ async def _after(
 
 
 @router.post("/metrics", status_code=204)
-async def measure(ctx: Ctx, run_id: RunId, body: Row) -> None:
-    """Take one row of metrics. The same source and step again replaces it, so a retry counts once."""
+async def measure(ctx: Ctx, request: Request, run_id: RunId, body: Row) -> None:
+    """Take one row of metrics. The same source and step again replaces it, so a retry counts once.
+
+    The source `trainer` is for the trainer's role. A run has 64 sources (409 too_many_sources), and a row 32 KiB of
+    JSON (413 too_large)."""
+    role = request.scope.get("role")
+    if body.source == _TRAINER and role is Role.ENV:
+        raise errors.forbidden(f"a row of metrics of the source {_TRAINER!r}", Need.TRAINER.value, role)
     await ctx.store.journal.measure(run_id, MetricsRow(**body.model_dump()))
 
 

@@ -74,7 +74,7 @@ class Lease(Body):
 
 class Batches(Body):
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
-    batch_ids: list[Name]
+    batch_ids: Annotated[list[Name], Field(max_length=65536)]
 
 
 class Nacked(Body):

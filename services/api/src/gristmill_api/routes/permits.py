@@ -26,7 +26,7 @@ class Ask(Body):
 
 class Renew(Body):
     holder: Name
-    group_ids: list[Id] | None = None
+    group_ids: Annotated[list[Id], Field(max_length=65536)] | None = None
     """The permits the holder is working on; None renews all it has. Name them: a permit whose grant was lost on
     the way would otherwise be kept alive, and its capacity with it, by a holder that does not know it has it."""
 

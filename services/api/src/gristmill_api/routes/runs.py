@@ -33,7 +33,7 @@ class CreateRun(Body):
 class Take(Body):
     trainer: dict[str, Any]
     """The trainer's settings; batch_size, gradient_accumulation_steps, training_steps and max_staleness among them."""
-    covered: list[Id] = Field(default_factory=list)
+    covered: Annotated[list[Id], Field(max_length=2**17)] = Field(default_factory=list)
     """Groups that the resumed checkpoint was trained on."""
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
     """Optimizer steps that the resumed checkpoint has behind it, 0 without one. A trainer that goes back to an older

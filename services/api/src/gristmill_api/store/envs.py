@@ -9,6 +9,9 @@ from gristmill_api import errors
 from gristmill_api.store import keys
 from gristmill_api.store.calls import Calls
 
+MOST_ENVS = 1024
+"""Registered environments per run. A dead one gives its place to a new one."""
+
 
 class Environments:
     def __init__(self, redis: Redis, calls: Calls, ttl_ms: int) -> None:
@@ -17,8 +20,11 @@ class Environments:
         self._ttl_ms = ttl_ms
 
     async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
-        """Register an environment, or change what it registered."""
-        await self._join(run_id, env_id, "register", weight, allocation)
+        """Register an environment, or change what it registered. Raises Refused (409) if too many are alive."""
+        if await self._join(run_id, env_id, "register", weight, allocation) == "FULL":
+            raise errors.too_many(
+                "envs", f"run {run_id!r} has {MOST_ENVS} living environments", "Stop some of them first."
+            )
 
     async def heartbeat(self, run_id: str, env_id: str) -> None:
         """Hear that it lives. Raises Refused (404) for one that never registered."""
@@ -49,7 +55,7 @@ class Environments:
 
     async def _join(self, run_id: str, env_id: str, what: str, weight: float | None, allocation: float | None) -> str:
         numbers = ["" if number is None else repr(number) for number in (weight, allocation)]
-        (status,) = await self._calls.run("join", run_id, env_id, self._ttl_ms, what, *numbers)
+        (status,) = await self._calls.run("join", run_id, env_id, self._ttl_ms, what, *numbers, MOST_ENVS)
         return str(status)
 
 

@@ -9,12 +9,21 @@ from typing import Any
 from redis.asyncio import Redis
 
 from gristmill import MetricsRow, RunEvent
+from gristmill_api import errors
 from gristmill_api.store import keys
 from gristmill_api.store.calls import Calls
 from gristmill_api.store.records import text
 
 KEPT_ROWS = 10_000
-"""Rows of metrics kept a source."""
+"""Rows of metrics kept per source."""
+MOST_SOURCES = 64
+"""Sources of metrics per run."""
+MOST_ROW_BYTES = 32 * 1024
+"""Of one row of metrics as JSON."""
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of the rows of all runs. Beyond it, the source that has the most loses its oldest rows."""
+MOST_EVENT_BYTES = 4 * 1024
+"""An event holds the values of its row of metrics if they are no longer than this."""
 
 
 class Journal:
@@ -23,9 +32,18 @@ class Journal:
         self._calls = calls
 
     async def measure(self, run_id: str, row: MetricsRow) -> None:
-        """Take one row. The same source and step again replaces it."""
+        """Take one row. The same source and step again replaces it.
+
+        Raises Refused for a row over MOST_ROW_BYTES (413) and one of too many sources (409)."""
         values = json.dumps({"step": row.step, "values": row.values}, allow_nan=False)
-        await self._calls.run("measure", run_id, row.source, row.step, values, KEPT_ROWS)
+        if len(values) > MOST_ROW_BYTES:
+            raise errors.too_long(f"the row of metrics of {row.source!r}", len(values), MOST_ROW_BYTES)
+        bounds = KEPT_ROWS, MOST_SOURCES, KEPT_BYTES, MOST_EVENT_BYTES
+        (status,) = await self._calls.run("measure", run_id, row.source, row.step, values, *bounds)
+        if status == "FULL":
+            raise errors.too_many(
+                "sources", f"run {run_id!r} has {MOST_SOURCES} sources of metrics", "Report under one of their names."
+            )
 
     async def sources(self, run_id: str) -> list[str]:
         found = await self._redis.smembers(keys.prefix(run_id) + "metrics")

@@ -6,6 +6,8 @@ RUNS = "gm:runs"
 STACKS = "gm:stacks"
 DELETING = "gm:deleting"
 BYTES = "gm:bytes"
+JOURNAL = "gm:journal"
+JOURNALS = "gm:journals"
 EVENTS = "gm:events"
 ARCHIVER = "gm:archiver"
 

@@ -11,15 +11,22 @@ from pydantic_core import to_json
 from gristmill import PolicyVersion, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
 
+MOST_SETTINGS_BYTES = 128 * 1024
+"""Of the settings of an environment, or of a trainer, as JSON."""
+
 
 def canonical(settings: dict[str, Any]) -> str:
     """JSON with sorted keys: equal settings are equal strings. Raises Refused (422) for what no answer could tell
-    again: NaN and infinity, half a surrogate pair, more than some 200 levels."""
+    again: NaN and infinity, half a surrogate pair, more than some 200 levels; and (413) for more than
+    MOST_SETTINGS_BYTES."""
     try:
         to_json([[[[settings]]]])  # An answer wraps them: a list of records at most.
-        return json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        found = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise errors.bad_request(f"settings must be plain JSON: {error}.") from error
+    if len(found) > MOST_SETTINGS_BYTES:
+        raise errors.too_long("the settings", len(found), MOST_SETTINGS_BYTES)
+    return found
 
 
 def text(value: bytes | str | None) -> str:

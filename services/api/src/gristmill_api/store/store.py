@@ -31,6 +31,10 @@ from gristmill_api.store.trainer import TrainerPlan, env_extends, extends
 DEFAULT_STACK = "default"
 DELETED_AT_ONCE: Final = 512
 """Groups, batches and the like that one call of a script deletes: other calls wait for it."""
+MOST_RUNS: Final = 1000
+"""Runs that the store holds, finished ones included."""
+MOST_REASONS: Final = 64
+"""Drop reasons per run that are counted by name."""
 FENCE_S: Final = 7 * 86_400.0
 """A trainer that outlives its run by less is fenced off from the next run of the same id."""
 ID_BYTES = 16
@@ -159,9 +163,14 @@ class Store:
                 protocol.value,
                 secrets.token_hex(16),
                 *compared,
+                MOST_RUNS,
             )
             if status == "DELETING":
                 await self._delete(run_id, "continue")
+            elif status == "FULL":
+                raise errors.too_many(
+                    "runs", f"the store holds {MOST_RUNS} runs", "Delete finished runs: DELETE /v1/runs/RUN."
+                )
             elif status == "BUSY":
                 raise errors.run_open(run_id, text(rest[0]), stack or "", self._living(rest[1:]))
             elif status == "DIFFERS":
@@ -310,7 +319,7 @@ class Store:
 
     async def give_back(self, run_id: str, holder: str, group_id: str, reason: str) -> bool:
         """Return one permit: "abandoned" is issued again, any other reason drops the group. False: known already."""
-        (status,) = await self._calls.run("return", run_id, holder, group_id, reason)
+        (status,) = await self._calls.run("return", run_id, holder, group_id, reason, MOST_REASONS)
         if status == "LOST":
             raise errors.permit_lost(run_id, group_id, f"{holder!r} does not hold it")
         if status == "SUBMITTED":

@@ -57,6 +57,8 @@
 --   gm:stacks     HASH    stack -> id of its open run
 --   gm:deleting   SET     ids of the runs of which something is left to delete
 --   gm:bytes      STRING  payload bytes held by all runs
+--   gm:journal    STRING  bytes of the metrics rows of all runs
+--   gm:journals   ZSET    key of a source's metrics -> their bytes
 --   gm:archiver   STRING  token of the process that archives, while its lock lives
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
 --                         something may be there for who waits, and for who waits for "events"
@@ -72,6 +74,7 @@ local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'
 local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
+local JOURNAL, JOURNALS = 'gm:journal', 'gm:journals'
 
 local function group(id) return P .. 'group:' .. id end
 local function payload(id) return P .. 'payload:' .. id end

@@ -4,12 +4,13 @@
 -- Open a run, join it, or resume it. A run of other settings is extended or replaced if the API asks for that: the API
 -- compares the settings, and sends the digest of those that it compared with.
 -- ARGV: run id, environment (canonical JSON), digest, group size, stack or '', protocol, creation (random),
---       '' | 'extend' | 'replace', compared digest or ''
+--       '' | 'extend' | 'replace', compared digest or '', most runs
 -- -> {CREATED|JOINED|RESUMED|EXTENDED, record...} | {DELETING}: call delete.lua until it is done, then this again
 --  | {DIFFERS, env, group size, stack, protocol, digest, training steps or nil, '1' if a step is finished, now, environment
 --     alive, deadline, ...}
+--  | {FULL}: there are too many runs
 --  | {BUSY, open run id, now, environment alive, deadline, ...}
-local id, settings, digest, group_size, stack, protocol, creation, change, compared = unpack(ARGV)
+local id, settings, digest, group_size, stack, protocol, creation, change, compared, most = unpack(ARGV)
 
 if redis.call('EXISTS', DELETED) == 1 then return {'DELETING'} end
 local at, current = now(), state()
@@ -38,6 +39,7 @@ if current then
   return {same and 'RESUMED' or 'EXTENDED', redis.call('HGETALL', RECORD)}
 end
 
+if redis.call('ZCARD', RUNS) >= tonumber(most) then return {'FULL'} end
 local busy = claim(stack, id, at)
 if busy then return busy end
 local fence = redis.call('GET', FENCE)

@@ -47,7 +47,12 @@ delete_groups(leased)
 delete(pop(LEASES), batch)
 delete(redis.call('SPOP', EXPIRED, left), batch)
 delete(pop(ENVS), env)
-delete(redis.call('SPOP', METRICS, left), metrics)
+local sources = redis.call('SPOP', METRICS, left)
+for _, source in ipairs(sources) do
+  redis.call('DECRBY', JOURNAL, redis.call('ZSCORE', JOURNALS, metrics(source)) or 0)
+  redis.call('ZREM', JOURNALS, metrics(source))
+end
+delete(sources, metrics)
 redis.call('HINCRBY', COUNTERS, 'bytes', -freed)
 redis.call('DECRBY', BYTES, freed)
 if left <= 0 then return {'MORE'} end

@@ -2,9 +2,9 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- Give one permit back. Reason "abandoned": somebody else gets the row. Any other reason drops the group for good.
--- ARGV: holder, group id, reason
+-- ARGV: holder, group id, reason, most reasons that are counted by name: others are counted as "other"
 -- -> {OK} | {ALREADY} | {MISSING} | {LOST} | {SUBMITTED}
-local holder, id, reason = unpack(ARGV)
+local holder, id, reason, most = unpack(ARGV)
 
 if not state() then return {'MISSING'} end
 if redis.call('EXISTS', group(id)) == 1 or redis.call('HEXISTS', TRAINED, id) == 1 then return {'SUBMITTED'} end
@@ -24,7 +24,8 @@ if reason == 'abandoned' then
 else
   redis.call('ZREM', REISSUE, id)
   redis.call('HSET', DROPPED, id, reason)
-  redis.call('HINCRBY', DROPS, reason, 1)
+  local known = redis.call('HEXISTS', DROPS, reason) == 1 or redis.call('HLEN', DROPS) < tonumber(most)
+  redis.call('HINCRBY', DROPS, known and reason or 'other', 1)
   entomb(id)
   note('drop', 'group', id, 'reason', reason)
 end

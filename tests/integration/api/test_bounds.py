@@ -1,0 +1,285 @@
+"""Each verb that can make Redis hold more has a bound, because Redis at its maxmemory must not refuse all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
+from tests.support.api_server import ApiServer
+from tests.support.groups import make_group
+from tests.support.redis_server import RedisServer
+
+from gristmill import GROUP_MEDIA_TYPE, MetricsRow
+from gristmill_api.access.table import rules
+from gristmill_api.errors import Refused
+from gristmill_api.store import envs, journal, keys, store
+from gristmill_api.store.records import MOST_SETTINGS_BYTES
+
+AT = f"/v1/runs/{RUN}"
+LONG = "a" * (MOST_SETTINGS_BYTES + 1)
+
+
+async def refusal(call: Any) -> tuple[str, int]:
+    with pytest.raises(Refused) as refused:
+        await call
+    return refused.value.code, refused.value.status
+
+
+def row(step: int, length: int = 0, source: str = "env-1") -> MetricsRow:
+    return MetricsRow(source=source, step=step, values={"word": "a" * length})
+
+
+async def steps(bench: Bench, source: str, run_id: str = RUN) -> list[int]:
+    return [row.step for row in await bench.store.journal.rows(run_id, source, -1, 10_000)]
+
+
+async def test_settings_have_a_bound(bench: Bench) -> None:
+    assert await refusal(bench.store.create_run("other", {"a": LONG}, 2)) == ("too_large", 413)
+    assert await refusal(bench.store.take(RUN, trainer(a=LONG), [])) == ("too_large", 413)
+    await bench.store.create_run("other", {"a": LONG[:-100]}, 2)
+
+
+async def test_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_RUNS", 2)
+    await bench.store.create_run("second", {}, 2, stack=None)
+    assert await refusal(bench.store.create_run("third", {}, 2)) == ("too_many_runs", 409)
+    assert (await bench.store.record(RUN)).state == "open", "a run that cannot open suspends no other"
+    _, new = await bench.store.create_run("second", {}, 2, stack=None)
+    assert not new
+    await bench.store.close_run("second")
+    await bench.store.delete_run("second")
+    await bench.store.create_run("third", {}, 2, stack=None)
+
+
+async def test_sources_of_metrics_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MOST_SOURCES", 2)
+    for source in ("a", "b", "a"):
+        await bench.store.journal.measure(RUN, row(1, source=source))
+    assert await refusal(bench.store.journal.measure(RUN, row(1, source="c"))) == ("too_many_sources", 409)
+    assert await bench.store.journal.sources(RUN) == ["a", "b"]
+
+
+async def test_a_row_of_metrics_has_a_bound_and_its_event_a_smaller_one(bench: Bench) -> None:
+    await bench.store.journal.measure(RUN, row(1, journal.MOST_ROW_BYTES - 100))
+    assert await refusal(bench.store.journal.measure(RUN, row(2, journal.MOST_ROW_BYTES))) == ("too_large", 413)
+    await bench.store.journal.measure(RUN, row(3, journal.MOST_EVENT_BYTES - 100))
+    events = [event for event in await bench.store.journal.events(RUN, "0-0", 9) if event.kind == "metrics"]
+    assert [(event.fields["step"], "values" in event.fields) for event in events] == [("1", False), ("3", True)]
+    assert await steps(bench, "env-1") == [1, 3]
+
+
+async def kept(bench: Bench) -> int:
+    """The bytes of all rows as Redis has them, which must be the bytes that it counts."""
+    found = 0
+    for name in await bench.redis.keys("gm:*:metrics:*"):
+        rows: Any = await bench.redis.zrange(name, 0, -1)
+        size = sum(len(text) + 100 for text in rows)
+        assert int(await bench.redis.zscore(keys.JOURNALS, name) or 0) == size
+        found += size
+    assert int(await bench.redis.get(keys.JOURNAL) or 0) == found
+    return found
+
+
+async def test_the_rows_of_all_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "KEPT_BYTES", 10_000)
+    measure = bench.store.journal.measure
+    await bench.store.create_run("other", {}, 2, stack=None)
+    for step in range(5):
+        await measure("other", row(step, 100))
+        await measure(RUN, row(step, 100, "trainer"))
+        await kept(bench)
+    for step in range(100):
+        await measure(RUN, row(step, 1000))
+        assert await kept(bench) <= 10_000
+    assert await steps(bench, "env-1", "other") == await steps(bench, "trainer") == [0, 1, 2, 3, 4], "it has few"
+    left = await steps(bench, "env-1")
+    assert left == list(range(100 - len(left), 100)), "the oldest rows of the source with the most bytes go"
+    assert len(left) >= 5
+    await measure(RUN, row(99, 500))
+    assert await steps(bench, "env-1") == left
+    assert await kept(bench) == await kept(bench)
+    monkeypatch.setattr(journal, "KEPT_ROWS", 3)
+    await measure(RUN, row(100))
+    assert await steps(bench, "env-1") == [98, 99, 100]
+    await kept(bench)
+    for run_id in (RUN, "other"):
+        await bench.store.close_run(run_id)
+        await bench.store.delete_run(run_id)
+    assert await kept(bench) == 0
+    assert await bench.redis.exists(keys.JOURNALS) == 0
+
+
+async def test_environments_have_a_bound_and_dead_ones_make_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "MOST_ENVS", 2)
+    register = bench.store.envs.register
+    for name in ("a", "b", "a"):
+        await register(RUN, name, 1.0, None)
+    assert await refusal(register(RUN, "c", None, None)) == ("too_many_envs", 409)
+    await bench.redis.zadd(PREFIX + "envs", {"b": 1})
+    await register(RUN, "c", None, None)
+    assert sorted(env.env_id for env in await bench.store.envs.all(RUN)) == ["a", "c"]
+    assert await bench.redis.exists(f"{PREFIX}env:b") == 0
+
+
+async def test_drop_reasons_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_REASONS", 2)
+    await bench.start(groups=8)
+    ids = await bench.ask("env-1", 6)
+    for group_id, reason in zip(ids, ["a", "b", "c", "a", "d", "b"], strict=True):
+        assert await bench.store.give_back(RUN, "env-1", group_id, reason)
+    assert (await bench.store.status(RUN)).dropped == {"a": 2, "b": 2, "other": 2}
+    assert not await bench.store.give_back(RUN, "env-1", ids[2], "c"), "a repeated call is known by its own reason"
+
+
+async def test_permits_that_are_out_have_a_bound(bench: Bench) -> None:
+    incarnation = (await bench.store.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
+    await bench.store.record_version(RUN, incarnation, 0)
+    given = sum([len(await bench.ask("env-1", 8192)) for _ in range(9)])
+    assert given == 65_536
+
+
+@pytest.fixture(scope="module")
+def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
+    with ApiServer(shared_redis.api_url, API_MAX_WAIT_S="0.5") as server:
+        yield server
+
+
+@pytest.fixture
+async def plain(redis_url: str, api: ApiServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=api.url, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{AT}/permits/renew", {"holder": "env-1", "group_ids": ["g"] * 65_537}),
+        (f"{AT}/take", {"trainer": trainer(), "covered": ["g"] * (2**17 + 1)}),
+        *((f"{AT}/{verb}", {"incarnation": 1, "batch_ids": ["b"] * 65_537}) for verb in ("extend", "ack", "nack")),
+        ("/scored_data_list", [{"tokens": [[1]], "masks": [[1]], "scores": [1.0]}] * 16_385),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_lists_in_bodies_have_a_bound(plain: httpx.AsyncClient, path: str, body: Any) -> None:
+    assert (await plain.post(path, json=body)).status_code == 422
+    shorter = body[:2] if isinstance(body, list) else {
+        name: value[:-1] if isinstance(value, list) else value for name, value in body.items()
+    }  # fmt: skip
+    assert (await plain.post(path, json=shorter)).status_code == (200 if isinstance(body, list) else 404)
+
+
+WORDS = {f"m{number}": "a" * 256 for number in range(256)}
+GROWING: dict[str, Any] = {
+    "POST /v1/runs": {"run_id": "run-{n}", "env": {"a": LONG * 8}, "group_size": 2, "stack": None},
+    "POST /v1/runs/{}/take": {"trainer": trainer(a=LONG * 8)},
+    "POST /v1/runs/{}/version": {"incarnation": 1, "step": "{n}"},
+    "POST /v1/runs/{}/permits": {"holder": "env-{n}", "count": 1024},
+    "POST /v1/runs/{}/permits/renew": {"holder": "env-1", "group_ids": ["g{n}"] * 1000},
+    "POST /v1/runs/{}/permits/return": {"holder": "env-1", "group_id": "g{n}", "reason": "reason_{n}"},
+    "POST /v1/runs/{}/permits/abandon": {"holder": "env-{n}"},
+    "POST /v1/runs/{}/envs": {"env_id": "env-{n}"},
+    "POST /v1/runs/{}/envs/{}/heartbeat": {},
+    "POST /v1/runs/{}/claims": {"name": "work-{n}", "holder": "env-{n}", "ttl": 60},
+    "POST /v1/runs/{}/metrics": {"source": "env-{n}", "step": "{n}", "values": WORDS},
+    "POST /v1/runs/{}/lease": {"incarnation": 1, "batch_id": "b{n}", "groups": 1},
+    "POST /v1/runs/{}/extend": {"incarnation": 1, "batch_ids": ["b{n}"] * 1000},
+    "POST /v1/runs/{}/ack": {"incarnation": 1, "batch_ids": ["b{n}"] * 1000},
+    "POST /v1/runs/{}/nack": {"incarnation": 1, "batch_ids": ["b{n}"] * 1000},
+    "POST /v1/runs/{}/finish": {"incarnation": 1},
+    "POST /v1/runs/{}/dead/replay": {"group_ids": ["g{n}"] * 1000},
+    "POST /v1/runs/{}/dead/purge": {"group_ids": ["g{n}"] * 1000},
+    "POST /v1/runs/{}/close": {},
+    "POST /register": {
+        "wandb_group": LONG * 8, "wandb_project": "p", "batch_size": 2, "max_token_len": 9, "checkpoint_dir": "",
+        "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 9,
+    },
+    "POST /register-env": {"max_token_length": 9, "desired_name": LONG * 8, "weight": 1.0, "group_size": 2},
+    "POST /disconnect-env": {"env_id": "{n}"},
+    "POST /scored_data": {"tokens": [[1] * 300_000], "masks": [[1] * 300_000], "scores": [1.0], "env_id": None},
+    "POST /scored_data_list": [{"tokens": [[1] * 300_000], "masks": [[1] * 300_000], "scores": [1.0]}],
+}  # fmt: skip
+"""By rule of the access table: the most that a client may send. {n} is another number in each call."""
+
+
+def filled(value: Any, number: int) -> Any:
+    """The body with its {n} replaced; a text that is no more than {n} becomes a number."""
+    return json.loads(json.dumps(value).replace('"{n}"', str(number)).replace("{n}", str(number)))
+
+
+async def test_no_verb_makes_redis_grow_beyond_its_maxmemory(
+    redis: Redis, api: ApiServer, plain: httpx.AsyncClient
+) -> None:
+    written = {f"{method} {path}" for method, path, _ in rules() if method in ("POST", "PUT")}
+    assert written == {*GROWING, "PUT /v1/runs/{}/groups/{}"}
+    opened = {"run_id": RUN, "env": {}, "group_size": 2}
+    assert (await plain.post("/v1/runs", json=opened)).is_success
+    assert (await plain.post(f"{AT}/take", json={"trainer": trainer(groups=64, staleness=9)})).is_success
+    assert (await plain.post(f"{AT}/version", json={"incarnation": 1, "step": 0})).is_success
+    group = make_group("g00000000", RUN, lengths=((3, 60_000),) * 2).encode()
+    before = (await redis.info("memory"))["used_memory"]
+    await redis.config_set("maxmemory", before - 100_000)
+    statuses: dict[str, set[int]] = {}
+    try:
+        async with asyncio.timeout(300):
+            for number in range(12):
+                for rule, body in GROWING.items():
+                    path = rule.partition(" ")[2].replace("{}", RUN, 1).replace("{}", "env-1")
+                    if path.endswith(("/close", "/finish")) and number < 11:
+                        continue
+                    if path in ("/scored_data", "/scored_data_list") and number > 0:
+                        continue  # They wait until there is room.
+                    answer = await plain.post(path, json=filled(body, number))
+                    statuses.setdefault(rule, set()).add(answer.status_code)
+                path = f"{AT}/groups/g00000000?holder=env-0"
+                answer = await plain.put(path, content=group, headers={"Content-Type": GROUP_MEDIA_TYPE})
+                statuses.setdefault("PUT", set()).add(answer.status_code)
+        after = (await redis.info("memory"))["used_memory"]
+    finally:
+        await redis.config_set("maxmemory", 0)
+    assert all(status < 500 or status == 503 for found in statuses.values() for status in found), statuses
+    assert after - before < 1_000_000, statuses
+
+
+async def test_a_redis_that_is_busy_with_a_script_is_a_503(redis: Redis, plain: httpx.AsyncClient) -> None:
+    threshold = (await redis.config_get("busy-reply-threshold"))["busy-reply-threshold"]
+    await redis.config_set("busy-reply-threshold", 1)
+    spinning = asyncio.ensure_future(redis.eval("while true do end", 0))
+    try:
+        async with asyncio.timeout(30):
+            while (answer := await plain.get(AT)).status_code == 404:  # noqa: ASYNC110  until the script runs
+                await asyncio.sleep(0.01)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        assert int(answer.headers["Retry-After"]) >= 1
+    finally:
+        await redis.script_kill()
+        with pytest.raises(RedisError):
+            await spinning
+        await redis.config_set("busy-reply-threshold", threshold or 5000)
+
+
+async def test_the_source_trainer_is_for_the_trainers_role(
+    redis_url: str, shared_redis: RedisServer, tmp_path: Path
+) -> None:
+    for role in ("env", "trainer", "admin"):
+        (tmp_path / role).write_text(role * 20)
+        (tmp_path / role).chmod(0o600)
+    with ApiServer(shared_redis.api_url, API_AUTH="token", API_TOKENS_DIR=str(tmp_path)) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+
+            async def post(role: str, path: str, body: dict[str, Any]) -> int:
+                headers = {"Authorization": f"Bearer {role * 20}"}
+                return (await client.post(path, json=body, headers=headers)).status_code
+
+            assert await post("env", "/v1/runs", {"run_id": RUN, "env": {}, "group_size": 2}) == 201
+            measured = {"source": "trainer", "step": 1, "values": {"loss": 1.0}}
+            statuses = {role: await post(role, f"{AT}/metrics", measured) for role in ("env", "trainer", "admin")}
+            assert statuses == {"env": 403, "trainer": 204, "admin": 204}
+            assert await post("env", f"{AT}/metrics", {**measured, "source": "env-1"}) == 204
