@@ -93,9 +93,8 @@ def test_images_install_by_hash() -> None:
 
 def test_virtual_environments_install_by_hash() -> None:
     script = (ROOT / "scripts" / "make_venv.sh").read_text()
-    assert [line.strip() for line in script.splitlines() if "-m pip install" in line] == [
-        'pip() { "$venv/bin/python" -m pip install --quiet --no-deps "$@"; }'
-    ]
+    (command,) = [line for line in script.splitlines() if "-m pip install" in line]
+    assert "--no-deps" in command
     calls = re.findall(r"^.*\bpip --.*$", script, re.MULTILINE)
     assert len(calls) == 3
     assert [line for line in calls if "--require-hashes" not in line] == [
