@@ -62,7 +62,7 @@ class ApiServer:
                 stderr=log,
                 preexec_fn=self._bound,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120  # On a loaded machine its imports alone can take half a minute.
         while True:
             try:
                 httpx.get(f"{self.url}/healthz").raise_for_status()
