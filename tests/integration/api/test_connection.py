@@ -21,7 +21,7 @@ from gristmill_api import watch
 from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
-from gristmill_api.store.connection import ask, check_version, connect
+from gristmill_api.store.connection import ask, check_server, connect
 
 
 @asynccontextmanager
@@ -122,16 +122,21 @@ async def test_api_does_not_start_on_an_old_redis(version: str | None, named: st
     async with old_redis(version, free_port()) as url:
         async with connected(url, "") as client:
             with pytest.raises(ConfigError, match=f"{named}; the API needs Redis 7.0"):
-                await check_version(client)
+                await check_server(client)
         with pytest.raises(RuntimeError, match=f"{named}; the API needs Redis 7.0"):
             await asyncio.to_thread(ApiServer(url).start)
 
 
+async def test_api_does_not_start_on_a_redis_cluster() -> None:
+    with RedisServer("--cluster-enabled", "yes") as server, pytest.raises(RuntimeError, match="is a Redis Cluster"):
+        await asyncio.to_thread(ApiServer(server.api_url).start)
+
+
 async def test_redis_of_today_is_new_enough(redis_url: str, shared_redis: RedisServer) -> None:
     async with connected(shared_redis.api_url, "") as client:
-        await check_version(client)
+        await check_server(client)
     async with old_redis("7.0.0", free_port()) as url, connected(url, "") as client:
-        await check_version(client)
+        await check_server(client)
 
 
 async def test_old_redis_that_comes_later_is_reported() -> None:
@@ -158,8 +163,10 @@ async def test_listener_notices_a_connection_that_went_silent(
 
     with FaultProxy(shared_redis.port) as proxy:
         async with connected(f"redis://127.0.0.1:{proxy.port}/0", "socket_timeout=0.5") as client:
-            listener = asyncio.create_task(watch.watch(client, changes, metrics))
-            await up(1)
+            with changes.listening("topic") as woken:
+                listener = asyncio.create_task(watch.watch(client, changes, metrics))
+                await asyncio.wait_for(woken.wait(), 20)  # It is subscribed, and has no other questions to Redis.
+            assert metrics.registry.get_sample_value("gristmill_api_redis_up") == 1
             proxy.set(Fault(answer=Way(swallow=True)))
             await up(0)
             proxy.heal()

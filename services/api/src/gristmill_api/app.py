@@ -29,12 +29,12 @@ from gristmill_api.metrics import CountRequests, Metrics
 from gristmill_api.routes.direct import Front
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
-from gristmill_api.store.connection import check_version, connect
+from gristmill_api.store.connection import check_server, connect
 from gristmill_api.supervise import Supervisor
 from gristmill_api.watch import watch
 
 _LOG = logging.getLogger(__name__)
-_VERSION_S = 2.0
+_CHECK_S = 2.0
 """Longest wait for Redis' version at the start, which does not wait for Redis."""
 
 
@@ -49,10 +49,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _log_as_one()
         listener = connect(settings.redis_url, settings.redis_login)
-        # If Redis is away, the task that listens to it checks the version later.
+        # If Redis is away, the task that listens to it checks it later.
         with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(_VERSION_S):
-                await check_version(listener)
+            async with asyncio.timeout(_CHECK_S):
+                await check_server(listener)
         tasks = Supervisor(metrics)
         tasks.start("watch-redis", functools.partial(watch, listener, context.changes, metrics))
         archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)

@@ -12,7 +12,7 @@ from gristmill.logs import line
 from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
-from gristmill_api.store.connection import check_version
+from gristmill_api.store.connection import check_server
 from gristmill_api.store.records import text
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ async def watch(redis: Redis, changes: Changes, metrics: Metrics) -> None:
 
 async def _listen(redis: Redis, changes: Changes, metrics: Metrics, *, came_back: bool) -> None:
     async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
-        await check_version(redis)
+        await check_server(redis)
         await subscription.subscribe(keys.EVENTS)
         metrics.redis_up.set(1)
         if came_back:

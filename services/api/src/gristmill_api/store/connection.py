@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,21 +39,25 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
     return Redis.from_pool(_Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
 
 
-async def check_version(redis: Redis) -> None:
-    """Raises ConfigError if the server is older than the scripts need, and RedisError if it does not answer."""
-    # HELLO, unlike INFO, is allowed to every user.
-    try:
+async def check_server(redis: Redis) -> None:
+    """Raises ConfigError if the scripts cannot run on the server: it is older than they need, or a Redis Cluster.
+    Raises RedisError if it does not answer."""
+    found: dict[bytes, Any] = {}
+    # HELLO, unlike INFO, is allowed to every user. It came with Redis 6.
+    with contextlib.suppress(ResponseError):
         reply = await redis.execute_command("HELLO")  # type: ignore[no-untyped-call]
-    except ResponseError:
-        found, version = "Redis", "5 or older"  # HELLO came with Redis 6.
+        # RESP3 has maps; a server that does not speak it answers with a list.
+        found = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    server, version = found.get(b"server", b"Redis").decode(), found.get(b"version", b"5 or older").decode()
+    if not found or int(version.partition(".")[0]) < _OLDEST:
+        problem = f"is {server} {version}; the API needs Redis {_OLDEST}.0 or newer."
+    elif found.get(b"mode") == b"cluster":
+        problem = "is a Redis Cluster, whose scripts cannot use keys of several runs. Use a single server."
     else:
-        fields = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
-        found, version = (fields[name].decode() for name in (b"server", b"version"))
-        if int(version.partition(".")[0]) >= _OLDEST:
-            return
-    address = redis.connection_pool.connection_kwargs
-    where = address.get("path") or f"{address.get('host')}:{address.get('port')}"
-    raise ConfigError(f"The server at {where} is {found} {version}; the API needs Redis {_OLDEST}.0 or newer.")
+        return
+    options = redis.connection_pool.connection_kwargs
+    where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+    raise ConfigError(f"The Redis at {where} {problem}")
 
 
 async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:

@@ -13,7 +13,8 @@ ARCHIVER = "gm:archiver"
 
 
 def prefix(run_id: str) -> str:
-    """All keys of a run start so. The braces keep them in one slot, should Redis be a cluster one day."""
+    """All keys of a run start so. The braces would keep them in one slot of a Redis Cluster. The scripts also
+    use keys of all runs, so a Cluster is refused (connection.py)."""
     return f"gm:{{{run_id}}}:"
 
 
