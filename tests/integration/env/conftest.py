@@ -153,7 +153,11 @@ class Environments:
 
     def process(self, api_url: str, *flags: str, name: str = "env") -> Service:
         """`python -m gristmill_env`."""
-        command = [sys.executable, "-m", "gristmill_env", "--config", "sums", *flags]
+        return self.program(api_url, ["-m", "gristmill_env"], *flags, name=name)
+
+    def program(self, api_url: str, program: list[str], *flags: str, name: str) -> Service:
+        """Python with the arguments `program`, which runs `serve`."""
+        command = [sys.executable, *program, "--config", "sums", *flags]
         return self.stack.start(name, command, self._environ(api_url))
 
     def ends(self, env: Service, timeout: float = 60) -> int:

@@ -15,17 +15,18 @@ from tests.support.ports import free_port
 from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient
-from gristmill_trainer.stall import EXIT_CODE
+from gristmill.stall import EXIT_CODE
 from local_processes import LocalStack, Service
 
 STEPS, GROUPS = 2, 2
 RUN = "stalls"
 _HANGING = """
 import ctypes, os, sys, threading
-from gristmill_trainer import stall
+from gristmill.stall import StallLimits
+from gristmill_trainer import setup
 from gristmill_trainer.__main__ import main
 from gristmill_trainer.learner import Learner
-stall.FLOOR, stall.FROZEN = {floor}, {frozen}
+setup.STALL = StallLimits(floor={floor}, frozen={frozen}, multiple=10)
 step = Learner.step
 def hang(self, samples, number, *rest):
     if number == 2:

@@ -23,6 +23,7 @@ from gristmill_env.row_count import tell_row_count
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.share import registered
+from gristmill_env.stall import watched
 from gristmill_env.tracking import Observers, WandbTracker
 from gristmill_env.worker import Worker
 
@@ -71,7 +72,8 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                     observers=observers, evaluations=_evaluations(launch, measure, holder, api, observers),
                 )  # fmt: skip
                 closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
-                await worker.run()
+                async with watched():
+                    await worker.run()
     logger.info("run %s is finished", run_id)
 
 

@@ -27,7 +27,7 @@ _LOG = logging.getLogger("gristmill_trainer")
 
 def main() -> int:
     """Exit code 0: the run is finished, or has another trainer. 143: stopped on request. 1: an error, in one
-    line. 70: it made no progress (stall.py)."""
+    line. 70: it made no progress (gristmill.stall)."""
     rank = os.environ.get("RANK", "0")
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint

@@ -20,6 +20,7 @@ from pathlib import Path
 from gristmill import ApiError, PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
 from gristmill.logs import line
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
+from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, Reason, SkippedSteps
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
@@ -36,7 +37,6 @@ from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
 from gristmill_trainer.report import step_metrics
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.stall import StallGuard
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Watchdog

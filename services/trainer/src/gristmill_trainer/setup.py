@@ -24,6 +24,7 @@ from gristmill import (
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import load_yaml, merge, parse, parse_flags
+from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer import atropos
 from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.build import LearnerPlan, build_crew
@@ -52,13 +53,14 @@ from gristmill_trainer.publish import (
 from gristmill_trainer.publish.token import claim_publishing
 from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.stall import StallGuard
 from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
 TRAINER_CONFIG = "trainer.yaml"
+STALL = StallLimits(floor=1800, frozen=7200, multiple=10)
+"""A first step may compile for minutes, and a checkpoint may go to a slow disk."""
 # Seconds to ask an API that does not answer, once there is an error to end with.
 _PATIENCE_AT_THE_END = 5.0
 
@@ -148,7 +150,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         if tracker is not None:
             stack.callback(tracker.close)
         stack.enter_context(stop.cutting_short())  # The last in: the crew is to see a stop, not an error.
-        guard = StallGuard()
+        guard = StallGuard("trainer", STALL)
         stack.callback(guard.close)
         yield Training(
             settings=settings,

@@ -16,6 +16,7 @@ from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
 
 from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
+from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
@@ -29,7 +30,7 @@ from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NonePublisher, WeightPublisher
-from gristmill_trainer.stall import StallGuard
+from gristmill_trainer.setup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
@@ -73,7 +74,7 @@ class Trainer:
         first_step = 0 if resumption is None else resumption.step
         leases = Leases(self.api.client, "run", self.incarnation)
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-        guard = StallGuard()
+        guard = StallGuard("trainer", STALL)
         with (
             contextlib.closing(guard),
             stop.cutting_short(),

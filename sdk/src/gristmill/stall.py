@@ -1,7 +1,8 @@
-"""Ends a trainer that makes no progress, so that its restart policy starts it again and its leases run out.
+"""Ends a service that makes no progress, so that its restart policy starts it again.
 
 The thread that extends leases would keep a trainer's groups for ever while its loop hangs: in a collective whose other
-side is gone, in a driver's call, on a file system that does not answer.
+side is gone, in a driver's call, on a file system that does not answer. An environment whose event loop is blocked
+answers nothing, not even a signal to stop.
 """
 
 from __future__ import annotations
@@ -13,18 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 _LOG = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 70
-FLOOR = 1800.0
-"""Seconds without progress that are never a stall: a first step may compile, a checkpoint may go to a slow disk."""
-MULTIPLE: Final = 10
-"""A stall is at least this many times the longest time between two signs of progress so far."""
-FROZEN = 7200.0
-"""Seconds after which a process ends in which no Python thread can run, as when C code hangs and holds the
-interpreter's lock."""
 _STDERR: Final = 2
 """Its file descriptor: faulthandler writes without the interpreter."""
 _TICK = 1.0
@@ -34,10 +29,26 @@ _LONGEST_TICK = 5.0
 _LAST_WORDS = 10.0
 
 
-class StallGuard:
-    """Watches the training loop from a thread of its own."""
+@dataclass(frozen=True)
+class StallLimits:
+    """How long a service may show no progress. Times are in seconds."""
 
-    def __init__(self) -> None:
+    floor: float
+    """No shorter time is a stall."""
+    frozen: float
+    """Time after which a process ends in which no Python thread can run, as when C code hangs and holds the
+    interpreter's lock."""
+    multiple: float = 0
+    """A stall is at least this many times the longest time between two signs of progress so far."""
+
+
+class StallGuard:
+    """Watches the loop of a service from another thread."""
+
+    def __init__(self, service: str, limits: StallLimits) -> None:
+        """`service`: the name in the last log line, such as "trainer"."""
+        self._service = service
+        self._limits = limits
         self._lock = threading.Lock()
         self._idle = self._longest = 0.0
         self._unwatched: str | None = None
@@ -46,7 +57,7 @@ class StallGuard:
         self._thread.start()
 
     def progress(self) -> None:
-        """The loop is at work: it began or ended a phase, a micro-batch or a poll."""
+        """The loop runs: it began or ended a phase, a micro-batch or a poll."""
         with self._lock:
             self._longest = max(self._longest, self._idle)
             self._idle = 0.0
@@ -69,33 +80,35 @@ class StallGuard:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        limits = self._limits
         armed = before = time.monotonic()
-        faulthandler.dump_traceback_later(FROZEN, exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(limits.frozen, exit=True, file=_STDERR)
         while not self._closed.wait(_TICK):
             now = time.monotonic()
             with self._lock:
                 self._idle += min(now - before, _LONGEST_TICK)
-                idle, limit = self._idle, max(FLOOR, MULTIPLE * self._longest)
+                idle, limit = self._idle, max(limits.floor, limits.multiple * self._longest)
             before = now
-            if now - armed > FROZEN / 4:
-                faulthandler.dump_traceback_later(FROZEN, exit=True, file=_STDERR)
+            if now - armed > limits.frozen / 4:
+                faulthandler.dump_traceback_later(limits.frozen, exit=True, file=_STDERR)
                 armed = now
             if idle <= limit:
                 continue
             if self._unwatched is None:
-                _end(idle)
+                _end(self._service, idle)
             _LOG.warning("%s has been running for %.0f s; the training waits for it", self._unwatched, idle)
             with self._lock:
                 self._idle = 0.0
 
 
-def _end(idle: float) -> None:
-    """End the process at once: what hangs cannot be asked to stop."""
+def _end(service: str, idle: float) -> None:
+    """End the process at once: a loop that hangs cannot be asked to stop."""
     threading.Timer(_LAST_WORDS, os._exit, [EXIT_CODE]).start()
     _LOG.critical(
-        "no progress for %.0f s: the trainer ends with exit code %d, and continues from its last checkpoint when it is "
-        "started again. Where its threads are:",
+        "no progress for %.0f s: the %s ends with exit code %d, and continues the run when it is started again. "
+        "Where its threads are:",
         idle,
+        service,
         EXIT_CODE,
     )
     faulthandler.dump_traceback(all_threads=True, file=_STDERR)

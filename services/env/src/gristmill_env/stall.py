@@ -1,0 +1,33 @@
+"""Ends an environment whose event loop is blocked, so that its restart policy starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from gristmill.stall import StallGuard, StallLimits
+
+STALL = StallLimits(floor=120, frozen=900)
+"""No work of the loop takes seconds. A call that holds the interpreter's lock may be a reward's, which its own limits
+end if that is possible."""
+_PULSE = 1.0
+"""Seconds between two signs of progress."""
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[None]:
+    """Within, a loop that is blocked for two minutes ends the process: exit code 70, and the stacks of all threads."""
+    guard = StallGuard("environment", STALL)
+    pulse = asyncio.create_task(_pulse(guard))
+    try:
+        yield
+    finally:
+        pulse.cancel()
+        guard.close()
+
+
+async def _pulse(guard: StallGuard) -> None:
+    while True:
+        guard.progress()
+        await asyncio.sleep(_PULSE)

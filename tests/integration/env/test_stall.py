@@ -1,0 +1,68 @@
+"""An environment whose event loop is blocked ends with the stack of the blocking code, and the next one continues."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.integration.env.conftest import Environments, HandTrainer
+
+from gristmill.stall import EXIT_CODE
+from local_processes import Service
+
+_HANGING = """
+import ctypes, sys, threading, time
+from gristmill.stall import StallLimits
+from gristmill_env import stall, worker
+from gristmill_env.cli import main
+stall.STALL = StallLimits(floor={floor}, frozen={frozen})
+build, done = worker.build_group, []
+def hang(*arguments, **named):
+    done.append(1)
+    if len(done) == 2:
+        print("blocked", flush=True)
+        {hang}
+    return build(*arguments, **named)
+worker.build_group = hang
+sys.exit(main())
+"""
+IN_PYTHON = "threading.Event().wait()"
+WITH_THE_INTERPRETERS_LOCK = "ctypes.PyDLL(None).pause()"
+
+
+def start(environments: Environments, trainer: HandTrainer, hang: str, floor: float, frozen: float) -> Service:
+    program = _HANGING.format(hang=hang, floor=floor, frozen=frozen)
+    return environments.program(trainer.url, ["-c", program], name="hanging")
+
+
+@pytest.mark.parametrize(
+    ("hang", "floor", "frozen", "exit_code"),
+    [(IN_PYTHON, 10, 900, EXIT_CODE), (WITH_THE_INTERPRETERS_LOCK, 900, 10, 1)],
+)
+def test_an_environment_whose_loop_is_blocked_ends_and_the_next_one_continues_the_run(
+    environments: Environments, trainer: HandTrainer, hang: str, floor: float, frozen: float, exit_code: int
+) -> None:
+    blocked = start(environments, trainer, hang, floor, frozen)
+    trainer.take()
+    assert environments.ends(blocked, timeout=120) == exit_code
+    assert "in hang" in environments.output.of("hanging")
+    again = environments.process(trainer.url, name="again")
+    trainer.train(until=2)
+    trainer.api.finish("sums", trainer.incarnation)
+    assert environments.ends(again) == 0
+    assert trainer.api.status("sums").trained == 4
+
+
+def test_an_environment_that_was_stopped_for_long_is_not_blocked(
+    environments: Environments, trainer: HandTrainer
+) -> None:
+    env = start(environments, trainer, "time.sleep(4)", 20, 900)
+    trainer.take()
+    environments.stack.wait_until(env, lambda: "hanging | blocked" in environments.output.lines, timeout=120)
+    env.process.send_signal(signal.SIGSTOP)
+    time.sleep(30)
+    env.process.send_signal(signal.SIGCONT)
+    trainer.train(until=2)
+    trainer.api.finish("sums", trainer.incarnation)
+    assert environments.ends(env) == 0
