@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import wandb
 from tests.support.wandb_file import read_wandb
 from tests.unit.trainer.test_report import metrics, result, statistics
 
@@ -27,3 +29,30 @@ def test_a_steps_metrics_are_told_by_policy_step(tmp_path: Path) -> None:
     assert entry["train/seconds/wait"] == 1.0
     assert entry["train/reward_mean"] == told.reward_mean
     assert "train/skipped" not in entry, "words are no metrics"
+
+
+def test_errors_of_wandb_are_counted_and_do_not_end_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: object, **named: object) -> None:
+        raise wandb.Error("the run is gone")
+
+    tracker = WandbTracker("sums", TrainerSettings(device="cpu"), tmp_path, {"NETRC": str(tmp_path / "none")})
+    monkeypatch.setattr(wandb.Run, "log", fails)
+    monkeypatch.setattr(wandb.Run, "finish", fails)
+    for _ in range(2):
+        tracker.step(metrics(statistics(), result()))
+    tracker.close()
+    assert tracker.errors.counts == {"W&B": 3}
+    assert "the run is gone" in caplog.text
+
+
+def test_a_wandb_that_does_not_start_does_not_end_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**named: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(wandb, "init", fails)
+    tracker = WandbTracker("sums", TrainerSettings(device="cpu"), tmp_path, {"NETRC": str(tmp_path / "none")})
+    tracker.step(metrics(statistics(), result()))
+    tracker.close()
+    assert tracker.errors.counts == {"W&B": 1}

@@ -62,9 +62,9 @@ def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
         observers.evaluation({"pass@1": 1.0}, 0)
 
     asyncio.run(train())
-    assert observers.errors == {"W&B": 4}
+    assert observers.errors.counts == {"W&B": 4}
     observers.close()
-    assert observers.errors == {"W&B": 5}
+    assert observers.errors.counts == {"W&B": 5}
     assert "RuntimeError: no scored today" in caplog.text
 
 
@@ -72,7 +72,7 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
     observers = Observers(saver=saver(Path("/dev/full")))
     for _ in range(3):
         asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
-    assert observers.errors == {"saved groups": 3}
+    assert observers.errors.counts == {"saved groups": 3}
     assert "No space left on device" in caplog.text
     observers.close()
 
@@ -80,7 +80,7 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
 def test_a_folder_that_takes_no_files_leaves_the_saver_out() -> None:
     observers = Observers(saver=saver(Path("/proc/gristmill/groups.jsonl")))
     asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
-    assert observers.errors == {"saved groups": 1}
+    assert observers.errors.counts == {"saved groups": 1}
     observers.close()
 
 
