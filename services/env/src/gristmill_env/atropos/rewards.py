@@ -32,7 +32,7 @@ class RewardOption:
 
 
 REWARDS = (
-    RewardName("accuracy", "accuracy"),
+    RewardName("accuracy", "accuracy", "reads marked answers; extract: anywhere reads all that Math-Verify finds"),
     RewardName("format", "format"),
     RewardName("r1", "r1"),
     RewardName(
