@@ -396,3 +396,36 @@ async def test_a_submit_of_which_a_payload_expired_deletes_the_others(bench: Ben
     reply = await bench.store.scripts.run("atropos_submit", START, "receipt", 1000, *limits, *groups)
     assert reply == [b"GONE"]
     assert await sent(bench) == []
+
+
+async def test_a_run_is_deleted_in_parts_with_what_its_environments_sent(bench: Bench) -> None:
+    await bench.start()
+    numbers = [await bench.env(group_size=8) for _ in range(3)]
+    for number in numbers:
+        await bench.submit(scored(sequences=3, env_id=number), scored(sequences=3, env_id=number))
+    assert int(await bench.redis.get(keys.BYTES) or 0) == 600
+    await bench.store.close_run(RUN)
+    left = []
+    for _ in numbers:
+        assert await bench.store.scripts.run("delete", START, 1, 1000, "begin") == [b"MORE"]
+        left.append((await bench.redis.hlen(START + "atropos:envs"), int(await bench.redis.get(keys.BYTES) or 0)))
+    assert left == [(2, 400), (1, 200), (0, 0)]
+    assert await bench.store.scripts.run("delete", START, 1, 1000, "continue") == [b"OK"]
+    names_left = [name for name in await bench.redis.keys(START + "*") if b"receipt" not in name]
+    assert names_left == [f"{START}fence".encode()]
+
+
+async def test_a_status_does_not_read_all_environments_that_ever_disconnected(bench: Bench) -> None:
+    await bench.start()
+    here, *gone = [await bench.env() for _ in range(4)]
+    for number in gone:
+        await bench.queue.disconnect(number)
+
+    async def read() -> int:
+        return int((await bench.redis.info("commandstats")).get("cmdstat_smembers", {}).get("calls", 0))
+
+    before = await read()
+    view = await bench.queue.env(here)
+    assert view is not None
+    assert len(view.connected) == 1
+    assert await read() == before

@@ -26,6 +26,7 @@ from gristmill_api.bounds import Bodies, BodyLimit
 from gristmill_api.changes import Changes
 from gristmill_api.context import Context
 from gristmill_api.metrics import CountRequests, Metrics
+from gristmill_api.retention import keep_retention
 from gristmill_api.routes.direct import Front
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
@@ -57,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
         tasks.start("watch-redis", functools.partial(watch, listener, context.changes, metrics))
         archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)
         tasks.start("archive", archiver.run, archiver.stop)
+        tasks.start("retention", functools.partial(keep_retention, store, settings.limits.run_retention_s))
         reporting = asyncio.create_task(access.tell_bind(settings.access), name="tell-bind")
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))

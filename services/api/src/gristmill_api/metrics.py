@@ -56,7 +56,8 @@ class Metrics:
             free.set_function(functools.partial(_free_bytes, archive_dir))
         self.task_up = Gauge(
             "gristmill_api_task_up",
-            "1 while the background task runs: watch-redis wakes waiting requests, archive writes trained groups",
+            "1 while the background task runs: watch-redis wakes waiting requests, archive writes trained groups, "
+            "retention deletes old runs",
             ["task"],
             registry=self.registry,
         )

@@ -54,6 +54,9 @@ class Limits(SettingsModel):
     env_ttl_s: Seconds = 60.0
     """Seconds. A registered environment that has sent no request for this long counts as dead: no share of the batches
     is kept for it."""
+    run_retention_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30 * 86_400.0
+    """Seconds. A finished run is deleted from the store this long after its end, once its groups are archived. Its
+    folder stays. 0: finished runs stay until they are deleted by hand."""
     archive_max_bytes: Annotated[int, Field(ge=0)] = 10 * 1024 * MIB
     """Bytes of one run's archive of acked groups. Beyond that the archive removes its oldest groups. 0: no archive."""
     archive_min_free_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB

@@ -82,9 +82,13 @@ async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord
 
 
 @router.get("/runs")
-async def runs(ctx: Ctx) -> list[RunRecord]:
-    """All runs, oldest first."""
-    return await ctx.store.runs()
+async def runs(
+    ctx: Ctx,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[RunRecord]:
+    """Runs, oldest first, from the one at `offset`. Fewer than `limit`: these are the last."""
+    return await ctx.store.runs(offset, limit)
 
 
 @router.get("/runs/{run_id}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 RUNS = "gm:runs"
+OPEN = "gm:open"
+FINISHED = "gm:finished"
 STACKS = "gm:stacks"
 DELETING = "gm:deleting"
 BYTES = "gm:bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -15,6 +16,7 @@ from redis.exceptions import ConnectionError, NoPermissionError  # noqa: A004
 
 from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
+from gristmill_api.errors import Refused
 from gristmill_api.offload import offload
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
@@ -35,6 +37,8 @@ MOST_RUNS: Final = 1000
 """Runs that the store holds, finished ones included."""
 MOST_REASONS: Final = 64
 """Drop reasons per run that are counted by name."""
+TOMBSTONES_S: Final = 86_400.0
+"""After the end of a run, its tombstones stay for this long: late retries of submits and audits need them."""
 FENCE_S: Final = 7 * 86_400.0
 """A trainer that outlives its run by less is fenced off from the next run of the same id."""
 ID_BYTES = 16
@@ -206,10 +210,14 @@ class Store:
     async def exists(self, run_id: str) -> bool:
         return bool(await self._redis.exists(keys.record(run_id)))
 
-    async def runs(self) -> list[RunRecord]:
-        """All runs, oldest first."""
-        ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
-        records = [await self._fields(run_id.decode()) for run_id in ids]
+    async def runs(self, offset: int = 0, limit: int = MOST_RUNS) -> list[RunRecord]:
+        """Runs, oldest first."""
+        ids: list[bytes] = await self._redis.zrange(keys.RUNS, offset, offset + limit - 1)  # type: ignore[assignment]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for run_id in ids:
+                pipe.hgetall(keys.record(text(run_id)))
+            found: list[dict[bytes, bytes]] = await pipe.execute()
+        records = [{text(name): value for name, value in fields.items()} for fields in found]
         return [run_record(fields) for fields in records if fields]  # less those deleted meanwhile
 
     async def open_run(self, stack: str = DEFAULT_STACK) -> RunRecord | None:
@@ -270,12 +278,12 @@ class Store:
         return run_record(pairs(rest[0]))
 
     async def finish(self, run_id: str, incarnation: int) -> RunRecord:
-        _, *rest = await self._calls.trainer("finish", run_id, incarnation)
+        _, *rest = await self._calls.trainer("finish", run_id, incarnation, _ms(TOMBSTONES_S))
         return run_record(pairs(rest[0]))
 
     async def close_run(self, run_id: str) -> RunRecord:
         """End the run whoever trains it: an operator's word. Nothing in it is lost; nobody goes on with it."""
-        _, *rest = await self._calls.run("finish", run_id, "")
+        _, *rest = await self._calls.run("finish", run_id, "", _ms(TOMBSTONES_S))
         return run_record(pairs(rest[0]))
 
     async def delete_run(self, run_id: str) -> None:
@@ -292,6 +300,30 @@ class Store:
             reply = await self._calls.run("delete", run_id, DELETED_AT_ONCE, _ms(FENCE_S), what)
             if reply[0] != "MORE":
                 return reply
+
+    async def index(self) -> None:
+        """Enter runs of an older version of the API in the sets of open and finished runs."""
+        ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
+        for run_id in ids:
+            with contextlib.suppress(Refused):  # It was deleted meanwhile.
+                await self._calls.run("index", text(run_id), text(run_id))
+
+    async def delete_old_runs(self, after_s: float) -> list[str]:
+        """Delete the runs that finished more than `after_s` seconds ago and have no group to archive, and continue
+        deletions that were interrupted. `after_s` 0: only these. Returns the ids of the deleted runs."""
+        deleted = []
+        for run_id in await self._redis.smembers(keys.DELETING):
+            await self._delete(text(run_id), "continue")
+            deleted.append(text(run_id))
+        if not after_s:
+            return deleted
+        seconds, _ = await self._redis.time()
+        old: list[bytes] = await self._redis.zrangebyscore(keys.FINISHED, "-inf", int((seconds - after_s) * 1000))  # type: ignore[assignment]
+        for run_id in map(text, old):
+            with contextlib.suppress(Refused):  # Groups of it wait to be archived, or another process was faster.
+                await self.delete_run(run_id)
+                deleted.append(run_id)
+        return deleted
 
     async def permits(self, run_id: str, holder: str, count: int) -> PermitGrant:
         """Up to `count` permits, at once; none when the run's capacity is out with others."""
@@ -478,11 +510,10 @@ class Store:
         return await offload(ID_BYTES * sum(map(len, held)), _audit, *held)
 
     async def open_statuses(self) -> dict[str, RunStatus]:
-        """The status of every open run."""
-        found: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
-        replies = {name.decode(): await self.scripts.run("status", keys.prefix(name.decode())) for name in found}
-        statuses = {run_id: run_status(reply) for run_id, reply in replies.items() if reply}
-        return {run_id: status for run_id, status in statuses.items() if status.state is RunState.OPEN}
+        """The status of every open run. Its cost does not grow with the runs that are finished."""
+        ids = sorted(text(name) for name in await self._redis.smembers(keys.OPEN))
+        replies = {run_id: await self.scripts.run("status", keys.prefix(run_id)) for run_id in ids}
+        return {run_id: run_status(reply) for run_id, reply in replies.items() if reply}
 
     async def redis_info(self) -> dict[str, Any]:
         """Redis' INFO, sections memory and persistence; empty if Redis does not allow INFO to this user."""

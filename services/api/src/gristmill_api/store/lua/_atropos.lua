@@ -40,11 +40,9 @@ end
 local function living(at, silence)
   local numbers = redis.call('ZRANGEBYSCORE', HEARD, '(' .. (at - silence), '+inf')
   table.sort(numbers, function(a, b) return tonumber(a) < tonumber(b) end)
-  local gone = {}
-  for _, number in ipairs(redis.call('SMEMBERS', DISCONNECTED)) do gone[number] = true end
   local connected = {}
   for _, number in ipairs(numbers) do
-    if not gone[number] then connected[#connected + 1] = number end
+    if redis.call('SISMEMBER', DISCONNECTED, number) == 0 then connected[#connected + 1] = number end
   end
   return connected
 end
@@ -58,15 +56,21 @@ local function unhold(id)
   return facts
 end
 
+-- Forget an environment's registration and what it has buffered. How many keys these were, about.
+local function forget_env(number)
+  local pieces = redis.call('LRANGE', buffer(number), 0, -1)
+  for _, piece in ipairs(pieces) do
+    local id = string.match(piece, ' (.+)$')
+    unhold(id)
+    redis.call('DEL', payload(id))
+  end
+  redis.call('DEL', buffer(number))
+  redis.call('HDEL', NUMBERED, number)
+  return 1 + #pieces
+end
+
 -- Forget the registrations and what is buffered. The queue stays.
 local function forget_protocol()
-  for _, number in ipairs(redis.call('HKEYS', NUMBERED)) do
-    for _, piece in ipairs(redis.call('LRANGE', buffer(number), 0, -1)) do
-      local id = string.match(piece, ' (.+)$')
-      unhold(id)
-      redis.call('DEL', payload(id))
-    end
-    redis.call('DEL', buffer(number))
-  end
+  for _, number in ipairs(redis.call('HKEYS', NUMBERED)) do forget_env(number) end
   redis.call('DEL', ATROPOS, NUMBERED, NAMES, GROUP_SIZES, MINIMA, DISCONNECTED, HEARD)
 end

@@ -37,7 +37,8 @@
 --   reissue       ZSET    group id -> row: given back or expired, to be handed out before any new row
 --   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
---   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay
+--   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
+--                         expire
 --
 --   envs          ZSET    environment id -> deadline, ms, of those that registered
 --   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms, asked_ms (when it last asked for permits,
@@ -54,6 +55,8 @@
 --
 --   Shared by all runs:
 --   gm:runs       ZSET    run id -> created, ms
+--   gm:open       SET     ids of the open runs
+--   gm:finished   ZSET    run id -> finished, ms, of the finished runs
 --   gm:stacks     HASH    stack -> id of its open run
 --   gm:deleting   SET     ids of the runs of which something is left to delete
 --   gm:bytes      STRING  payload bytes held by all runs
@@ -74,6 +77,7 @@ local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'
 local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
+local OPEN_RUNS, FINISHED_RUNS = 'gm:open', 'gm:finished'
 local JOURNAL, JOURNALS = 'gm:journal', 'gm:journals'
 
 local function group(id) return P .. 'group:' .. id end

@@ -6,9 +6,17 @@ local function alive(start, at)
   return redis.call('ZREVRANGEBYSCORE', start .. 'envs', '+inf', '(' .. at, 'WITHSCORES', 'LIMIT', 0, 8)
 end
 
+-- The run is open or suspended (again): its tombstones stay.
+local function index_unfinished(start, id, state)
+  if state == 'open' then redis.call('SADD', OPEN_RUNS, id) else redis.call('SREM', OPEN_RUNS, id) end
+  redis.call('ZREM', FINISHED_RUNS, id)
+  for _, tombs in ipairs({'trained', 'dropped', 'tombs'}) do redis.call('PERSIST', start .. tombs) end
+end
+
 -- Another run takes the stack. Nothing of this one is lost: rows that were out under permits are issued again.
-local function suspend(start)
+local function suspend(start, id)
   redis.call('HSET', start .. 'record', 'state', 'suspended')
+  index_unfinished(start, id, 'suspended')
   for _, id in ipairs(redis.call('ZRANGE', start .. 'permits', 0, -1)) do
     redis.call('ZADD', start .. 'reissue', string.sub(id, 2), id)
   end
@@ -27,7 +35,7 @@ local function claim(stack, id, at)
     local start = 'gm:{' .. open .. '}:'
     local envs = alive(start, at)
     if #envs > 0 then return {'BUSY', open, at, unpack(envs)} end
-    suspend(start)
+    suspend(start, open)
   end
   redis.call('HSET', STACKS, stack, id)
   return nil
@@ -44,6 +52,8 @@ local function discard()
   let_go(facts[2], facts[1])
   redis.call('RENAME', RECORD, DELETED)
   redis.call('ZREM', RUNS, facts[1])
+  redis.call('SREM', OPEN_RUNS, facts[1])
+  redis.call('ZREM', FINISHED_RUNS, facts[1])
   redis.call('SADD', DELETING, facts[1])
   tell('ready')
   tell('permits')

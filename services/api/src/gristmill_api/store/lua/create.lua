@@ -29,6 +29,7 @@ if current then
   end
   local busy = claim(stack, id, at)
   if busy then return busy end
+  index_unfinished(P, id, 'open')
   redis.call('HSET', RECORD, 'state', 'open', 'env', settings, 'digest', digest, 'taker', '')
   -- Its trainer does not know that there are more steps, or that another run has used the model server meanwhile.
   redis.call('HINCRBY', RECORD, 'incarnation', 1)
@@ -46,6 +47,7 @@ local fence = redis.call('GET', FENCE)
 redis.call('HSET', RECORD, 'run_id', id, 'state', 'open', 'digest', digest, 'env', settings, 'group_size', group_size,
   'stack', stack, 'protocol', protocol, 'incarnation', fence and fence + 1 or 0, 'created_ms', at, 'creation', creation)
 redis.call('ZADD', RUNS, at, id)
+redis.call('SADD', OPEN_RUNS, id)
 redis.call('PUBLISH', EVENTS, 'open')
 emit('open')
 return {'CREATED', redis.call('HGETALL', RECORD)}

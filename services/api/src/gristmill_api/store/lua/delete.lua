@@ -4,7 +4,7 @@
 -- include: _life.lua
 -- Delete a finished run, or continue a deletion. A long run takes several calls, so that no call blocks Redis for long.
 -- Its folder, if any, is not touched.
--- ARGV: groups, batches, environments and sources to delete in one call at most, ms for which the fence stays,
+-- ARGV: groups, batches, environments, sources and pieces of Atropos' buffers to delete in one call at most, ms for which the fence stays,
 --       'begin' | 'continue': delete nothing but a run whose deletion began
 -- -> {MISSING} | {OPEN} | {ARCHIVING, groups left} | {MORE}: call again | {OK}
 local left, fence_ttl, what = tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -17,7 +17,6 @@ if redis.call('EXISTS', DELETED) == 0 then
   local waiting = redis.call('LLEN', ARCHIVE)
   if waiting > 0 then return {'ARCHIVING', waiting} end
   discard()
-  forget_protocol()
 end
 
 local freed = 0
@@ -39,6 +38,12 @@ local function pop(set)
   for i = 1, #popped, 2 do names[#names + 1] = popped[i] end
   return names
 end
+while left > 0 do
+  local number = redis.call('HRANDFIELD', NUMBERED)
+  if not number then break end
+  left = left - forget_env(number)
+end
+if left <= 0 then return {'MORE'} end
 delete_groups(pop(READY))
 delete_groups(pop(DEAD))
 local leased = redis.call('HRANDFIELD', LEASED, left)
@@ -63,5 +68,5 @@ local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
 redis.call('SREM', DELETING, facts[1])
 redis.call('UNLINK', DELETED, COUNTERS, KINDS, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS, TOMBS, CLAIMS,
-  CLAIMANTS, LATEST, LOG)
+  CLAIMANTS, LATEST, LOG, ATROPOS, NAMES, GROUP_SIZES, MINIMA, DISCONNECTED, HEARD)
 return {'OK'}

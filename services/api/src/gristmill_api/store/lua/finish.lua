@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _life.lua
--- End the run. Permits still out are void; groups stay where they are.
--- ARGV: incarnation, or '' for an operator, who needs none and may end a suspended run, too
+-- End the run. Permits still out are void; groups stay where they are, and tombstones expire.
+-- ARGV: incarnation, or '' for an operator, who needs none and may end a suspended run, too; ms for which tombstones stay
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation}
-local incarnation = ARGV[1]
+local incarnation, tombs_ttl = unpack(ARGV)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -12,7 +12,11 @@ local no = incarnation ~= '' and refusal(incarnation)
 if no then return no end
 if current ~= 'finished' then
   redis.call('HSET', RECORD, 'state', 'finished')
-  let_go(redis.call('HGET', RECORD, 'stack'), redis.call('HGET', RECORD, 'run_id'))
+  local id = redis.call('HGET', RECORD, 'run_id')
+  let_go(redis.call('HGET', RECORD, 'stack'), id)
+  redis.call('SREM', OPEN_RUNS, id)
+  redis.call('ZADD', FINISHED_RUNS, now(), id)
+  for _, tombs in ipairs({TRAINED, DROPPED, TOMBS}) do redis.call('PEXPIRE', tombs, tombs_ttl) end
   redis.call('DEL', PERMITS, HOLDERS, REISSUE)
   note('finish')
   tell('permits')

@@ -29,6 +29,7 @@ if current ~= 'open' then
   if open then return {'BUSY', open, now(), unpack(alive('gm:{' .. open .. '}:', now()))} end
   claim(place[1], place[2], now())
   redis.call('HSET', RECORD, 'state', 'open')
+  index_unfinished(P, place[2], 'open')
 end
 
 -- The answer to the first call was lost, or the network sent it twice. A second incarnation would fence off its caller.

@@ -1,0 +1,167 @@
+"""Finished runs: they leave the store after a while, and cost nothing until then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
+
+from gristmill_api import retention
+from gristmill_api.errors import Refused
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store, keys, store
+
+MONTH = 30 * 86_400.0
+TOMBS = ("trained", "dropped", "tombs")
+
+
+async def runs(bench: Bench) -> list[str]:
+    return [record.run_id for record in await bench.store.runs()]
+
+
+async def age(bench: Bench, *run_ids: str) -> None:
+    """The named runs finished a month and more ago."""
+    assert await bench.redis.zadd(keys.FINISHED, dict.fromkeys(run_ids, 1), xx=True, ch=True) == len(run_ids)
+
+
+async def finished(bench: Bench, *run_ids: str) -> None:
+    for run_id in run_ids:
+        await bench.store.create_run(run_id, {}, 2, stack=None)
+        await bench.store.close_run(run_id)
+
+
+async def test_a_finished_run_is_deleted_after_its_retention_period(bench: Bench) -> None:
+    await finished(bench, "old", "new")
+    assert await bench.store.delete_old_runs(MONTH) == []
+    await age(bench, "old")
+    assert await bench.store.delete_old_runs(0) == [], "0: they stay"
+    assert await bench.store.delete_old_runs(MONTH) == ["old"]
+    assert sorted(await runs(bench)) == ["new", RUN]
+    assert await bench.redis.zrange(keys.FINISHED, 0, -1) == [b"new"]
+    assert await bench.store.delete_old_runs(MONTH) == []
+    await asyncio.sleep(1.1)
+    assert await bench.store.delete_old_runs(0.001) == ["new"]
+
+
+async def test_a_run_that_is_not_finished_has_no_retention_period(bench: Bench) -> None:
+    incarnation = await bench.start()
+    await bench.store.record_version(RUN, incarnation, 1)
+    await bench.store.finish(RUN, incarnation)
+    await age(bench, RUN)
+    await bench.store.take(RUN, trainer(steps=11), [])
+    assert await bench.redis.zcard(keys.FINISHED) == 0
+    await bench.store.create_run("other", {}, 2)
+    assert (await bench.store.record(RUN)).state == "suspended"
+    assert await bench.store.delete_old_runs(0.001) == []
+    assert sorted(await runs(bench)) == ["other", RUN]
+
+
+async def test_a_run_whose_groups_wait_for_the_archive_is_deleted_later(redis: Redis) -> None:
+    bench = Bench(Store(redis, Limits(), archive=True), redis)
+    await bench.create()
+    incarnation = await bench.start()
+    ids = await bench.fill(1)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.close_run(RUN)
+    await age(bench, RUN)
+    assert await bench.store.delete_old_runs(MONTH) == []
+    await bench.store.archive.archived(RUN, ids)
+    assert await bench.store.delete_old_runs(MONTH) == [RUN]
+
+
+async def test_a_deletion_that_was_interrupted_is_continued_by_the_next_sweep(bench: Bench) -> None:
+    await bench.start()
+    await bench.fill(4)
+    await bench.store.close_run(RUN)
+    assert await bench.store.scripts.run("delete", PREFIX, 1, 1000, "begin") == [b"MORE"]
+    assert await bench.store.delete_old_runs(0) == [RUN]
+    assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
+    assert await bench.redis.exists(keys.DELETING) == 0
+
+
+async def test_the_task_deletes_what_is_old(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_PAUSE_S", 0.05)
+    await finished(bench, "old")
+    task = asyncio.create_task(retention.keep_retention(bench.store, 0.001))
+    async with asyncio.timeout(30):
+        while "old" in await runs(bench):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert await runs(bench) == [RUN]
+
+
+async def test_the_api_runs_the_task(http: httpx.AsyncClient) -> None:
+    assert 'gristmill_api_task_up{task="retention"} 1.0' in (await http.get("/metrics")).text
+
+
+async def test_tombstones_of_a_finished_run_expire_and_those_of_an_extended_one_stay(bench: Bench) -> None:
+    incarnation = await bench.start()
+    a, b = await bench.ask("env-1", 2)
+    await bench.store.give_back(RUN, "env-1", b, "too_long")
+    await bench.submit("env-1", a)
+    await bench.lease(incarnation, "b1", 1)
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert {await bench.redis.pttl(PREFIX + name) for name in TOMBS} == {-1}
+    await bench.store.finish(RUN, incarnation)
+    for name in TOMBS:
+        assert 0 < await bench.redis.pttl(PREFIX + name) <= store.TOMBSTONES_S * 1000
+    assert not await bench.submit("env-1", a), "until then a late retry is known"
+    await bench.store.take(RUN, trainer(steps=11), [])
+    assert {await bench.redis.pttl(PREFIX + name) for name in TOMBS} == {-1}
+
+
+async def scripts_run(redis: Redis) -> int:
+    return int((await redis.info("commandstats")).get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+async def test_a_scrape_costs_nothing_for_runs_that_are_not_open(bench: Bench) -> None:
+    await finished(bench, *(f"done-{number}" for number in range(20)))
+    await bench.store.open_statuses()  # Redis knows the script from here on.
+    before = await scripts_run(bench.redis)
+    assert set(await bench.store.open_statuses()) == {RUN}
+    assert await scripts_run(bench.redis) == before + 1
+    await bench.store.create_run("other", {}, 2)
+    await bench.store.create_run("free", {}, 2, stack=None)
+    assert set(await bench.store.open_statuses()) == {"free", "other"}, "the first one is suspended"
+    await bench.store.create_run(RUN, {"dataset": "d"}, 2)
+    assert set(await bench.store.open_statuses()) == {RUN, "free"}
+    await bench.store.close_run("free")
+    await bench.store.create_run(RUN, {"dataset": "e"}, 2)
+    assert set(await bench.store.open_statuses()) == {RUN}, "it was replaced"
+
+
+async def test_runs_of_an_older_version_are_found(bench: Bench) -> None:
+    await finished(bench, "old")
+    await bench.redis.delete(keys.OPEN, keys.FINISHED)
+    await bench.store.index()
+    assert set(await bench.store.open_statuses()) == {RUN}
+    since = await bench.redis.zscore(keys.FINISHED, "old")
+    assert since is not None
+    await age(bench, "old")
+    await bench.store.index()
+    assert await bench.store.delete_old_runs(MONTH) == ["old"]
+    with pytest.raises(Refused):
+        await bench.store.record("old")
+
+
+async def test_runs_are_listed_in_pages(http: httpx.AsyncClient) -> None:
+    ids = [f"run-{number:03}" for number in range(105)]
+    for run_id in ids:
+        body = {"run_id": run_id, "env": {}, "group_size": 2, "stack": None}
+        assert (await http.post("/v1/runs", json=body)).status_code == 201
+
+    async def page(query: str) -> list[str]:
+        return [record["run_id"] for record in (await http.get(f"/v1/runs{query}")).raise_for_status().json()]
+
+    assert await page("") + await page("?offset=100") == ids
+    assert await page("?offset=3&limit=2") == ids[3:5]
+    assert await page("?offset=105") == []
+    for query in ("?limit=0", "?limit=1001", "?offset=-1"):
+        assert (await http.get(f"/v1/runs{query}")).status_code == 422
