@@ -66,8 +66,8 @@ async def test_a_completion_scores_as_math_verify_says(gold: str, completion: st
 pieces = st.lists(
     st.sampled_from([
         "$", "$$", r"\(", r"\)", r"\[", r"\]", "[", "]", "{", "}", " ", "\n", ".", ",", "=", "-", "%", "x", "5", "72",
-        "1/2", r"\frac{1}{2}", r"\fbox{72}", "boxed{72}", "and", "or", "answer", "The answer is", "The final answer is",
-        "percent",
+        "1/2", r"\frac{1}{2}", r"\fbox{72}", "boxed{72}", r"\boxed", r"\fbox", r"\text{ apples}", "and", "or", "answer",
+        "The answer is", "The final answer is", "percent",
     ]),
     max_size=8,
 )  # fmt: skip
@@ -78,6 +78,7 @@ insides = st.sampled_from(["72", "-72", "5", "x", "0.5", "{72}", "72 ", ""])
 @example(["$"], "72", ["$", "%"], "72")
 @example([], "72", ["The final answer is", " ", "5"], "72")
 @example(["$"], "72", ["$", "and", "$", "5", "$"], "72")
+@example([], "72", ["\n", r"\boxed", r"\text{ apples}"], "72")
 @settings(max_examples=300, deadline=None)
 def test_the_fast_path_agrees_with_math_verify(before: list[str], boxed: str, after: list[str], gold: str) -> None:
     text = "".join(before) + rf"\boxed{{{boxed}}}" + "".join(after)

@@ -22,6 +22,8 @@ _DELIMITED = re.compile(r"\$|\\[(\[]|\\boxed")
 _NO_MATHEMATICS = re.compile(r"[^0-9$\\\[]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,11})")
 _BOXED_INTEGER = re.compile(rf"\\boxed\{{({_INTEGER.pattern})\}}")
+_ANY_BOX = re.compile(r"\\(?:boxed|fbox)")
+"""Math-Verify also reads boxes without braces, such as `\\boxed 5`."""
 _OTHER_READING = re.compile(r"(?i:final answer)|%|(?i:percent|pct)")
 
 
@@ -96,7 +98,7 @@ def as_latex(answer: str) -> str:
 def surely_same(answer: str, text: str) -> bool | None:
     """Whether Math-Verify accepts `text` for the row's `answer`; None if only Math-Verify itself can decide.
 
-    Decided here are integers: texts without any mathematics, and texts with one box that holds an integer, which
+    Decided here are integers: texts without any mathematics, and texts with a single box that holds an integer, which
     Math-Verify prefers to every other expression except those after "final answer is".
     """
     if not _INTEGER.fullmatch(answer):
@@ -104,6 +106,6 @@ def surely_same(answer: str, text: str) -> bool | None:
     if _NO_MATHEMATICS.fullmatch(text):
         return False
     boxed = _BOXED_INTEGER.search(text)
-    if boxed is None or count_boxes(text) != 1 or _OTHER_READING.search(text):
+    if boxed is None or len(_ANY_BOX.findall(text)) != 1 or _OTHER_READING.search(text):
         return None
     return int(boxed[1]) == int(answer)
