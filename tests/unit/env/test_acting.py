@@ -20,7 +20,7 @@ from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
 from gristmill_env.data import Item
-from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
+from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn, acting
 from gristmill_env.errors import DatasetError, EnvError, EpisodeError
 from gristmill_env.inference import ModelServers
 from gristmill_env.messages import Message, user
@@ -60,6 +60,20 @@ class Recorded(Environment):
 class FailsToReset(Recorded):
     def reset(self, item: Item) -> Sequence[Message]:
         if self.number == 1:
+            raise KeyError("no board")
+        return super().reset(item)
+
+
+class HangsToOpen(Recorded):
+    def __init__(self) -> None:
+        super().__init__()
+        if self.number == 1:
+            self.let_go.wait()
+
+
+class HangsToOpenOrFailsToReset(HangsToOpen):
+    def reset(self, item: Item) -> Sequence[Message]:
+        if self.number == 2:
             raise KeyError("no board")
         return super().reset(item)
 
@@ -120,7 +134,7 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
     failing_server.answers[CHAT] = lambda: answers(said("2"))
     Recorded.made, Recorded.let_go = [], threading.Event()
     rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
-    acting: list[EnvironmentRunner] = []
+    runners: list[EnvironmentRunner] = []
     async with (
         Scorer(rewards, has_answer=True) as scorer,
         ModelServers([ServerConfig(base_url=failing_server.url)], patience=5) as servers,
@@ -128,14 +142,14 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
         await servers.connect(patience=5)
 
         def make(kind: type[Environment], *, step_timeout: float = 60.0) -> Roll:
-            acting.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
+            runners.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
             config = EnvConfig(group_size=3)
-            roller = Roller(config, PromptBuilder(None), servers, scorer, acting[-1], max_length=1024)
+            roller = Roller(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
             return lambda: roller.roll(ITEM, "test")
 
         yield make
         Recorded.let_go.set()
-        for one in acting:
+        for one in runners:
             one.stop()
 
 
@@ -185,10 +199,41 @@ async def test_environments_are_closed_when_their_group_is_cancelled(rolls: Make
     assert closed() == [1] * 3
 
 
+async def all_are_closed() -> None:
+    async with asyncio.timeout(60):
+        while closed() != [1] * len(Recorded.made):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_timeout"), [(HangsToOpen, 1.0), (HangsToOpenOrFailsToReset, 60.0)], ids=["overruns", "cancelled"]
+)
+async def test_environment_whose_init_returns_after_its_group_failed_is_closed(
+    rolls: Make, kind: type[Environment], step_timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acting, "_GOODBYE", 0.1)
+    with pytest.raises(EpisodeError):
+        await rolls(kind, step_timeout=step_timeout)()
+    assert Recorded.made[1].closed == 0
+    Recorded.let_go.set()
+    await all_are_closed()
+
+
+async def test_group_that_is_cancelled_closes_an_environment_whose_init_is_running(rolls: Make) -> None:
+    task = asyncio.create_task(rolls(HangsToOpen)())
+    while len(Recorded.made) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, Recorded.let_go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed() == [1] * 3
+
+
 async def test_a_step_is_not_done_twice_when_another_blocks_the_loop(rolls: Make) -> None:
-    async with EnvironmentRunner(EnvironmentFactory(BlocksItsLoop), 1.0) as acting:
-        opened = [await acting.open() for _ in range(3)]
-        steps = [acting.step(environment, REPLY) for environment in opened]
+    async with EnvironmentRunner(EnvironmentFactory(BlocksItsLoop), 1.0) as environments:
+        opened = [await environments.open(lambda _: None) for _ in range(3)]
+        steps = [environments.step(environment, REPLY) for environment in opened]
         ended = await asyncio.gather(*steps, return_exceptions=True)
     assert [type(end) for end in ended] == [EpisodeError] * 3
     assert [environment.steps for environment in Recorded.made] == [1, 1, 1]
@@ -219,8 +264,8 @@ async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make
 
 async def test_what_begins_an_attempt_alone_closes_it(rolls: Make) -> None:
     Recorded.made.clear()
-    async with EnvironmentRunner(EnvironmentFactory(Recorded), 60) as acting:
-        assert await acting.opening(ITEM) == [user("? 0")]
+    async with EnvironmentRunner(EnvironmentFactory(Recorded), 60) as environments:
+        assert await environments.opening(ITEM) == [user("? 0")]
     assert closed() == [1]
 
 

@@ -7,6 +7,7 @@ holds up the other async calls there, until it overruns. The shipped environment
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -46,12 +47,26 @@ class EnvironmentRunner:
             remedy="give what it waits for a time-out, or raise step_timeout",
         )  # fmt: skip
 
-    async def open(self) -> Environment:
-        """A new environment. Raises EpisodeError when its __init__ fails."""
+    async def open(self, late: Callable[[asyncio.Task[None]], object]) -> Environment:
+        """A new environment. Raises EpisodeError when its __init__ fails or overruns.
+
+        An __init__ that overruns, or whose attempt is cancelled, continues on its thread. `late` receives the task that
+        closes the environment when that __init__ has returned.
+        """
         if self.factory.ours:
             return self.factory()
-        made: Environment = await self._run(self.factory.name, "__init__", self.factory)
-        return made
+        opening = _Opening(self.factory)
+        try:
+            opened: Environment = await self._wait(opening)
+        except BaseException:
+            late(asyncio.create_task(self._close_late(opening.made)))
+            raise
+        return opened
+
+    async def _close_late(self, made: asyncio.Future[Environment | None]) -> None:
+        environment = await made
+        if environment is not None and has_close(environment):
+            await self.close(environment)
 
     async def reset(self, environment: Environment, item: Item) -> Sequence[Message]:
         """Begin. Raises EpisodeError when the method fails or overruns, and the package's own errors as they are."""
@@ -95,10 +110,9 @@ class EnvironmentRunner:
     async def _call(self, method: Callable[..., Any], *arguments: object) -> Any:
         if self.factory.ours and inspect.iscoroutinefunction(method):
             return await method(*arguments)
-        return await self._run(self.factory.name, method.__name__, method, *arguments)
+        return await self._wait(_MethodCall(self.factory.name, method.__name__, method, arguments))
 
-    async def _run(self, name: str, method_name: str, method: Callable[..., Any], *arguments: object) -> Any:
-        call = _MethodCall(name, method_name, method, arguments)
+    async def _wait(self, call: _MethodCall) -> Any:
         batch = self._runner.submit([call])
         try:
             await asyncio.wrap_future(batch.done)
@@ -119,18 +133,20 @@ class EnvironmentGroup:
         self._opened: list[Environment] = []
         self._closing: dict[int, asyncio.Task[None]] = {}
         """By the environments' ids."""
+        self._late: list[asyncio.Task[None]] = []
+        """Close environments whose __init__ overran or was not waited for."""
 
     async def begin(self, item: Item) -> tuple[Environment, Sequence[Message]]:
         """One more environment, and its opening. Raises as `EnvironmentRunner.reset` does."""
-        environment = await self._environments.open()
-        if type(environment).close is not Environment.close:
+        environment = await self._environments.open(self._late.append)
+        if has_close(environment):
             self._opened.append(environment)
         own = item if self._environments.factory.ours else private(item)
         return environment, await self._environments.reset(environment, own)
 
     async def close(self, environment: Environment) -> None:
         """Close one whose attempt has ended, before the others."""
-        if type(environment).close is not Environment.close:
+        if has_close(environment):
             await asyncio.wait([self._close(environment)])
 
     async def __aenter__(self) -> Self:
@@ -139,13 +155,13 @@ class EnvironmentGroup:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._opened:
+        closing = [*(self._close(environment) for environment in self._opened), *self._late]
+        if not closing:
             return
-        closing = [self._close(environment) for environment in self._opened]
-        _, late = await asyncio.wait(closing, timeout=None if error is None else _GOODBYE)
-        if late:
+        _, pending = await asyncio.wait(closing, timeout=None if error is None else _GOODBYE)
+        if pending:
             name, seconds = self._environments.factory.name, _GOODBYE
-            logger.warning("close() of %s takes longer than %g s and is not waited for", name, seconds)
+            logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
 
     def _close(self, environment: Environment) -> asyncio.Task[None]:
         """A task of its own, which continues when the attempt's is cancelled."""
@@ -153,6 +169,11 @@ class EnvironmentGroup:
         if task is None:
             task = self._closing[id(environment)] = asyncio.create_task(self._environments.close(environment))
         return task
+
+
+def has_close(environment: Environment) -> bool:
+    """Whether the environment's class overrides `close`."""
+    return type(environment).close is not Environment.close
 
 
 class _MethodCall(Call[_Result]):
@@ -193,3 +214,23 @@ class _MethodCall(Call[_Result]):
         if isinstance(why, Exception):
             logger.error("environment %s failed", self.name, exc_info=why)
         return None, error
+
+
+class _Opening(_MethodCall):
+    """The call of an environment's __init__. Its result is known even if the call has overrun or is not waited for."""
+
+    def __init__(self, factory: EnvironmentFactory) -> None:
+        super().__init__(factory.name, "__init__", factory, ())
+        self._loop = asyncio.get_running_loop()
+        self.made: asyncio.Future[Environment | None] = self._loop.create_future()
+        """Done when the call has ended; None if it made no environment."""
+
+    def run(self) -> _Result:
+        result = super().run()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nothing can close the environment
+            self._loop.call_soon_threadsafe(self._set_made, result[0])
+        return result
+
+    def _set_made(self, environment: Environment | None) -> None:
+        if not self.made.done():
+            self.made.set_result(environment)
