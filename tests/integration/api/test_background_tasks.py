@@ -11,11 +11,19 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.test_archive import RUN, Loop, ids, until
 from tests.support.api_server import ApiServer
+from tests.support.redis_server import RedisServer
 
 from gristmill import Client
 from gristmill_api.store import keys
 
 NOT_UTF_8 = b"\xff"
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """A Redis that no other API listens to."""
+    with RedisServer() as server:
+        yield server.url
 
 
 @pytest.fixture
