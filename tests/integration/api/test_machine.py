@@ -329,6 +329,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = {name.decode() if isinstance(name, bytes) else name for name in self.wait(self.redis.keys("*"))}
         assert {name for name in found if name.removeprefix(start).count(":")} - {
             keys.RUNS,
+            keys.OPEN,
             keys.STACKS,
             keys.BYTES,
         } == expected
