@@ -1,6 +1,6 @@
 """The one rule for what is secret, and for keeping it out of records, logs and files.
 
-A value is secret because of the name it stands under (`api_key`, `token`, `password`, ...), because of its type
+A value is secret because of its name (`api_key`, `key`, `token`, `password`, `webhook`, ...), because of its type
 (pydantic's SecretStr), because it came from an environment variable with such a name, or because it is the password in
 a URL. A value can also be found wherever it occurs in a text: `remember` it once, and `redact` masks it from then on.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, SecretBytes, SecretStr
@@ -23,14 +23,22 @@ _SHORTEST = 8
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset({
     "password", "passwd", "pwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials",
-    "authorization", "bearer", "cookie", "cookies", "accesskey", "privatekey",
+    "authorization", "bearer", "cookie", "cookies", "accesskey", "privatekey", "webhook", "webhooks",
 })  # fmt: skip
 _LAST_WORDS = frozenset({"token", "pass", "auth", "pat"})
 _KEY_OF = frozenset({
     "api", "access", "secret", "private", "auth", "signing", "encryption", "service", "account", "ssh",
     "openai", "anthropic", "hf",
 })  # fmt: skip
-"""What a `..._key` belongs to if it is secret. An `answer_key` or a `sort_key` is not."""
+"""Owners of a `..._key` whose value is always a secret, never the name of a field."""
+_KEY_NOT_SECRET = frozenset({
+    "answer", "gold", "reference", "solution", "question", "prompt", "response", "completion", "choices", "label",
+    "category", "text", "messages", "image", "audio", "video", "input", "output", "target", "score", "reward",
+    "metric", "task", "sort", "group", "order", "partition", "join", "lookup", "index", "primary", "foreign", "unique",
+    "public", "cache", "row", "column", "field", "id", "name", "map", "dict", "json", "str", "nested", "state",
+    "missing", "unexpected",
+})  # fmt: skip
+"""Owners of a `..._key` that is not secret, because it selects a field or is public."""
 _TOKEN_OF = frozenset({
     "eos", "bos", "pad", "unk", "sep", "cls", "mask", "eot", "eom", "stop", "start", "begin", "end", "special",
     "think", "thinking", "image", "audio", "video", "tool", "assistant", "user", "system", "next", "first",
@@ -38,15 +46,19 @@ _TOKEN_OF = frozenset({
 })  # fmt: skip
 """What a `..._token` belongs to if it is a piece of text."""
 
+_FIELD_NAME = re.compile(r"[a-z]+(?:_[a-z]+)*")
+_FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+_ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z][\w.-]*)=)(.*)", re.DOTALL)
 _USER_INFO = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 _HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _QUERY = re.compile(r"(?<=[?&])([A-Za-z0-9_.-]+)=[^&#\s'\"]+")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands under this name is a secret: `api_key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
+    """Whether a value with this name is a secret: `api_key`, `key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
 
-    Names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`) are not secret.
+    Not secret are the names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`), and of keys that
+    select a field (`answer_key`, `sort_key`).
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
@@ -56,7 +68,7 @@ def is_secret(name: str) -> bool:
     if not _SECRET_WORDS.isdisjoint(words) or any("password" in word for word in words):  # PGPASSWORD
         return True
     if last in ("key", "keys"):
-        return owner in _KEY_OF or (bool(before) and name.isupper())  # MODEL_KEY, in an environment
+        return owner not in _KEY_NOT_SECRET or name.isupper()  # SORT_KEY, in an environment
     if last == "tokens":
         return owner in _KEY_OF
     return last in _LAST_WORDS and owner not in _TOKEN_OF
@@ -84,12 +96,17 @@ def remember_secrets(settings: Any) -> None:
         for name, value in settings.items():
             _remember_item(str(name), value)
     elif isinstance(settings, list | tuple):
-        for value in settings:
-            remember_secrets(value)
+        for _, value, secret in _words(settings):
+            if secret and isinstance(value, str):
+                remember(value)
+            else:
+                remember_secrets(value)
 
 
 def redact(value: Any, name: str = "") -> Any:
     """A copy without secrets, in which each is `***`. Mappings, lists and texts are looked through; None stays None.
+
+    A list may be a command line: the words `--api-key KEY`, `--api-key=KEY` and `API_KEY=KEY` lose their values.
 
     `name`: what the value stands under, if that is known.
     """
@@ -100,7 +117,7 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: redact(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact(item) for item in value]
+        return [_redact_word(*word) for word in _words(value)]
     return value
 
 
@@ -116,27 +133,45 @@ def redact_text(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without secrets: `--api_key KEY` and `--api_key=KEY` lose their values."""
-    shown: list[str] = []
-    hide = False
-    for argument in arguments:
-        flag, equals, _ = argument.partition("=")
-        if flag.startswith("-") and is_secret(flag):
-            shown.append(f"{flag}={REDACTED}" if equals else flag)
-            hide = not equals
-        else:
-            shown.append(REDACTED if hide else redact_text(argument))
-            hide = False
+    """A command line without secrets, as `redact`."""
+    shown: list[str] = redact(arguments)
     return shown
+
+
+def _words(values: Sequence[Any]) -> Iterator[tuple[str, Any, bool]]:
+    """The values of a list that may be a command line, as prefix (`--api_key=`), value, and whether it is a secret."""
+    follows = False
+    for value in values:
+        if follows or not isinstance(value, str):
+            yield "", value, follows
+            follows = False
+            continue
+        assignment = _ASSIGNMENT.fullmatch(value)
+        if assignment is not None and is_secret(assignment[2]):
+            yield assignment[1], assignment[3], True
+        else:
+            yield "", value, False
+            follows = _FLAG.fullmatch(value) is not None and is_secret(value)
+
+
+def _redact_word(prefix: str, value: Any, secret: bool) -> Any:
+    return f"{prefix}{REDACTED}" if secret else redact(value)
 
 
 def _query(match: re.Match[str]) -> str:
     return f"{match[1]}={REDACTED}" if is_secret(match[1]) else match[0]
 
 
+def _may_name_a_field(name: str) -> bool:
+    """Whether the value of `name` may be the name of a field (`key: question`), which texts use as a word."""
+    *before, last = (word.lower() for word in _WORDS.findall(name))
+    return last in ("key", "keys") and _KEY_OF.isdisjoint(before[-1:])
+
+
 def _remember_item(name: str, value: Any) -> None:
     if isinstance(value, str) and is_secret(name):
-        remember(value)
+        if not (_FIELD_NAME.fullmatch(value) and _may_name_a_field(name)):
+            remember(value)
     else:
         remember_secrets(value)
 

@@ -34,6 +34,8 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         "secret_key", "openai_key", "token", "hf_token", "HF_TOKEN", "accessToken", "api_tokens", "password",
         "db-password", "PGPASSWORD", "REDIS_PASSWORD", "DB_PASS", "client_secret", "clientSecret",
         "Authorization", "credentials", "aws_credentials", "passphrase", "basic_auth", "GITHUB_PAT", "private_key",
+        "key", "keys", "judge_key", "judgeKey", "--judge-key", "SORT_KEY", "webhook", "slack_webhook",
+        "slackWebhookUrl",
     ],
 )  # fmt: skip
 def test_names_of_secrets_are_known(name: str) -> None:
@@ -43,7 +45,8 @@ def test_names_of_secrets_are_known(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "", "key", "answer_key", "sort_key", "question_key", "tokens", "max_tokens", "token_ids", "stop_token_ids",
+        "", "answer_key", "sort_key", "question_key", "primary_key", "public_key", "tokens", "max_tokens", "token_ids",
+        "stop_token_ids",
         "max_token_length", "token_budget", "tokenizer_name", "eos_token", "pad_token", "stop_token", "pass@1",
         "pass_threshold", "secretary", "monkey", "author", "path", "repository",
     ],
@@ -94,6 +97,12 @@ def test_remembered_value_is_masked_wherever_it_occurs() -> None:
     assert redact({"system_prompt": text}) == {"system_prompt": "judge said 401: Incorrect API key provided: ***."}
 
 
+def test_name_of_a_field_under_key_is_not_remembered() -> None:
+    words = ["--api-key", "another-secret", "TOKEN=third-secret"]
+    remember_secrets({"key": "question", "judge_key": KEY, "args": words})
+    assert redact(f"question {KEY} another-secret third-secret") == "question *** *** ***"
+
+
 def test_short_values_are_not_searched_for() -> None:
     remember("key")
     assert redact("a monkey") == "a monkey"
@@ -136,6 +145,15 @@ def test_command_line_loses_the_values_of_secret_flags() -> None:
     arguments = ["--api_key", KEY, f"--token={KEY}", "--max_tokens", "64", "--base_url", f"http://me:{KEY}@host"]
     assert redact_arguments(arguments) == [
         "--api_key", "***", "--token=***", "--max_tokens", "64", "--base_url", "http://***@host"
+    ]  # fmt: skip
+
+
+def test_lists_that_are_command_lines_lose_the_values_of_secret_flags() -> None:
+    words = ["--api-key", KEY, f"--judge_key={KEY}", f"OPENAI_API_KEY={KEY}", "--model", "m", {"key": KEY}]
+    shown = ["--api-key", "***", "--judge_key=***", "OPENAI_API_KEY=***", "--model", "m", {"key": "***"}]
+    assert redact({"args": words}) == {"args": shown}
+    assert redact(["- a password", "72", "x=5", "--answer_key", "gold"]) == [
+        "- a password", "72", "x=5", "--answer_key", "gold"
     ]  # fmt: skip
 
 
