@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import time
@@ -25,11 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from gristmill import ApiError, Deployment, GristmillError, SyncClient
+from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunState, SyncClient
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.settings import load_yaml, merge, parse
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
+from gristmill_model.errors import ModelError
+from gristmill_model.resolve import named
 from gristmill_trainer.settings import TrainerSettings
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command, redis_server
@@ -79,8 +82,10 @@ class Launcher:
         self.secrets = Secrets.find(ROOT)
 
     # --- Checks that need no service ------------------------------------------------------------------------
-    def check(self) -> str:
-        """Check config, rewards, local data, settings of the trainer, ports and programs. Returns the run's id.
+    def check(self) -> tuple[str, int]:
+        """Check config, rewards, local data, settings of the trainer, the model's name, ports and programs.
+
+        Returns the run's id and its number of steps.
 
         Raises GristmillError or LocalStackError, which name the mistake and the remedy.
         """
@@ -90,13 +95,15 @@ class Launcher:
         if launch.config.dataset.dataset_path is not None:
             Task.load(launch)  # A data set on a hub is left to the environment: it may take long.
         self._check_ports()
-        wanted = launch.config.server.model_name
-        if wanted not in (None, self.options.model) and not answers(f"{self.model_url}/v1/models"):
-            raise LocalStackError(
-                f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
-                f"{self.options.model!r}: add --model {wanted}"
-            )
-        return launch.run_id
+        if not answers(f"{self.model_url}/v1/models"):
+            name = served_name(self.options.model)
+            wanted = launch.config.server.model_name
+            if wanted not in (None, name):
+                raise LocalStackError(
+                    f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
+                    f"{name!r}: add --model {wanted}"
+                )
+        return launch.run_id, settings.training_steps
 
     def _trainer_settings(self, launch: Launch) -> TrainerSettings:
         file = ROOT / "configs" / "trainer.yaml"
@@ -112,20 +119,40 @@ class Launcher:
         steps = max((row["step"] for row in read_jsonl(metrics)), default=0) if metrics.exists() else 0
         if self.options.fresh or steps < training_steps or not (folder / "model").is_dir():
             return
-        raise LocalStackError(
-            f"run {run_id} is finished after {steps} steps; its model is {folder / 'model'}\n"
-            f'  train it longer:         make local ARGS="{self._same}--training_steps {2 * steps}"\n'
-            f'  train it again:          make local ARGS="{self._same}--fresh"\n'
-            f'  train another run of it: make local ARGS="{self._same}--run_id {run_id}-2"\n'
-            f"  serve its model:         MODEL={folder / 'model'} {MODEL_PYTHON.relative_to(ROOT)} -m gristmill_model"
-        )
+        raise self._finished(run_id, steps)
 
-    @property
-    def _same(self) -> str:
-        """The flags that select this run, for the commands that a message prints."""
-        chosen = {"--config": self.options.config, "--model": self.options.model}
-        defaults = {"--config": PRESETS["quickstart"].config, "--model": PRESETS["quickstart"].model}
-        return "".join(f"{flag} {value} " for flag, value in chosen.items() if value != defaults[flag])
+    def check_store(self, run_id: str, training_steps: int) -> None:
+        """Refuse a run that the store has as finished, though its files do not show it: it was closed, say."""
+        try:
+            with self._admin() as api:
+                record = api.get_run(run_id)
+        except ApiError as error:
+            if error.code != "run_missing":
+                raise
+            return
+        if record.state == RunState.FINISHED and training_steps <= (record.training_steps or training_steps):
+            version = PolicyVersion.parse(record.version) if record.version else None
+            raise self._finished(run_id, version.step if version else 0)
+
+    def _finished(self, run_id: str, steps: int) -> LocalStackError:
+        model = self.runs_dir / run_id / "model"
+        here = f"its model is {model}" if model.is_dir() else f"there is no model in {model.parent}"
+        longer = max(2 * steps, self.options.training_steps or 0, 20)
+        commands = [
+            ("train it longer", self._command(training_steps=longer)),
+            ("train it again", self._command() + " --fresh"),
+            ("train another run of it", self._command(run_id=f"{run_id}-2")),
+        ]
+        lines = [f'  {purpose + ":":<24} make local ARGS="{flags.strip()}"' for purpose, flags in commands]
+        if model.is_dir():
+            lines += [f"  serve its model:         MODEL={model} {MODEL_PYTHON.relative_to(ROOT)} -m gristmill_model"]
+        return LocalStackError("\n".join([f"run {run_id} is finished after {steps} steps; {here}", *lines]))
+
+    def _command(self, **other: object) -> str:
+        """The flags of this start that select the run and its services, with `other` ones in their place."""
+        return " ".join(
+            f"--{name} {shlex.quote(str(value))}" for name, value in {**self.options.given, **other}.items()
+        )
 
     def _check_ports(self) -> None:
         if listens(self.options.api_port):
@@ -144,11 +171,13 @@ class Launcher:
         redis_server()
 
     # --- Commands -------------------------------------------------------------------------------------------
-    def run(self, stack: LocalStack, run_id: str) -> None:
+    def run(self, stack: LocalStack, run_id: str, training_steps: int) -> None:
         """Start the services, in order, and wait for the end of the run."""
         self.start_store(stack)
         if self.options.fresh:
             self.discard(run_id)
+        else:
+            self.check_store(run_id, training_steps)
         self._start_model(stack)
         python = sys.executable
         trainer = stack.start(
@@ -161,7 +190,7 @@ class Launcher:
             [python, "-m", "gristmill_env", "serve", *self._env_flags()],
             {**self.environ, **token_file("env", self.secrets)},
         )
-        _watch(env, trainer)
+        watch(stack, env, trainer)
 
     def close(self, stack: LocalStack, run_id: str) -> None:
         """End a run by hand, at the API of this machine, which is started if it does not answer."""
@@ -265,12 +294,18 @@ def _delete(api: SyncClient, run_id: str) -> None:
             time.sleep(0.5)
 
 
-def _watch(env: Service, trainer: Service) -> None:
-    """Wait for both to end well. The first failure ends the run."""
+def served_name(model: str) -> str:
+    """What the model server answers to when it loads `model`. Raises ModelError if nothing has such a name."""
+    hub = named(model)
+    return hub[1] if hub else model
+
+
+def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
+    """Wait for environment and trainer to end well. The first failure of a service ends the run."""
     deadline = None
     while True:
-        for service in (env, trainer):
-            if service.exit_code:
+        for service in stack.services:
+            if service.exit_code or (service.exit_code is not None and service not in (env, trainer)):
                 raise service.failure()
         if env.exit_code == 0:
             # The run is finished. The trainer ends with it, unless the run was finished before it came.
@@ -289,14 +324,14 @@ def main() -> int:
             with LocalStack() as stack:
                 launcher.close(stack, options.close)
             return 0
-        run_id = launcher.check()
+        run_id, training_steps = launcher.check()
         folder = launcher.runs_dir / run_id
         with LocalStack(logs=folder / "logs") as stack:
-            launcher.run(stack, run_id)
+            launcher.run(stack, run_id, training_steps)
     except KeyboardInterrupt:
         print("stopped everything; start again to continue the run")
         return 130
-    except (GristmillError, LocalStackError, RedisMissingError, SecretsError) as error:
+    except (GristmillError, LocalStackError, ModelError, RedisMissingError, SecretsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"run {run_id} is finished; metrics, checkpoints, the final model and logs are in {folder}")
@@ -309,7 +344,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--config", help="a name in configs/ or a path (default: the preset's)")
     parser.add_argument("--model", help="the model that the server loads: tiny, smollm2, a path, a hub id")
     parser.add_argument("--model_name", help="weights to train if the model server was not started here")
-    parser.add_argument("--run_id", default=os.environ.get("RUN_ID"), help="name of the run (default: the config's)")
+    parser.add_argument("--run_id", help="name of the run (default: the config's)")
     parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's); more extend a run")
     parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/trainer.md")
     parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
@@ -320,9 +355,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--state_dir", default=str(ROOT / ".gristmill"), help="Redis data, models, published weights")
     parser.add_argument("--runs_dir", default=str(ROOT / "runs"), help="metrics, checkpoints, final models, logs")
     options = parser.parse_args()
+    options.run_id = options.run_id or os.environ.get("RUN_ID")
+    options.model = options.model or os.environ.get("MODEL")
+    # What selects the run and its services: a message that prints a command repeats these.
+    options.given = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("training_steps", "resume", "fresh", "close") and value not in (None, parser.get_default(name))
+    }
     preset = PRESETS[options.preset]
     options.config = options.config or preset.config
-    options.model = options.model or os.environ.get("MODEL") or preset.model
+    options.model = options.model or preset.model
     return options
 
 

@@ -59,9 +59,15 @@ class Service:
         """The error of a service that ended too early: it repeats the service's last error and names its log."""
         code = self.process.wait()
         self.reader.join(timeout=5)
-        said = self.last_error or self.last_line or "it printed nothing"
-        where = f" (log: {self.log})" if self.log else ""
-        return LocalStackError(f"{self.name} ended with exit code {code}: {said}{where}")
+        return LocalStackError(f"{self.name} ended with exit code {code}: {self._last_words()}")
+
+    def late(self, seconds: float) -> LocalStackError:
+        """The error of a service that runs and is not ready."""
+        return LocalStackError(f"{self.name} was not ready after {seconds:.0f} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        text = self.last_error or self.last_line or "it printed nothing"
+        return f"{text} (log: {self.log})" if self.log else text
 
     def stop(self, grace: float) -> None:
         """SIGTERM to the process, SIGKILL to its whole group after `grace` seconds."""
@@ -91,6 +97,11 @@ class LocalStack:
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def services(self) -> Sequence[Service]:
+        """Those that were started and not stopped, the first started first."""
+        return tuple(self._services)
+
     def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Service:
         """Start a process with `environ` on top of this one's environment."""
         process = subprocess.Popen(
@@ -117,7 +128,7 @@ class LocalStack:
             if ended is not None:
                 raise service.failure()
             if time.monotonic() > deadline:
-                raise LocalStackError(f"{service.name} was not ready after {timeout:.0f} s")
+                raise service.late(timeout)
             time.sleep(0.2)
 
     def stop(self, grace: float = 20.0) -> None:

@@ -21,7 +21,7 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 def setup(service: str, level: int = logging.INFO) -> None:
     """Send all logging to standard error, one line per event, marked with the service's name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(LineFormatter(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Our lines name no file, line or function, and finding them costs more than the rest of a line:
     # https://docs.python.org/3/howto/logging.html#optimization. Thread and process cost little, and W&B's log file
@@ -45,7 +45,7 @@ def escaped(text: str) -> str:
     return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-class _Formatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """Writes the time once per second instead of once per line, escapes control characters and masks secrets."""
 
     _second, _written = -1, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +151,11 @@ def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, 
     assert (tmp_path / "runs" / "quickstart.old-1" / "model").is_dir()
     code, output = launches("--close", "quickstart")
     assert code == 0, output
+    shutil.rmtree(model.parent)  # The files do not show any more that the run is finished; the store does.
+    code, output = launches("--training_steps", "2")
+    assert code == 1
+    assert "--fresh" in output
+    assert "env     |" not in output
 
 
 def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_config(

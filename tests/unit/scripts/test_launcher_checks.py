@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launch_local_dataset_run import served_name, watch
 from local_processes import LocalStack, LocalStackError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,11 +65,21 @@ def refusal(tmp_path: Path) -> Launch:
         ({"dataset": {**CONFIG["dataset"], "reward_functions": ["acuracy"]}}, "accuracy"),  # type: ignore[dict-item]
         ({"dataset": {**CONFIG["dataset"], "dataset_path": "gone.jsonl"}}, "gone.jsonl"),  # type: ignore[dict-item]
         ({"dataset": {**CONFIG["dataset"], "prompt_field": "questoin"}}, "question"),  # type: ignore[dict-item]
-        ({"server_configs": [{"model_name": "other"}]}, "--model other"),
+        ({"server_configs": [{"model_name": "smollm2"}]}, "--model smollm2"),
     ],
 )
 def test_launcher_refuses_a_run_that_cannot_work(refusal: Launch, changes: dict[str, object], named: str) -> None:
     assert named in refusal(**changes)
+
+
+@pytest.mark.parametrize("model", ["tinny", "gone/for/good", "./gone", str(ROOT)])
+def test_launcher_refuses_a_model_that_does_not_exist(refusal: Launch, model: str) -> None:
+    assert f"MODEL={model}" in refusal(f"--model={model}").replace("'", "")
+
+
+def test_revision_of_a_model_is_no_part_of_its_name() -> None:
+    assert served_name("Qwen/Qwen2.5-1.5B@8faed76") == "Qwen/Qwen2.5-1.5B"
+    assert served_name("tiny") == "tiny"
 
 
 @pytest.mark.parametrize("port", ["api_port", "model_port"])
@@ -86,10 +97,16 @@ def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch,
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)))
     error = refusal()
     assert "after 4 steps" in error
-    assert all(flag in error for flag in ("--training_steps 8", "--fresh", "--run_id mine-2"))
+    same = f"--config {tmp_path / 'mine.yaml'}"
+    assert error.count(f'ARGS="{same} ') == 3, "a command without the config would train another run"
+    assert error.count(f"--runs_dir {tmp_path / 'runs'}") == 3
+    assert all(flag in error for flag in ("--training_steps 20", "--fresh", "--run_id mine-2"))
+    (tmp_path / "runs" / "mine").rename(tmp_path / "runs" / "other")
+    assert refusal("--run_id=other").count("--run_id other --") == 2
+    (tmp_path / "runs" / "other").rename(tmp_path / "runs" / "mine")
     assert "after 4 steps" in refusal("--training_steps=3")
-    assert "is finished" not in refusal("--training_steps=8", server_configs=[{"model_name": "other"}])
-    assert "is finished" not in refusal("--fresh", server_configs=[{"model_name": "other"}])
+    assert "is finished" not in refusal("--training_steps=8", server_configs=[{"model_name": "smollm2"}])
+    assert "is finished" not in refusal("--fresh", server_configs=[{"model_name": "smollm2"}])
 
 
 def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> None:
@@ -113,3 +130,19 @@ def test_failure_without_an_error_line_repeats_the_last_line() -> None:
         service = stack.start("mine", [sys.executable, "-c", "import sys; sys.exit('no such thing')"])
         with pytest.raises(LocalStackError, match="mine ended with exit code 1: no such thing"):
             stack.wait_until(service, lambda: False, timeout=30)
+
+
+def test_server_that_ends_after_its_start_ends_the_run_with_its_error() -> None:
+    with LocalStack(lambda name, text: None) as stack:
+        stack.start("model", [sys.executable, "-c", "import sys; sys.exit('no memory')"])
+        env, trainer = (stack.start(name, ["sleep", "60"]) for name in ("env", "trainer"))
+        with pytest.raises(LocalStackError, match="model ended with exit code 1: no memory"):
+            watch(stack, env, trainer)
+
+
+def test_service_that_is_not_ready_in_time_is_named_with_its_last_line_and_log(tmp_path: Path) -> None:
+    with LocalStack(lambda name, text: None, logs=tmp_path) as stack:
+        service = stack.start("mine", [sys.executable, "-c", "print('loading'); import time; time.sleep(60)"])
+        stack.wait_until(service, lambda: bool(service.last_line), timeout=30)
+        with pytest.raises(LocalStackError, match=r"mine was not ready after 0 s: loading \(log: .*mine\.log\)"):
+            stack.wait_until(service, lambda: False, timeout=0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import sys
 
 import pytest
 
 from gristmill.metrics import StepMetrics
+from gristmill.redaction import remember
 from gristmill_trainer.display import Display
 
 
@@ -41,3 +45,21 @@ def test_display_marks_each_step_of_equal_scores_and_warns_at_growing_distance(
     # The first, second, fourth and eighth of them.
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.args for record in warnings] == [(2, 1), (4, 2), (6, 4), (10, 8)]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_log_on_a_terminal_escapes_control_characters_and_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+    monkeypatch.setenv("COLUMNS", "200")
+    remember("hf_0123456789abcdef")
+    with Display(20, 0):
+        logging.getLogger("mine").warning("row \x1b]0;title\x07 of hf_0123456789abcdef\n12:00:00 forged")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())  # without rich's colours
+    assert "row \\x1b]0;title\\x07 of ***\\n12:00:00 forged" in shown
+    assert "\x1b]0;" not in shown

@@ -26,7 +26,7 @@ from gristmill_model.untie import untied
 HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 """OWNER/NAME, or OWNER/NAME@REVISION with a commit, tag or branch."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-EMBEDDED = "tiny, smollm2"
+EMBEDDED = ("tiny", "smollm2")
 HUB_TOKEN = "a token that may read it (HF_TOKEN, or in Compose HF_TOKEN_FILE)"
 
 
@@ -58,15 +58,32 @@ def resolve(requested: str, models_dir: Path) -> ResolvedModel:
     Raises:
         ModelError: no such model, a folder that holds none, or a hub that does not answer.
     """
+    hub = named(requested)
     with locked(models_dir):
-        hub = None if _is_local(requested) else HUB_ID.fullmatch(requested)
         weights, revision = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
         name = hub[1] if hub else requested
         return ResolvedModel(requested, name, revision, weights, untied(weights, models_dir), digest(weights))
 
 
-def _is_local(requested: str) -> bool:
-    return requested.startswith((".", "/", "~")) or Path(requested).is_dir()
+def named(requested: str) -> re.Match[str] | None:
+    """The parts of a hub id (`HUB_ID`), or None for a model that is not on a hub. Asks no hub and builds nothing.
+
+    Raises:
+        ModelError: it is neither a hub id, nor the name of a model that we ship, nor a folder with a config.json.
+    """
+    if requested in EMBEDDED:
+        return None
+    folder = Path(requested).expanduser()
+    if not requested.startswith((".", "/", "~")) and not folder.is_dir() and (hub := HUB_ID.fullmatch(requested)):
+        return hub
+    if not folder.is_dir():
+        raise ModelError(
+            f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
+            f"set MODEL to one of {', '.join(EMBEDDED)}, a folder with a config.json, or a hub id"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"MODEL={folder.resolve()} holds no config.json; name the folder that save_pretrained wrote")
+    return None
 
 
 def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
@@ -74,18 +91,10 @@ def _original(requested: str, models_dir: Path) -> tuple[Path, str]:
         return built(models_dir, f"tiny-{tiny.revision()}", tiny.build), tiny.revision()
     if requested == "smollm2":
         return built(models_dir, f"smollm2-{smollm2.REVISION}", smollm2.build), smollm2.REVISION
-    folder = Path(requested).expanduser()
-    if folder.is_dir():
-        return _local(folder.resolve(), models_dir)
-    raise ModelError(
-        f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
-        f"set MODEL to one of {EMBEDDED}, a folder with a config.json, or a hub id"
-    )
+    return _local(Path(requested).expanduser().resolve(), models_dir)
 
 
 def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"MODEL={folder} holds no config.json; name the folder that save_pretrained wrote")
     _require_safetensors(folder, str(folder))
     revision = _fingerprint(folder)
     if folder.is_relative_to(models_dir):
@@ -108,7 +117,7 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise ModelError(
             f"the hub cannot be reached for {hub_id!r} and the local cache does not hold {wanted or 'it'} "
-            f"({type(error).__name__}); check the network, or set MODEL to one of {EMBEDDED} or to a folder"
+            f"({type(error).__name__}); check the network, or set MODEL to one of {', '.join(EMBEDDED)} or to a folder"
         ) from error
     if not (snapshot / "config.json").is_file():
         raise ModelError(f"{hub_id} has no config.json: it is no transformers model")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gristmill.logs import LineFormatter
 from gristmill.metrics import StepMetrics
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ class Display:
         if sys.stderr.isatty():
             console = Console(stderr=True)
             # Log lines must go through the bar's console, or they tear it.
-            logging.getLogger().handlers = [RichHandler(console=console, show_path=False)]
+            handler = RichHandler(console=console, show_path=False)
+            handler.setFormatter(LineFormatter("%(message)s"))
+            logging.getLogger().handlers = [handler]
             self._progress = Progress(
                 TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
                 TimeElapsedColumn(), TimeRemainingColumn(), console=console,
