@@ -8,10 +8,11 @@ import pytest
 from tests.unit.env.conftest import FailingServer
 from transformers import PreTrainedTokenizerFast
 
+from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task, meet_model
-from gristmill_env.serve import groups_file
+from gristmill_env.serve import check_step_size, groups_file, serve
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 RUN = "dataset: {dataset_path: rows.jsonl, prompt_field: question, reward_functions: [length]}\n"
@@ -55,3 +56,42 @@ async def test_a_limit_of_thought_that_nothing_enforces_is_warned_of(
     async with task, ModelServers(asked.config.server_configs, patience=1) as server:
         await meet_model(asked, task, server, 2)
     assert ("max_reasoning_tokens has no effect" in caplog.text) == warned
+
+
+def launch_with_trainer(folder: Path, trainer: str, *flags: str) -> Launch:
+    """A run with groups of 8. `trainer`: the trainer.yaml."""
+    (folder / "trainer.yaml").write_text(trainer)
+    environ = {"GRISTMILL_RUNS_DIR": "/runs", "GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_CONFIG_DIR": str(folder)}
+    named = ("--tokenizer_name", str(folder / "tokenizer"))
+    given = ["--config", "sums", *named, "--group_size", "8", "--startup_patience", "1", *flags]
+    return Launch.read(given, environ, "test")
+
+
+async def test_serve_refuses_a_step_that_takes_no_whole_groups_before_it_opens_the_run(
+    folder: Path, failing_server: FailingServer
+) -> None:
+    (folder / "sums.yaml").write_text(RUN + "trainer: {batch_size: 10}\n")
+    asked = launch_with_trainer(folder, "max_grad_norm: 1.0\n", "--base_url", failing_server.url)
+    with pytest.raises(ConfigError, match="= 10 sequences per step"):
+        await serve(asked, {})
+
+
+@pytest.mark.parametrize(
+    ("block", "trainer"),
+    [
+        ("{batch_size: 10}", "gradient_accumulation_steps: 4\n"),
+        ("{gradient_accumulation_steps: 2}", "batch_size: 4\n"),
+        ("{batch_size: 10}", "push_to_hub: ${ONLY_THE_TRAINER_HAS_IT}\n"),
+        ("{learning_rate: 1.0e-6}", "batch_size: 10\n"),  # the trainer's command line may complete it
+    ],
+)
+def test_step_that_the_trainer_may_complete_to_whole_groups_passes(folder: Path, block: str, trainer: str) -> None:
+    (folder / "sums.yaml").write_text(RUN + f"trainer: {block}\n")
+    check_step_size(launch_with_trainer(folder, trainer))
+
+
+def test_step_of_a_run_is_not_completed_without_the_trainers_file(folder: Path) -> None:
+    (folder / "sums.yaml").write_text(RUN + "trainer: {batch_size: 10}\n")
+    asked = launch_with_trainer(folder, "")
+    (folder / "trainer.yaml").unlink()
+    check_step_size(asked)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gristmill import ConfigError, Deployment
 from gristmill.errors import UnknownKeyError
-from gristmill.hyperparameters import check_run_block
+from gristmill.hyperparameters import check_run_block, completed_block
 from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
 from gristmill_env.atropos import read_file, without_section
 from gristmill_env.atropos.recognise import could_be_of_atropos
@@ -42,6 +42,20 @@ class Launch:
     def run_folder(self) -> Path:
         """Where the run's files are, and relative paths of its settings lead."""
         return self.deployment.runs_dir / self.run_id
+
+    @property
+    def trainer_file(self) -> Path:
+        """The trainer.yaml that completes the run's `trainer:` block. It may not exist here."""
+        return self.deployment.config_dir / "trainer.yaml"
+
+    def check_trainer(self, defaults: Mapping[str, Any]) -> None:
+        """Checks the run's `trainer:` block, completed by `defaults`, the contents of `trainer_file`.
+
+        Raises ConfigError if a value is wrong, or if a training step does not take whole groups.
+        """
+        where = f"trainer settings ({self.trainer_file}, trainer: block)"
+        settings = completed_block(self.config.trainer_block(), defaults, where)
+        settings.check_whole_groups(self.config.group_size, where)
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> Launch:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill import Client, RunRecord, RunState
+from gristmill import Client, ConfigError, RunRecord, RunState
+from gristmill.settings import load_yaml
 from gristmill_env.evaluation.afterwards import version_left
 from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
 from gristmill_env.evaluation.measure import RunMeasure
@@ -39,6 +40,7 @@ _HOW_TO_BEGIN = (
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     """Returns when the run is finished, or was already. Raises GristmillError."""
     config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
+    check_step_size(launch)
     for warning in config.warnings():
         logger.warning("%s", warning)
     task = Task.load(launch)
@@ -75,6 +77,22 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
                 async with watched():
                     await worker.run()
     logger.info("run %s is finished", run_id)
+
+
+def check_step_size(launch: Launch) -> None:
+    """Checks that a training step takes whole groups, if the run sets its step size and trainer.yaml exists here.
+
+    A run that sets no step size may leave it to the trainer's command line, which is unknown here. Raises ConfigError.
+    """
+    sets_step_size = not {"batch_size", "gradient_accumulation_steps"}.isdisjoint(launch.config.trainer_block())
+    if not sets_step_size or not launch.trainer_file.is_file():
+        return
+    try:
+        defaults = load_yaml(launch.trainer_file)
+    except ConfigError as error:  # it may need a variable that only the trainer has
+        logger.warning("the step size is not compared with group_size: %s", error)
+        return
+    launch.check_trainer(defaults)
 
 
 async def _evaluate_afterwards(

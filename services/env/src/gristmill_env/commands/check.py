@@ -10,7 +10,6 @@ from rich.panel import Panel
 from rich.table import Table
 
 from gristmill import ConfigError
-from gristmill.hyperparameters import completed_block
 from gristmill.settings import load_yaml
 from gristmill_env.commands.gold import GoldCheck, score_gold
 from gristmill_env.commands.show import plain
@@ -80,12 +79,9 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
 
 
 def _check_trainer(launch: Launch, found: _Findings) -> None:
-    """The run's hyperparameters, completed by the trainer.yaml next to the configuration: whole groups per step."""
-    file = launch.deployment.config_dir / "trainer.yaml"
-    where = f"trainer settings ({file}, trainer: block)"
+    file = launch.trainer_file
     try:
-        settings = completed_block(launch.config.trainer_block(), load_yaml(file) if file.is_file() else {}, where)
-        settings.check_whole_groups(launch.config.group_size, where)
+        launch.check_trainer(load_yaml(file) if file.is_file() else {})
     except ConfigError as error:
         found.problems.append(str(error))
 
