@@ -8,6 +8,9 @@ from tests.integration.api.bench import PREFIX, RUN, Bench, submission
 from gristmill import MetricsRow
 from gristmill_api.errors import Refused
 
+DAY_MS = 86_400_000
+MOST_BYTES = 2**20
+
 
 async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None:
     journal = bench.store.journal
@@ -44,3 +47,16 @@ async def test_examples_outlive_their_groups(bench: Bench) -> None:
     assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 3)] == list(reversed(more))
     kept = await bench.redis.keys(PREFIX + "example:*")
     assert len(kept) == 4, "9 were trained, of which 4 are among the latest 8"
+    assert [DAY_MS - 60_000 < await bench.redis.pttl(key) <= DAY_MS for key in kept] == [True] * 4
+
+
+async def test_large_groups_are_no_examples_once_they_are_trained(bench: Bench) -> None:
+    incarnation = await bench.start(groups=2)
+    ids = await bench.ask("env-1", 2)
+    for group_id, size in zip(ids, (MOST_BYTES, MOST_BYTES + 1), strict=True):
+        await bench.store.submit(RUN, "env-1", submission(group_id, size=size))
+    await bench.lease(incarnation, "b1", 2)
+    assert len([found async for found in bench.store.journal.examples(RUN, 8)]) == 2
+    await bench.store.ack(RUN, incarnation, ["b1"])
+    assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 8)] == ids[:1]
+    assert await bench.redis.get("gm:bytes") == b"0"

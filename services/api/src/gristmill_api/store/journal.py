@@ -67,9 +67,9 @@ class Journal:
         return text(found[0][0]) if found else "0-0"
 
     async def examples(self, run_id: str, limit: int) -> AsyncIterator[tuple[str, bytes]]:
-        """The groups submitted last, newest first: ids and stored bytes. They outlive their training.
+        """The groups submitted last, newest first: ids and stored bytes.
 
-        One group is in memory at a time.
+        Groups of up to 1 MiB stay examples for a day after their training. One group is in memory at a time.
         """
         found: list[bytes] = await self._redis.lrange(keys.prefix(run_id) + "latest", 0, limit - 1)  # type: ignore[assignment]
         for name in found:

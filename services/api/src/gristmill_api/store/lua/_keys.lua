@@ -49,7 +49,7 @@
 --   fence         STRING  the last incarnation of a deleted run, for a week: that of the next run of this id is higher, so
 --                         a trainer that outlived its run is fenced off
 --   latest        LIST    the 8 ids submitted last, newest first
---   example:<id>  STRING  payload of a group in latest that is gone from the store
+--   example:<id>  STRING  payload of a group in latest that is gone from the store, for a day
 --   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000
 --   events        STREAM  what happened, the newest 1024 or so
 --

@@ -8,6 +8,7 @@
 --              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 
 local MAX_TOMBS, MAX_DEAD, MAX_LATEST = 65536, 1024, 8
+local MAX_EXAMPLE_BYTES, EXAMPLE_MS = 1048576, 86400000
 
 local function count(where, sequences, bytes, sign)
   redis.call('HINCRBY', COUNTERS, where .. '_sequences', sign * sequences)
@@ -46,13 +47,14 @@ local function entomb(id)
   end
 end
 
--- The group's bytes go, but for those of the latest examples.
+-- Delete the group's bytes. The latest examples are kept for a day. No limit counts them, so large ones are deleted.
 local function forget(id)
   local bytes = redis.call('HGET', group(id), 'bytes')
   redis.call('HINCRBY', COUNTERS, 'bytes', -bytes)
   redis.call('DECRBY', BYTES, bytes)
-  if redis.call('LPOS', LATEST, id) then
+  if tonumber(bytes) <= MAX_EXAMPLE_BYTES and redis.call('LPOS', LATEST, id) then
     redis.call('RENAME', payload(id), example(id))
+    redis.call('PEXPIRE', example(id), EXAMPLE_MS)
   else
     redis.call('DEL', payload(id))
   end
