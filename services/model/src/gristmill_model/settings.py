@@ -118,8 +118,10 @@ def _gpus(environ: Mapping[str, str], name: str) -> set[str]:
 
 def _gpu_share(environ: Mapping[str, str]) -> float:
     ours, trainers = _gpus(environ, "MODEL_GPU"), _gpus(environ, "TRAINER_GPU")
-    # Without the variables, as on a machine with one GPU, the trainer may use the same one.
-    return OWN_GPU if ours and trainers and ours.isdisjoint(trainers) else SHARED_GPU
+    # Without the variables, as on a machine with one GPU, the trainer may use the same one. So it may when one variable
+    # has numbers and the other has UUIDs, because a UUID does not say which number it is.
+    comparable = len({gpu.isdecimal() for gpu in ours | trainers}) == 1
+    return OWN_GPU if ours and trainers and comparable and ours.isdisjoint(trainers) else SHARED_GPU
 
 
 def _tensor_parallel(environ: Mapping[str, str], device: str) -> int:
