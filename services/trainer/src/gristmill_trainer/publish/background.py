@@ -61,8 +61,7 @@ class BackgroundPublisher:
             raise failure
 
     def close(self) -> None:
-        """Let the publication under way end, as far as the grace period goes: cut off, it would leave the model server
-        paused."""
+        """Let the publication under way finish within the grace period, so that the servers have the last version."""
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
         self._publisher.close()

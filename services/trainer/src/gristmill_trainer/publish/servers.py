@@ -85,7 +85,7 @@ class ModelServers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the threads. A load under way may end: cut off, it would leave the server paused."""
+        """End the threads. A load under way may finish within the grace period."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
