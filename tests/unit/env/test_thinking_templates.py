@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,23 @@ async def test_group_archived_as_tokens_is_scored_with_the_opened_thought() -> N
     rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
     async with Scorer(rewards, has_answer=True) as scorer:
         assert [score.total for score in await score_group(scorer, group, None)] == [0.0, 1.0]
+
+
+async def test_conversation_of_a_group_archived_as_tokens_has_the_opened_thought(tmp_path: Path) -> None:
+    code = """
+def closed(completion, conversation):
+    assert [message["content"] for message in conversation] == [completion]
+    return float(completion == "<think>\\n5.\\n</think>\\n5")
+"""
+    (tmp_path / "code.py").write_text(code)
+    group = SavedGroup(
+        run="r", prompt="", prompt_text="<|User|>2 + 3?<|Assistant|><think>\n",
+        completions=[SavedCompletion(text="5. But wait"), SavedCompletion(text="5.\n</think>\n5")],
+    )  # fmt: skip
+    rewards = [WeightedReward(create_reward(f"{tmp_path / 'code.py'}:closed"), 1.0)]
+    async with Scorer(rewards, has_answer=True) as scorer:
+        scores = await score_group(scorer, group, None)
+    assert [(score.total, score.error) for score in scores] == [(0.0, None), (1.0, None)]
 
 
 def test_template_that_leaves_a_reply_out_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -35,22 +35,23 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
         if "episode_reward" in reward.asks_for and all(c.episode_reward is None for c in group.completions):
             raise SavedError(f"reward '{reward.name}' is what the environment gave, and {place} does not have it")
     messages = group.messages or []
-    # A group that was archived as tokens has its reply without the thought that the prompt had opened.
+    # The reply of a group that was archived as tokens lacks the <think> with which the prompt ends.
     begun = opened_thought(group.prompt_text or "") if group.messages is None else ""
+    texts = [begun + completion.text for completion in group.completions]
     return await scorer.score(
         [
             Sample(
-                completion=begun + completion.text,
+                completion=text,
                 answer=answer,
                 prompt=group.prompt,
                 tokens=completion.sampled_ids,
                 finish_reason=completion.finish_reason or "stop",
                 row=group.columns,
                 messages=messages,
-                conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": completion.text}])],
+                conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": text}])],
                 episode_reward=completion.episode_reward,
                 conversational=group.conversational,
             )
-            for completion in group.completions
+            for completion, text in zip(group.completions, texts, strict=True)
         ],
     )
