@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -81,7 +82,8 @@ class FailingServer:
                 for name, value in failing.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(raw)
+                with contextlib.suppress(BrokenPipeError):  # A test's client may have stopped waiting.
+                    self.wfile.write(raw)
 
             do_GET = _answer  # noqa: N815
             do_POST = _answer  # noqa: N815
