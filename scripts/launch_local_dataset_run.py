@@ -32,7 +32,7 @@ from gristmill.settings import load_yaml, merge, parse
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
 from gristmill_model.errors import ModelError
-from gristmill_model.resolve import named
+from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command, redis_server

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,14 +110,3 @@ def two_servers() -> Iterator[tuple[FailingServer, FailingServer]]:
     yield pair
     for server in pair:
         server.close()
-
-
-@pytest.fixture
-def busy_machine() -> Iterator[None]:
-    """Far more processes that compute than there are processors."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    burners = [subprocess.Popen(spin) for _ in range(4 * (os.cpu_count() or 1))]
-    yield
-    for burner in burners:
-        burner.kill()
-        burner.wait()

@@ -146,3 +146,9 @@ def test_service_that_is_not_ready_in_time_is_named_with_its_last_line_and_log(t
         stack.wait_until(service, lambda: bool(service.last_line), timeout=30)
         with pytest.raises(LocalStackError, match=r"mine was not ready after 0 s: loading \(log: .*mine\.log\)"):
             stack.wait_until(service, lambda: False, timeout=0)
+
+
+def test_launcher_checks_without_the_libraries_that_take_seconds_to_import() -> None:
+    code = "import launch_local_dataset_run, sys; sys.exit(' '.join({'torch', 'transformers'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=False)
+    assert done.stderr == "\n"

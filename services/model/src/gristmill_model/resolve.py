@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,10 @@ from huggingface_hub.errors import (
 from gristmill_model import smollm2, tiny
 from gristmill_model.cache import built, digest, link_or_copy, locked
 from gristmill_model.errors import ModelError
+from gristmill_model.settings import EMBEDDED, named
 from gristmill_model.untie import untied
 
-HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
-"""OWNER/NAME, or OWNER/NAME@REVISION with a commit, tag or branch."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-EMBEDDED = ("tiny", "smollm2")
 HUB_TOKEN = "a token that may read it (HF_TOKEN, or in Compose HF_TOKEN_FILE)"
 
 
@@ -63,27 +60,6 @@ def resolve(requested: str, models_dir: Path) -> ResolvedModel:
         weights, revision = _from_hub(hub[1], hub[2], models_dir) if hub else _original(requested, models_dir)
         name = hub[1] if hub else requested
         return ResolvedModel(requested, name, revision, weights, untied(weights, models_dir), digest(weights))
-
-
-def named(requested: str) -> re.Match[str] | None:
-    """The parts of a hub id (`HUB_ID`), or None for a model that is not on a hub. Asks no hub and builds nothing.
-
-    Raises:
-        ModelError: it is neither a hub id, nor the name of a model that we ship, nor a folder with a config.json.
-    """
-    if requested in EMBEDDED:
-        return None
-    folder = Path(requested).expanduser()
-    if not requested.startswith((".", "/", "~")) and not folder.is_dir() and (hub := HUB_ID.fullmatch(requested)):
-        return hub
-    if not folder.is_dir():
-        raise ModelError(
-            f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
-            f"set MODEL to one of {', '.join(EMBEDDED)}, a folder with a config.json, or a hub id"
-        )
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"MODEL={folder.resolve()} holds no config.json; name the folder that save_pretrained wrote")
-    return None
 
 
 def _original(requested: str, models_dir: Path) -> tuple[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ from gristmill import Deployment
 from gristmill.hosts import AllowedHosts
 from gristmill_model.errors import ModelError
 
+EMBEDDED: Final = ("tiny", "smollm2")
+"""Models that we ship."""
+HUB_ID: Final = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?"
+)
+"""OWNER/NAME, or OWNER/NAME@REVISION with a commit, tag or branch."""
 Device = Literal["cpu", "cuda"]
 DEFAULT_PORT = 9001
 DEFAULT_MAX_LENGTH = 4096
@@ -109,6 +116,27 @@ class Settings:
     def dtype(self) -> str:
         """The type vLLM computes in: without AVX-512, float32 is five times as fast as bfloat16 on a CPU."""
         return "float32" if self.device == "cpu" else "bfloat16"
+
+
+def named(requested: str) -> re.Match[str] | None:
+    """The parts of a hub id (`HUB_ID`), or None for a model that is not on a hub. Asks no hub and builds nothing.
+
+    Raises:
+        ModelError: it is neither a hub id, nor the name of a model that we ship, nor a folder with a config.json.
+    """
+    if requested in EMBEDDED:
+        return None
+    folder = Path(requested).expanduser()
+    if not requested.startswith((".", "/", "~")) and not folder.is_dir() and (hub := HUB_ID.fullmatch(requested)):
+        return hub
+    if not folder.is_dir():
+        raise ModelError(
+            f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
+            f"set MODEL to one of {', '.join(EMBEDDED)}, a folder with a config.json, or a hub id"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"MODEL={folder.resolve()} holds no config.json; name the folder that save_pretrained wrote")
+    return None
 
 
 def _gpus(environ: Mapping[str, str], name: str) -> set[str]:

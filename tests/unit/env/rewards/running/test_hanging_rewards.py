@@ -52,9 +52,11 @@ async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: W
 
 
 def computes(completion: str) -> float:
-    until = time.thread_time() + 1.0
-    while time.thread_time() < until:
-        pass
+    for _ in range(10):
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        time.sleep(0.2)  # Other threads and processes have the processor.
     return 1.0
 
 
@@ -62,14 +64,13 @@ async def computes_async(completion: str) -> float:
     return computes(completion)
 
 
-@pytest.mark.usefixtures("busy_machine")
 @pytest.mark.parametrize("reward", [computes, computes_async])
-async def test_busy_machine_costs_no_reward_its_limit(scorer: Make, reward: Callable[[str], object]) -> None:
-    made = scorer(reward, limits=Limits(cpu=2.0, wall=600.0))
-    started = time.monotonic()
+async def test_time_without_the_processor_costs_no_reward_its_limit(
+    scorer: Make, reward: Callable[[str], object]
+) -> None:
+    made = scorer(reward, limits=Limits(cpu=1.9, wall=600.0))
     [score] = await made.score([GOOD])
     assert score.error is None
-    assert time.monotonic() - started > 2.0, "the machine was not busy"
 
 
 @pytest.mark.parametrize("reward", [spins, spins_async])
