@@ -52,12 +52,13 @@ class Snapshot:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         names = list(client.scan_iter(count=1000))
-        self._dumps = [(name, bytes(client.dump(name) or b"")) for name in names]
+        # Without an expiry, -1 becomes 0, which RESTORE takes for none.
+        self._dumps = [(name, max(client.pexpiretime(name), 0), bytes(client.dump(name) or b"")) for name in names]
 
     def put_back(self) -> None:
         """Make the Redis hold what it held, and nothing else."""
         pipe = self._client.pipeline(transaction=True)
         pipe.flushall()
-        for name, dump in self._dumps:
-            pipe.restore(name, 0, dump)
+        for name, expiry_ms, dump in self._dumps:
+            pipe.restore(name, expiry_ms, dump, absttl=True)
         pipe.execute()
