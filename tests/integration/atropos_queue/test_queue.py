@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.integration.api.ear import NOTHING, Ear, Told
 from tests.integration.atropos_queue.bench import RUN, START, Bench, names, registration, scored
 
+from gristmill_api.atropos import queue
 from gristmill_api.atropos.messages import RegisterEnv
 from gristmill_api.atropos.queue import Queue
 from gristmill_api.errors import Refused
@@ -87,6 +88,18 @@ async def test_environments_come_after_the_first_request_for_a_batch(bench: Benc
     assert (view.step, view.batch_size, view.group_size, view.shares) == (2, 8, 4, {"0": 0.25, "2": 0.25})
     assert (view.own.max_context_len, view.own.weight, len(view.connected)) == (64, 0.5, 3)
     assert await bench.queue.env(3) is None
+
+
+async def test_registrations_are_bounded_until_a_reset(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "MOST_ENVS", 2)
+    await bench.start()
+    assert [await bench.env(), await bench.env()] == [0, 1]
+    with pytest.raises(Refused) as refused:
+        await bench.env()
+    assert refused.value.code == "too_many_envs"
+    await bench.queue.reset()
+    await bench.start()
+    assert await bench.env() == 0
 
 
 async def test_who_is_gone_or_silent_does_not_count(bench: Bench) -> None:

@@ -22,7 +22,7 @@ DELIVERY_TTL_S: Final = 30.0
 """A batch whose sending is not heard of for so long goes back to the queue: the API that sent it is dead."""
 _RECEIPT_TTL_MS: Final = 600_000
 _RESET_CHUNK: Final = 256
-_MOST_ENVS: Final = 16_384
+MOST_ENVS: Final = 16_384
 """Environments that register between two resets."""
 
 
@@ -71,13 +71,13 @@ class Queue:
         facts = EnvFacts(env.max_token_length, env.weight).to_json()
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
         status, *rest = await self._write(
-            "atropos_register_env", env.desired_name, env.group_size, share, facts, _MOST_ENVS
+            "atropos_register_env", env.desired_name, env.group_size, share, facts, MOST_ENVS
         )
         if status == "WAIT":
             return None
         if status == "ENVS":
             raise errors.too_many(
-                "envs", f"{_MOST_ENVS} environments registered with run {self.run_id!r}", "Reset: GET /reset_data."
+                "envs", f"{MOST_ENVS} environments registered with run {self.run_id!r}", "Reset: GET /reset_data."
             )
         number, namesakes, trainer = rest
         return NewEnv(number, namesakes, _texts(trainer))

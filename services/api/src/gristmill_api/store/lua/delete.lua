@@ -63,7 +63,6 @@ redis.call('DECRBY', BYTES, freed)
 if left <= 0 then return {'MORE'} end
 
 unlink(redis.call('LRANGE', LATEST, 0, -1), example)
-redis.call('DECRBY', BYTES, redis.call('HGET', COUNTERS, 'bytes'))
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
 redis.call('SREM', DELETING, facts[1])
