@@ -1,15 +1,15 @@
-# make setup      what running needs: .venv (all but vLLM) and .venv-model (vLLM)
-# make local      the quickstart, end to end, without Docker; does the set-up first
-# make dev        what the tests need besides: more packages in .venv, and .venv-atropos (atroposlib's server)
-# make secure     tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off: without again
-# make test       lint, types, unit, integration, end to end: what CI runs
-# make test-long  what is too slow for every change
-# make mutants    every mutant of the store's Lua scripts, put to the tests; ARGS="lease.lua take.lua": only theirs
-# make bench-api  the trajectory API against atroposlib's server: half an hour on an idle machine
-# make bench-env  the environment: serve against a bare client, its start and memory, the accuracy reward: ten minutes
-# make bench-trainer  the trainer's step against TRL's: speed, and memory with a vocabulary of 152 thousand: five minutes
+# make setup      install what running needs: .venv (all but vLLM) and .venv-model (vLLM)
+# make local      set up, then train the quickstart from start to end without Docker
+# make dev        install what the tests need too: more packages in .venv, and .venv-atropos (atroposlib's server)
+# make secure     create tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off removes them
+# make test       lint, types, unit, integration and end-to-end tests: what CI runs
+# make test-long  the tests that are too slow for every change
+# make mutants    run the tests on every mutant of the store's Lua scripts; ARGS="lease.lua take.lua" selects scripts
+# make bench-api  compare the trajectory API with atroposlib's server: half an hour on an idle machine
+# make bench-env  compare serve with a bare client; start, memory and the accuracy reward: ten minutes
+# make bench-trainer  compare the trainer's step with TRL's: speed, and memory with a large vocabulary: five minutes
 # make bench-learning  whole trainings; ARGS=objectives, staleness (half an hour each) or smollm2 (an hour)
-# make bench-durability  what a SIGKILL of Redis costs under appendfsync always and everysec: half an hour, too
+# make bench-durability  the cost of a SIGKILL of Redis under appendfsync always and everysec: half an hour
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
@@ -75,7 +75,7 @@ e2e: dev
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
-# Long: two mutants at a time. Survivors are added to tests/mutation/survivors.toml, for somebody to say why they live.
+# Slow: two mutants at a time. New survivors are added to tests/mutation/survivors.toml; write there why no test finds them.
 mutants: $(DEV_READY)
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
@@ -88,7 +88,7 @@ test-long: dev
 bench-api: $(DEV_READY) $(ATROPOS_READY)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
 
-# Wants the images too, for the environment's memory: `docker compose build env` after scripts/prepare_images.sh.
+# Needs the env image too, to measure its memory: `docker compose build env` after scripts/prepare_images.sh.
 bench-env: dev
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
 
