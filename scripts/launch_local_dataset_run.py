@@ -96,13 +96,8 @@ class Launcher:
             Task.load(launch)  # A data set on a hub is left to the environment: it may take long.
         self._check_ports()
         if not answers(f"{self.model_url}/v1/models"):
-            name = served_name(self.options.model)
-            wanted = launch.config.server.model_name
-            if wanted not in (None, name):
-                raise LocalStackError(
-                    f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
-                    f"{name!r}: add --model {wanted}"
-                )
+            self._check_model(launch)
+        redis_server()
         return launch.run_id, settings.training_steps
 
     def _trainer_settings(self, launch: Launch) -> TrainerSettings:
@@ -166,9 +161,17 @@ class Launcher:
                     f"port {self.options.model_port} of the model server is taken by a process that does not answer as "
                     "a model server: stop it, or choose another port with --model_port"
                 )
-        elif not MODEL_PYTHON.exists():
+
+    def _check_model(self, launch: Launch) -> None:
+        name = served_name(self.options.model)
+        wanted = launch.config.server.model_name
+        if wanted not in (None, name):
+            raise LocalStackError(
+                f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
+                f"{name!r}: add --model {wanted}"
+            )
+        if not MODEL_PYTHON.exists():
             raise LocalStackError(f"no {MODEL_PYTHON}: run `make setup` first")
-        redis_server()
 
     # --- Commands -------------------------------------------------------------------------------------------
     def run(self, stack: LocalStack, run_id: str, training_steps: int) -> None:

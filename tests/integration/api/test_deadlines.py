@@ -42,15 +42,16 @@ async def test_times_are_redis_clock_in_milliseconds(bench: Bench) -> None:
 
 async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
     """A lease or permit lives until its deadline, and not at it; an environment the same."""
-    bench = Bench(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
-    await bench.create()
-    incarnation = await bench.start()
-    await bench.store.envs.register(RUN, "env-1", 1.0, 1.0)
-    first = await bench.ask("env-2", 1)
+    short = Bench(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
+    lasting = Bench(Store(redis, Limits()), redis)
+    await short.create()
+    incarnation = await short.start()
+    await short.store.envs.register(RUN, "env-1", 1.0, 1.0)
+    first = await short.ask("env-2", 1)
     await asyncio.sleep(0.01)
-    assert await bench.ask("env-3", 1) == first, "it went to another"
-    await bench.submit("env-3", first[0])
-    assert await bench.lease(incarnation, "b1", 1) == first, "nobody's share is kept any more"
+    assert await lasting.ask("env-3", 1) == first, "it went to another"
+    await lasting.submit("env-3", first[0])
+    assert await short.lease(incarnation, "b1", 1) == first, "nobody's share is kept any more"
     await asyncio.sleep(0.01)
-    assert await bench.lease(incarnation, "b2", 1) == first
-    assert (await bench.store.status(RUN)).lease_expiries == 1
+    assert await lasting.lease(incarnation, "b2", 1) == first
+    assert (await lasting.store.status(RUN)).lease_expiries == 1
