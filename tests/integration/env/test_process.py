@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
@@ -44,6 +45,7 @@ def test_two_replicas_share_the_rows(environments: Environments, trainer: HandTr
     assert len({group.env_id for group in groups}) == 2
 
 
+@pytest.mark.long
 def test_killed_api_and_redis_only_pause_the_work_and_a_killed_environment_loses_none(
     environments: Environments, vllm: Vllm
 ) -> None:

@@ -38,7 +38,10 @@ def start(environments: Environments, trainer: HandTrainer, hang: str, floor: fl
 
 @pytest.mark.parametrize(
     ("hang", "floor", "frozen", "exit_code"),
-    [(IN_PYTHON, 10, 900, EXIT_CODE), (WITH_THE_INTERPRETERS_LOCK, 900, 10, 1)],
+    [
+        (IN_PYTHON, 10, 900, EXIT_CODE),
+        pytest.param(WITH_THE_INTERPRETERS_LOCK, 900, 10, 1, marks=pytest.mark.long),
+    ],
 )
 def test_an_environment_whose_loop_is_blocked_ends_and_the_next_one_continues_the_run(
     environments: Environments, trainer: HandTrainer, hang: str, floor: float, frozen: float, exit_code: int
@@ -54,6 +57,7 @@ def test_an_environment_whose_loop_is_blocked_ends_and_the_next_one_continues_th
     assert trainer.api.status("sums").trained == 4
 
 
+@pytest.mark.long
 def test_an_environment_that_was_stopped_for_long_is_not_blocked(
     environments: Environments, trainer: HandTrainer
 ) -> None:

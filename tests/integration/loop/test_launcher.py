@@ -134,6 +134,7 @@ def launches(vllm: Vllm, tmp_path: Path) -> Launches:
     return Launches(vllm, tmp_path)
 
 
+@pytest.mark.long
 def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, tmp_path: Path) -> None:
     code, output = launches("--training_steps", "2")
     assert (code, launches.steps("quickstart")) == (0, [1, 2]), output
@@ -158,6 +159,7 @@ def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, 
     assert "env     |" not in output
 
 
+@pytest.mark.long
 def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_config(
     launches: Launches, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
     assert (code, launches.steps("mine")) == (0, [1, 2]), output
 
 
+@pytest.mark.long
 def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
     launches: Launches, vllm: Vllm, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_killed_while_it_publishes_leaves_a_server_that_serves(vllm: Vllm, folder: Path) -> None:
     for kill in range(6):
         token = claim_publishing(vllm.weights_dir)

@@ -77,7 +77,12 @@ def _run(vllm: Vllm, folder: Path) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize(
-    ("hang", "exit_code"), [(IN_PYTHON, EXIT_CODE), (IN_C, EXIT_CODE), (IN_C_WITH_THE_INTERPRETERS_LOCK, 1)]
+    ("hang", "exit_code"),
+    [
+        (IN_PYTHON, EXIT_CODE),
+        pytest.param(IN_C, EXIT_CODE, marks=pytest.mark.long),
+        pytest.param(IN_C_WITH_THE_INTERPRETERS_LOCK, 1, marks=pytest.mark.long),
+    ],
 )
 def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
     vllm: Vllm, tmp_path: Path, hang: str, exit_code: int
@@ -97,6 +102,7 @@ def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
         assert len(run.api.audit(RUN).trained) == STEPS * GROUPS
 
 
+@pytest.mark.long
 def test_a_trainer_that_was_stopped_for_long_has_not_hung(vllm: Vllm, tmp_path: Path) -> None:
     program = _HANGING.format(hang="import time; time.sleep(4)", floor=15, frozen=7200)
     with _run(vllm, tmp_path) as run:
@@ -110,6 +116,7 @@ def test_a_trainer_that_was_stopped_for_long_has_not_hung(vllm: Vllm, tmp_path: 
         assert trainer.exit_code == 0, run.output.lines
 
 
+@pytest.mark.long
 def test_a_users_function_may_take_as_long_as_it_likes(vllm: Vllm, tmp_path: Path) -> None:
     hook = tmp_path / "slow.py"
     hook.write_text("import time\ndef hook(event):\n    if event.metrics.step == 1:\n        time.sleep(35)\n")
