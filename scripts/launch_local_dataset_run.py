@@ -155,12 +155,11 @@ class Launcher:
                 f"port {self.options.api_port} of the trajectory API is taken: stop the process that listens there "
                 "(another `make local` or `docker compose up`?), or choose another port with --api_port"
             )
-        if listens(self.options.model_port):
-            if not answers(f"{self.model_url}/v1/models"):
-                raise LocalStackError(
-                    f"port {self.options.model_port} of the model server is taken by a process that does not answer as "
-                    "a model server: stop it, or choose another port with --model_port"
-                )
+        if listens(self.options.model_port) and not answers(f"{self.model_url}/v1/models"):
+            raise LocalStackError(
+                f"port {self.options.model_port} of the model server is taken by a process that does not answer as "
+                "a model server: stop it, or choose another port with --model_port"
+            )
 
     def _check_model(self, launch: Launch) -> None:
         name = served_name(self.options.model)
