@@ -59,8 +59,9 @@ class Client:
         if "@" in url.partition("://")[2].partition("/")[0]:
             # The URL is in messages and logs.
             raise ConfigError(
+                "password_in_url",
                 "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
-                "in GRISTMILL_API_TOKEN_FILE (or pass token=)."
+                "in GRISTMILL_API_TOKEN_FILE (or pass token=).",
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url.rstrip("/")
@@ -278,8 +279,12 @@ class Client:
             patience = self._patience() if callable(self._patience) else self._patience
             if spent >= patience:
                 raise ApiUnreachable(
+                    "api_unreachable",
                     f"the trajectory API at {self.url} did not answer {method} {path} for {spent:.0f} s ({problem}); "
-                    "is it running, and Redis behind it?"
+                    "is it running, and Redis behind it?",
+                    url=self.url,
+                    request=f"{method} {path}",
+                    problem=problem,
                 )
             if not told and spent > 1.0:
                 _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, patience)

@@ -27,7 +27,7 @@ class InflatedTooLarge(GristmillError):
     """The frame holds more bytes than the reader wants."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the zstd frame inflates to more than {limit} bytes")
+        super().__init__("inflated_too_large", f"the zstd frame inflates to more than {limit} bytes", limit=limit)
 
 
 def is_compressed(body: bytes) -> bool:
@@ -44,7 +44,7 @@ def content_size(frame: bytes) -> int | None:
     try:
         size = zstandard.get_frame_parameters(frame).content_size
     except zstandard.ZstdError as error:
-        raise CompressionError(f"not a zstd frame: {error}") from error
+        raise CompressionError("not_zstd", f"not a zstd frame: {error}") from error
     return None if size == zstandard.CONTENTSIZE_UNKNOWN else size
 
 
@@ -55,7 +55,7 @@ def inflate(frame: bytes, limit: int) -> bytes:
     frame and for bytes after its end.
     """
     if not is_compressed(frame):
-        raise CompressionError("not a zstd frame: it does not start with 28 B5 2F FD")
+        raise CompressionError("not_zstd", "not a zstd frame: it does not start with 28 B5 2F FD")
     size = content_size(frame)
     if size is not None and size > limit:
         raise InflatedTooLarge(limit)
@@ -65,7 +65,7 @@ def inflate(frame: bytes, limit: int) -> bytes:
         # The one buffer is as large as the frame says; a frame that lied is an error before it is overrun.
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CompressionError(f"not one whole zstd frame: {error}") from error
+        raise CompressionError("zstd_frame_damaged", f"not one whole zstd frame: {error}") from error
 
 
 def inflated(body: bytes, limit: int) -> bytes:
@@ -84,7 +84,9 @@ def _inflate_unsized(frame: bytes, limit: int) -> bytes:
     stream = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
     content = stream.decompress(frame)
     if not stream.eof:
-        raise CompressionError("not one whole zstd frame: it is truncated")
+        raise CompressionError("zstd_frame_truncated", "not one whole zstd frame: it is truncated")
     if stream.unused_data:
-        raise CompressionError(f"not one whole zstd frame: {len(stream.unused_data)} bytes follow it")
+        raise CompressionError(
+            "zstd_frame_trailing_bytes", f"not one whole zstd frame: {len(stream.unused_data)} bytes follow it"
+        )
     return content

@@ -66,14 +66,24 @@ def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
     try:
         word = Path(file).read_text(encoding="ascii").strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{variable}={file} is not plain ASCII text.") from error
+        raise ConfigError(
+            "secret_file_not_ascii", f"{variable}={file} is not plain ASCII text.", variable=variable, file=file
+        ) from error
     except OSError as error:
         raise ConfigError(
+            "secret_file_unreadable",
             f"{variable}={file} cannot be read: {error.strerror}. In Compose, the group SECRETS_GID must be able to "
-            "read the file on the host (docs/security.md)."
+            "read the file on the host (docs/security.md).",
+            variable=variable,
+            file=file,
         ) from error
     if len(word.split()) > 1:
-        raise ConfigError(f"{variable}={file} holds more than one word; it must hold the token alone.")
+        raise ConfigError(
+            "secret_file_several_words",
+            f"{variable}={file} holds more than one word; it must hold the token alone.",
+            variable=variable,
+            file=file,
+        )
     remember(word)
     return word or None
 

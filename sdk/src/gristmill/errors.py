@@ -1,26 +1,56 @@
-"""The errors every Gristmill package derives from."""
+"""The errors that every Gristmill package derives from.
+
+Each error has a code: a stable snake_case word that programs, tests and bug reports can rely on. The message says the
+same in a sentence that names the thing, the place and the remedy; its wording may change in any release.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GristmillError(Exception):
-    """Base of all errors of all packages. Its message names the thing, the place and the remedy."""
+    """Base class of the errors of all packages.
+
+    `code`: the stable word for the mistake, "field_missing" for example. docs/errors.md lists all codes.
+    `values`: the names and numbers that the message quotes, by name.
+    """
+
+    def __init__(self, code: str, message: str | None = None, /, **values: object) -> None:
+        if message is None:
+            code, message = "unspecified", code
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.values: dict[str, Any] = values
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+    def report(self) -> str:
+        """Returns the message, which may have several lines, with the code in brackets at its start."""
+        return f"[{self.code}] {self}"
 
 
 class ConfigError(GristmillError):
-    """A setting is wrong: unknown key, wrong type, missing file, unset variable."""
+    """A setting is wrong: an unknown key, a wrong type, a missing file, an unset variable.
+
+    Where several settings were validated together, `values["problems"]` maps each wrong key, as the user wrote it
+    ("dataset.prompt_field"), to the code of what is wrong with it ("missing", "unknown_key", "greater_than", ...: see
+    pydantic's error types).
+    """
 
 
 class UnknownKeyError(ConfigError):
-    """Among what is wrong is a key that nobody knows."""
+    """At least one of the keys is unknown."""
 
 
 class PluginError(GristmillError):
-    """Code that a configuration names is not there, or does not import."""
+    """Code that a configuration names does not exist, or cannot be imported."""
 
 
 class GroupError(GristmillError):
-    """A trajectory group that cannot be trained on: wrong lengths, NaN, negative ids, not the format."""
+    """A trajectory group that cannot be trained on: wrong lengths, NaN, negative ids, an unknown format."""
 
 
 class ManifestError(GristmillError):
@@ -30,16 +60,15 @@ class ManifestError(GristmillError):
 class ApiError(GristmillError):
     """The trajectory API answered with an error.
 
-    `code` is the API's stable word for it ("fenced", "permit_lost", ...); `status` the HTTP status.
+    `code` is the API's code ("fenced", "permit_lost", ...); `status` the HTTP status.
     """
 
     def __init__(self, code: str, status: int, message: str, remedy: str = "") -> None:
-        super().__init__(f"{message} {remedy}".strip())
-        self.code = code
+        super().__init__(code, f"{message} {remedy}".strip())
         self.status = status
         self.message = message
         self.remedy = remedy
 
 
 class ApiUnreachable(GristmillError):
-    """The trajectory API gave no usable answer for as long as the client was told to try."""
+    """The trajectory API did not answer within the client's outage time-out."""

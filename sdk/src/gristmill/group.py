@@ -191,13 +191,17 @@ class TrajectoryGroup:
             _bound_objects(body)
             wire = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise GroupError(f"not a trajectory group: {error}") from error
+            raise GroupError("not_a_group", f"not a trajectory group: {error}") from error
         if wire.format != 1:
-            raise GroupError(f"group format {wire.format} is not known here; this side reads format 1")
+            raise GroupError("group_format", f"group format {wire.format} is not known here; this side reads format 1")
         tokens = _array(wire.tokens, "<i4", "tokens")
         packed = np.frombuffer(wire.mask, np.uint8)
         if len(packed) != (len(tokens) + 7) // 8:
-            raise GroupError(f"mask has {len(packed)} bytes; {len(tokens)} tokens need {(len(tokens) + 7) // 8}")
+            raise GroupError(
+                "length_mismatch",
+                f"mask has {len(packed)} bytes; {len(tokens)} tokens need {(len(tokens) + 7) // 8}",
+                field="mask",
+            )
         return cls(
             group_id=wire.group_id,
             run_id=wire.run_id,
@@ -227,23 +231,27 @@ def _bound_objects(body: bytes) -> None:
     found = sum(len(memoryview(getattr(objects, name))) for name in objects.__struct_fields__)
     if found > MAX_OBJECT_BYTES:
         names = ", ".join(objects.__struct_fields__)
-        raise GroupError(f"it carries {found} bytes in {names}; at most {MAX_OBJECT_BYTES} are taken")
+        raise GroupError(
+            "objects_too_large", f"it carries {found} bytes in {names}; at most {MAX_OBJECT_BYTES} are taken"
+        )
 
 
 def _check(group: TrajectoryGroup) -> None:
     if not _ENV_ID.fullmatch(group.env_id):
-        raise GroupError(f"env_id {group.env_id!r} is not 1 to 128 letters, digits, '.', '_', ':' or '-'")
+        raise GroupError("env_id", f"env_id {group.env_id!r} is not 1 to 128 letters, digits, '.', '_', ':' or '-'")
     size, total = len(group.lengths), len(group.tokens)
     if size == 0:
-        raise GroupError("a group needs at least one sequence")
+        raise GroupError("no_sequences", "a group needs at least one sequence")
     # A few numbers: Python's own are faster here than numpy's.
     lengths: list[int] = group.lengths.tolist()
     if min(lengths) < 1:
-        raise GroupError(f"sequence lengths must be at least 1, found {min(lengths)}")
+        raise GroupError("sequence_length", f"sequence lengths must be at least 1, found {min(lengths)}")
     if sum(lengths) != total:
-        raise GroupError(f"lengths sum to {sum(lengths)}, but there are {total} tokens")
+        raise GroupError(
+            "length_mismatch", f"lengths sum to {sum(lengths)}, but there are {total} tokens", field="lengths"
+        )
     if int(group.tokens.min()) < 0:
-        raise GroupError(f"token ids must not be negative, found {int(group.tokens.min())}")
+        raise GroupError("negative_token", f"token ids must not be negative, found {int(group.tokens.min())}")
     _same("logprobs", len(group.logprobs), total, "tokens")
     _same("mask", len(group.mask), total, "tokens")
     _same("rewards", len(group.rewards), size, "sequences")
@@ -258,39 +266,41 @@ def _check(group: TrajectoryGroup) -> None:
     _finite("rewards", group.rewards)
     highest = _finite("logprobs", group.logprobs)
     if highest > 1e-3:
-        raise GroupError(f"log-probabilities must not be positive, found {highest:.4f}")
+        raise GroupError("positive_logprob", f"log-probabilities must not be positive, found {highest:.4f}")
     if not group.mask.any():
-        raise GroupError("no token of the group is trained (an all-zero mask)")
+        raise GroupError("nothing_trained", "no token of the group is trained (an all-zero mask)")
     if not 0 < group.sampling.temperature < float("inf"):
-        raise GroupError(f"sampling temperature must be positive, found {group.sampling.temperature}")
+        raise GroupError("temperature", f"sampling temperature must be positive, found {group.sampling.temperature}")
     for index, (spans, length) in enumerate(zip(group.versions, lengths, strict=True)):
         _check_spans(index, spans, length)
 
 
 def _check_spans(index: int, spans: list[VersionSpan], length: int) -> None:
     if not spans:
-        raise GroupError(f"sequence {index} names no policy version")
+        raise GroupError("no_version", f"sequence {index} does not name a policy version", sequence=index)
     for span in spans:
         try:
             PolicyVersion.parse(span.version)
         except ValueError as error:
-            raise GroupError(f"sequence {index}: {error}") from error
+            raise GroupError("not_a_version", f"sequence {index}: {error}", sequence=index) from error
         if not 0 <= span.start <= span.end <= length:
             raise GroupError(
-                f"sequence {index}: version span [{span.start}, {span.end}) is outside its {length} tokens"
+                "version_span",
+                f"sequence {index}: version span [{span.start}, {span.end}) is outside its {length} tokens",
+                sequence=index,
             )
 
 
 def _same(name: str, found: int, wanted: int, unit: str) -> None:
     if found != wanted:
-        raise GroupError(f"{name} has {found} entries for {wanted} {unit}")
+        raise GroupError("length_mismatch", f"{name} has {found} entries for {wanted} {unit}", field=name)
 
 
 def _finite(name: str, values: F32) -> float:
     """The highest of the values. A NaN among them is both their lowest and their highest."""
     lowest, highest = float(values.min()), float(values.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
-        raise GroupError(f"{name} holds NaN or infinity")
+        raise GroupError("not_finite", f"{name} holds NaN or infinity", field=name)
     return highest
 
 
@@ -304,7 +314,7 @@ def _optional_bytes(array: npt.NDArray[Any] | None, dtype: str) -> bytes | None:
 
 def _array(raw: bytes, dtype: str, name: str) -> npt.NDArray[Any]:
     if len(raw) % 4:
-        raise GroupError(f"{name} has {len(raw)} bytes, not a multiple of 4")
+        raise GroupError("length_mismatch", f"{name} has {len(raw)} bytes, not a multiple of 4", field=name)
     return np.frombuffer(raw, dtype)
 
 

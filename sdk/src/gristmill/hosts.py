@@ -49,8 +49,11 @@ class AllowedHosts:
         for name in sorted(names - {"*"}):
             if not _NAME.fullmatch(name):
                 raise ConfigError(
+                    "host_name",
                     f"{VARIABLE}: {name!r} is not a host name; write names without scheme and port, with commas "
-                    "between them: gpu-box.lan,*.example.com. IP addresses are always allowed."
+                    "between them: gpu-box.lan,*.example.com. IP addresses are always allowed.",
+                    variable=VARIABLE,
+                    name=name,
                 )
         return cls(frozenset(names - {"*"}), every="*" in names)
 

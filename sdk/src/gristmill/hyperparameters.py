@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
 from gristmill.settings.base import Settings
@@ -152,22 +153,31 @@ class Hyperparameters(Settings):
     @model_validator(mode="after")
     def _clip_is_below_one(self) -> Self:
         if self.clip_epsilon is not None and self.clip_epsilon >= 1:
-            raise ValueError("clip_epsilon must be below 1: the lower clip is 1 - clip_epsilon")
+            raise PydanticCustomError(
+                "clip_epsilon_too_large", "clip_epsilon must be below 1: the lower clip is 1 - clip_epsilon"
+            )
         return self
 
     @model_validator(mode="after")
     def _budget_holds_a_sequence(self) -> Self:
         if self.token_budget is not None and self.seq_len is not None and self.token_budget < self.seq_len:
-            raise ValueError(f"token_budget ({self.token_budget}) must hold one sequence of seq_len ({self.seq_len})")
+            raise PydanticCustomError(
+                "token_budget_too_small",
+                "token_budget ({token_budget}) must hold one sequence of seq_len ({seq_len})",
+                {"token_budget": self.token_budget, "seq_len": self.seq_len},
+            )
         return self
 
     def check_whole_groups(self, group_size: int, where: str) -> None:
         """Raises ConfigError when a step does not take whole groups of `group_size` sequences."""
         if self.sequences_per_step % group_size:
             raise ConfigError(
+                "partial_groups",
                 f"{where}: batch_size {self.batch_size} x gradient_accumulation_steps "
                 f"{self.gradient_accumulation_steps} = {self.sequences_per_step} sequences per step, which is not "
-                f"divisible by group_size {group_size}. Change one of the three."
+                f"divisible by group_size {group_size}. Change one of the three.",
+                sequences=self.sequences_per_step,
+                group_size=group_size,
             )
 
 
@@ -190,15 +200,17 @@ def check_run_block(block: Any, group_size: int, where: str) -> None:
     message has a line per mistake, which names `where` and the key, and the nearest match of an unknown key.
     """
     if not isinstance(block, Mapping):
-        raise ConfigError(f"{where}: must be a mapping of hyperparameters to values, not {block!r}.")
+        raise ConfigError("not_a_mapping", f"{where}: must be a mapping of hyperparameters to values, not {block!r}.")
     forbidden = sorted(TRAINER_ONLY.intersection(block))
     if forbidden:
         raise ConfigError(
+            "trainer_only_key",
             "\n".join(
                 f"{where}: '{key}' cannot be set by a run, which may set hyperparameters only. Set it in trainer.yaml "
                 "or on the trainer's command line."
                 for key in forbidden
-            )
+            ),
+            keys=forbidden,
         )
     settings = parse(Hyperparameters, block, where)
     if {"batch_size", "gradient_accumulation_steps"} <= settings.model_fields_set:

@@ -45,11 +45,15 @@ class Manifest(BaseModel):
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise ManifestError(
+                "manifest_missing",
                 f"no model manifest at {path}; the model service writes it: start it first, "
-                "or point GRISTMILL_MODELS_DIR at its folder"
+                "or point GRISTMILL_MODELS_DIR at its folder",
+                path=path,
             ) from error
         except ValidationError as error:
-            raise ManifestError(f"the model manifest {path} is not readable: {error}") from error
+            raise ManifestError(
+                "manifest_invalid", f"the model manifest {path} is not readable: {error}", path=path
+            ) from error
 
     def write(self, models_dir: Path) -> Path:
         """Write it atomically; readers see the old one or the new one."""

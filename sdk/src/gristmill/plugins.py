@@ -29,12 +29,20 @@ def load_plugin(name: str, folder: Path | None) -> Any:
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        raise PluginError(f"'{name}' names no code; write path/to/file.py:name or package.module:name")
+        raise PluginError(
+            "plugin_name",
+            f"'{name}' names no code; write path/to/file.py:name or package.module:name",
+            name=name,
+        )
     module = _from_file(place, folder) if place.endswith(".py") else _from_package(place)
     if not hasattr(module, attribute):
         there = _defined_in(module)
         raise PluginError(
-            f"{place} has no '{attribute}'; it has {', '.join(there) or 'nothing'}.{did_you_mean(attribute, there)}"
+            "plugin_attribute_missing",
+            f"{place} has no '{attribute}'; it has {', '.join(there) or 'nothing'}.{did_you_mean(attribute, there)}",
+            place=place,
+            attribute=attribute,
+            known=there,
         )
     return getattr(module, attribute)
 
@@ -44,7 +52,12 @@ def import_error(what: str, error: BaseException) -> PluginError:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename not in _OURS]
     told = "".join(traceback.format_list(theirs) + traceback.format_exception_only(error)).rstrip()
-    return PluginError(f"{what} cannot be imported: {type(error).__name__}: {error}\n{told}")
+    return PluginError(
+        "plugin_import_failed",
+        f"{what} cannot be imported: {type(error).__name__}: {error}\n{told}",
+        what=what,
+        error=type(error).__name__,
+    )
 
 
 _OURS = frozenset({__file__, importlib.__file__, importlib.metadata.__file__})
@@ -54,7 +67,11 @@ def _from_file(place: str, folder: Path | None) -> ModuleType:
     candidates = [(base / place).resolve() for base in (folder, Path()) if base is not None]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        raise PluginError(f"{place} is not there; looked at {', '.join(map(str, dict.fromkeys(candidates)))}")
+        raise PluginError(
+            "plugin_file_missing",
+            f"{place} is not there; looked at {', '.join(map(str, dict.fromkeys(candidates)))}",
+            candidates=candidates,
+        )
     # Named by its whole path: two files of one name are two modules, and one file is loaded once.
     name = f"gristmill_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -79,8 +96,10 @@ def _from_package(place: str) -> ModuleType:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise import_error(f"module '{place}'", error) from error
         raise PluginError(
+            "plugin_module_missing",
             f"module '{place}' cannot be imported: there is no {error.name}. Install it, put its folder on PYTHONPATH, "
-            "or name a file (path/to/file.py:name)"
+            "or name a file (path/to/file.py:name)",
+            module=error.name,
         ) from error
     except (Exception, SystemExit) as error:
         raise import_error(f"module '{place}'", error) from error

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
@@ -38,7 +39,7 @@ def test_a_reader_ignores_keys_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
 def test_truncated_bytes_are_refused(cut: int) -> None:
-    with pytest.raises(GroupError, match="not a trajectory group"):
+    with raises(GroupError, "not_a_group"):
         TrajectoryGroup.decode(make_group().encode()[:cut])
 
 
@@ -48,41 +49,41 @@ def _broken(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("body", "code", "values"),
     [
-        (_broken(format=2), "format 2"),
-        (_broken(lengths=np.array([5, 9], "<i4").tobytes()), "lengths sum to 14"),
-        (_broken(lengths=np.array([8, 0], "<i4").tobytes()), "at least 1"),
-        (_broken(lengths=b""), "at least one sequence"),
-        (_broken(tokens=b"123"), "multiple of 4"),
-        (_broken(tokens=np.full(8, -1, "<i4").tobytes()), "negative"),
-        (_broken(logprobs=np.full(8, np.nan, "<f4").tobytes()), "NaN"),
-        (_broken(logprobs=np.full(8, 0.5, "<f4").tobytes()), "positive"),
-        (_broken(rewards=np.array([1, np.inf], "<f4").tobytes()), "rewards holds NaN"),
-        (_broken(rewards=np.array([1], "<f4").tobytes()), "rewards has 1 entries for 2"),
-        (_broken(mask=b"\x00"), "no token of the group is trained"),
-        (_broken(mask=b"\xff\xff"), "mask has 2 bytes"),
-        (_broken(reward_parts={"length": [1.0]}), "reward_parts"),
-        (_broken(finish_reasons=["stop"]), "finish_reasons"),
-        (_broken(versions=[[["1.0", 0, 3]], []]), "no policy version"),
-        (_broken(versions=[[["1.0", 0, 3]], [["default", 0, 1]]]), "'default' is not a policy version"),
-        (_broken(versions=[[["1.0", 0, 3]], [["1.0", 0, 99]]]), "outside"),
-        (_broken(sampling={"temperature": 0.0, "max_tokens": 4}), "temperature"),
-        (_broken(env_id="two words"), "env_id 'two words'"),
-        (_broken(env_id="x" * 129), "env_id"),
-        (_broken().replace(b"env-1", b"env\xff1"), "not a trajectory group: 'utf-8' codec"),
-        (_broken(messages=[[]] * (1 << 20)), "1048... bytes in .*messages"),
-        (_broken(versions=[[]] * (1 << 20)), "bytes in .*versions"),
+        (_broken(format=2), "group_format", {}),
+        (_broken(lengths=np.array([5, 9], "<i4").tobytes()), "length_mismatch", {"field": "lengths"}),
+        (_broken(lengths=np.array([8, 0], "<i4").tobytes()), "sequence_length", {}),
+        (_broken(lengths=b""), "no_sequences", {}),
+        (_broken(tokens=b"123"), "length_mismatch", {"field": "tokens"}),
+        (_broken(tokens=np.full(8, -1, "<i4").tobytes()), "negative_token", {}),
+        (_broken(logprobs=np.full(8, np.nan, "<f4").tobytes()), "not_finite", {"field": "logprobs"}),
+        (_broken(logprobs=np.full(8, 0.5, "<f4").tobytes()), "positive_logprob", {}),
+        (_broken(rewards=np.array([1, np.inf], "<f4").tobytes()), "not_finite", {"field": "rewards"}),
+        (_broken(rewards=np.array([1], "<f4").tobytes()), "length_mismatch", {"field": "rewards"}),
+        (_broken(mask=b"\x00"), "nothing_trained", {}),
+        (_broken(mask=b"\xff\xff"), "length_mismatch", {"field": "mask"}),
+        (_broken(reward_parts={"length": [1.0]}), "length_mismatch", {"field": "reward_parts['length']"}),
+        (_broken(finish_reasons=["stop"]), "length_mismatch", {"field": "finish_reasons"}),
+        (_broken(versions=[[["1.0", 0, 3]], []]), "no_version", {"sequence": 1}),
+        (_broken(versions=[[["1.0", 0, 3]], [["default", 0, 1]]]), "not_a_version", {"sequence": 1}),
+        (_broken(versions=[[["1.0", 0, 3]], [["1.0", 0, 99]]]), "version_span", {"sequence": 1}),
+        (_broken(sampling={"temperature": 0.0, "max_tokens": 4}), "temperature", {}),
+        (_broken(env_id="two words"), "env_id", {}),
+        (_broken(env_id="x" * 129), "env_id", {}),
+        (_broken().replace(b"env-1", b"env\xff1"), "not_a_group", {}),
+        (_broken(messages=[[]] * (1 << 20)), "objects_too_large", {}),
+        (_broken(versions=[[]] * (1 << 20)), "objects_too_large", {}),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_with_the_reason(body: bytes, reason: str) -> None:
-    with pytest.raises(GroupError, match=reason):
+def test_what_cannot_be_trained_on_is_refused_with_the_reason(body: bytes, code: str, values: dict[str, Any]) -> None:
+    with raises(GroupError, code, **values):
         TrajectoryGroup.decode(body)
 
 
 def test_a_group_that_no_reader_would_take_is_not_written() -> None:
     group = dataclasses.replace(make_group(), meta={"notes": "x" * (1 << 20)})
-    with pytest.raises(GroupError, match=r"bytes in .*meta"):
+    with raises(GroupError, "objects_too_large"):
         group.encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill.hosts import AllowedHosts
@@ -66,5 +67,5 @@ def test_empty_variable_counts_as_unset() -> None:
 
 @pytest.mark.parametrize("entry", ["http://rig", "rig:8000", "a.*.b", "*rig", "rig/", "a b", "*."])
 def test_entry_that_is_not_a_host_name_is_refused(entry: str) -> None:
-    with pytest.raises(ConfigError, match="API_ALLOWED_HOSTS"):
+    with raises(ConfigError, "host_name", variable="API_ALLOWED_HOSTS"):
         AllowedHosts.read({"API_ALLOWED_HOSTS": entry})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import pytest
+from tests.support.errors import raises
 
 from gristmill import ApiUnreachable, SyncClient
 
@@ -13,6 +13,6 @@ def test_patience_that_ends_meanwhile_ends_the_call() -> None:
     ended = threading.Event()
     with SyncClient("http://127.0.0.1:9", patience=lambda: 0.0 if ended.is_set() else 600.0) as client:
         threading.Timer(0.3, ended.set).start()
-        with pytest.raises(ApiUnreachable, match=r"did not answer GET /v1/runs/run"):
+        with raises(ApiUnreachable, "api_unreachable", request="GET /v1/runs/run"):
             client.get_run("run")
     assert ended.is_set()

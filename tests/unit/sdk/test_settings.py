@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets, parse_flags
@@ -57,13 +57,15 @@ def test_boolean_flags(text: str, value: bool) -> None:
 
 
 def test_an_unknown_flag_is_an_error_with_its_nearest_match() -> None:
-    with pytest.raises(ConfigError, match=r"unknown flag '--grup_size'. Did you mean 'group_size'\?"):
+    with raises(ConfigError, "unknown_flag", name="--grup_size") as raised:
         _flags("--grup_size 4")
+    assert "'group_size'" in str(raised.value)
 
 
 def test_an_unknown_key_is_an_error_with_its_place_and_nearest_match() -> None:
-    with pytest.raises(ConfigError, match=r"run.yaml: unknown key 'dataset.splitt'. Did you mean 'split'\?"):
+    with raises(ConfigError, "unknown_key", where="run.yaml", problems={"dataset.splitt": "unknown_key"}) as raised:
         parse(_Run, {"dataset": {"splitt": "x"}}, "run.yaml")
+    assert "'split'" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +89,15 @@ def test_errors_of_a_setting_of_several_types_have_the_keys_that_were_written(it
 
     with pytest.raises(ConfigError) as caught:
         parse(Several, {"servers": [item]}, "run.yaml")
-    assert sorted(set(re.findall(r"'(servers[^']*)'", str(caught.value)))) == keys
+    assert sorted(caught.value.values["problems"]) == keys
     assert "Counted" not in str(caught.value)
 
 
 def test_every_wrong_key_is_named() -> None:
-    with pytest.raises(ConfigError) as caught:
+    problems = {"group_size": "int_parsing", "nonsense": "unknown_key"}
+    with raises(ConfigError, "unknown_key", problems=problems) as caught:
         parse(_Run, {"group_size": "many", "nonsense": 1}, "run.yaml")
-    assert "group_size" in str(caught.value)
-    assert "many" in str(caught.value)
-    assert "nonsense" in str(caught.value)
+    assert all(word in str(caught.value) for word in ("group_size", "many", "nonsense"))
 
 
 def test_variables_are_filled_in(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_variables_are_filled_in(tmp_path: Path) -> None:
 def test_an_unset_variable_is_an_error_that_names_it_and_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("outer:\n  api_key: ${MISSING}\n")
-    with pytest.raises(ConfigError, match=r"outer: api_key: \$\{MISSING\} is not set"):
+    with raises(ConfigError, "variable_unset", where=f"{path}: outer: api_key", variable="MISSING"):
         load_yaml(path, {})
 
 
@@ -122,14 +123,15 @@ def test_a_config_is_found_by_path_else_by_name(tmp_path: Path) -> None:
 def test_an_unknown_config_lists_those_there_are(tmp_path: Path) -> None:
     for name in ("gsm8k", "quickstart"):
         (tmp_path / f"{name}.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"there: gsm8k, quickstart\). Did you mean 'gsm8k'\?"):
+    with raises(ConfigError, "config_missing", name="gsm8") as raised:
         find_config("gsm8", tmp_path)
+    assert "gsm8k, quickstart" in str(raised.value)
 
 
 def test_broken_yaml_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("a: [1\n")
-    with pytest.raises(ConfigError, match=r"a\.yaml is not valid YAML"):
+    with raises(ConfigError, "invalid_yaml", path=path):
         load_yaml(path)
 
 
@@ -143,9 +145,9 @@ def test_flags_of_two_models_on_one_command_line() -> None:
     options, settings = parse_flag_sets(["--samples", "4", "--split", "test", "--compare", "a", "b"], models, "test")
     assert parse(_Options, options, "here") == _Options(samples=4, compare=[Path("a"), Path("b")])
     assert settings == {"dataset": {"split": "test"}}
-    with pytest.raises(ConfigError, match=r"unknown flag '--sample'\. Did you mean 'samples'\?"):
+    with raises(ConfigError, "unknown_flag", name="--sample"):
         parse_flag_sets(["--sample", "4"], models, "test")
-    with pytest.raises(ConfigError, match=r"unknown flag '--grup_size'\. Did you mean 'group_size'\?"):
+    with raises(ConfigError, "unknown_flag", name="--grup_size"):
         parse_flag_sets(["--grup_size", "4"], models, "test")
 
 

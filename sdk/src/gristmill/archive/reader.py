@@ -24,8 +24,10 @@ def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
     for archived in read_archive(folder):
         if archived.schema != "group":
             raise ArchiveError(
+                "archive_schema",
                 f"{folder} holds groups of schema {archived.schema!r}, which are no TrajectoryGroups; "
-                "gristmill.read_archive gives their bytes"
+                "gristmill.read_archive gives their bytes",
+                schema=archived.schema,
             )
         yield TrajectoryGroup.decode(archived.body)
 
@@ -59,6 +61,10 @@ def segments(folder: str | Path) -> list[Path]:
     if not rollouts.is_dir() and Path(folder).name == "rollouts":
         rollouts = Path(folder)
     if not rollouts.is_dir():
-        raise ArchiveError(f"{folder} has no rollouts: the trajectory API archives acked groups to <run>/rollouts")
+        raise ArchiveError(
+            "no_archive",
+            f"{folder} has no rollouts: the trajectory API archives acked groups to <run>/rollouts",
+            folder=folder,
+        )
     found = [path for path in rollouts.glob(f"*{segment.SUFFIX}") if path.stem.isdecimal()]
     return sorted(found, key=lambda path: int(path.stem))

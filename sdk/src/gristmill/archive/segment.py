@@ -93,9 +93,12 @@ def parse(frames: bytes, head_size: int) -> ArchivedGroup:
         marker, size = _LENGTH.unpack(head[-_LENGTH.size :])
         body = compression.inflate(frames[head_size:], size)
     except (GristmillError, msgspec.DecodeError, struct.error) as error:
-        raise ArchiveError(f"not an archived group: {error}") from error
+        raise ArchiveError("not_an_archived_group", f"not an archived group: {error}") from error
     if marker != 0xC6 or len(body) != size:
-        raise ArchiveError(f"not an archived group: {group_id!r} has {len(body)} bytes, its head says {size}")
+        raise ArchiveError(
+            "not_an_archived_group",
+            f"not an archived group: {group_id!r} has {len(body)} bytes, but its head says {size}",
+        )
     return ArchivedGroup(group_id, schema, body)
 
 
@@ -106,13 +109,19 @@ def read_opening(file: BinaryIO, name: str) -> Opening | None:
     if magic != _OPENING_MAGIC or not content or zlib.crc32(content) != checksum:
         if _holds_no_mark(file):
             return None
-        raise ArchiveError(f"{name} is not an archive segment, or is damaged at its beginning. {_REMEDY}")
+        raise ArchiveError(
+            "not_an_archive_segment", f"{name} is not an archive segment, or is damaged at its beginning. {_REMEDY}"
+        )
     try:
         found = msgspec.msgpack.decode(content, type=Opening)
     except msgspec.DecodeError as error:
-        raise ArchiveError(f"{name} is not an archive segment: {error}") from error
+        raise ArchiveError("not_an_archive_segment", f"{name} is not an archive segment: {error}") from error
     if found.format != 1:
-        raise ArchiveError(f"{name} has archive format {found.format}; this gristmill reads format 1")
+        raise ArchiveError(
+            "archive_format",
+            f"{name} has archive format {found.format}; this gristmill reads format 1",
+            format=found.format,
+        )
     return found
 
 
@@ -125,14 +134,20 @@ def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
         if magic != _MARK_MAGIC or length != 12:
             if not _anything_left(file):
                 return
-            raise ArchiveError(f"{name} is damaged at byte {start}: no group begins there. {_REMEDY}")
+            raise ArchiveError(
+                "archive_damaged", f"{name} is damaged at byte {start}: no group begins there. {_REMEDY}", byte=start
+            )
         if size > os.fstat(file.fileno()).st_size - file.tell():
             return
         frames = file.read(size)
         if not 0 < head_size < size or zlib.crc32(frames) != checksum:
             if not _anything_left(file):
                 return
-            raise ArchiveError(f"{name} is damaged at byte {start}: the group's checksum is wrong. {_REMEDY}")
+            raise ArchiveError(
+                "archive_damaged",
+                f"{name} is damaged at byte {start}: the group's checksum is wrong. {_REMEDY}",
+                byte=start,
+            )
         start = file.tell()
         yield frames, head_size, start
 

@@ -32,7 +32,11 @@ def find_config(name: str, config_dir: Path) -> Path:
     names = sorted(path.stem for path in config_dir.glob("*.y*ml")) if config_dir.is_dir() else []
     there = ", ".join(names) if names else "none"
     hint = did_you_mean(name, names)
-    raise ConfigError(f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {there}).{hint}")
+    raise ConfigError(
+        "config_missing",
+        f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {there}).{hint}",
+        name=name,
+    )
 
 
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -44,13 +48,13 @@ def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str,
     try:
         text = path.read_text()
     except OSError as error:
-        raise ConfigError(f"cannot read config {path}: {error.strerror}") from error
+        raise ConfigError("config_unreadable", f"cannot read config {path}: {error.strerror}", path=path) from error
     try:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {error}", path=path) from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} must hold key: value pairs at its top level")
+        raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)
     filled = _fill(loaded, os.environ if environ is None else environ, str(path))
     assert isinstance(filled, dict)
     return filled
@@ -74,7 +78,12 @@ def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
                 remember(environ[name])
             return environ[name]
         if default is None:
-            raise ConfigError(f"{where}: ${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}")
+            raise ConfigError(
+                "variable_unset",
+                f"{where}: ${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}",
+                where=where,
+                variable=name,
+            )
         return default
 
     return _VARIABLE.sub(replace, value)

@@ -65,12 +65,13 @@ def parse_flag_sets(
     try:
         known, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"command line: {error}") from error
+        raise ConfigError("invalid_flag", f"command line: {error}") from error
     for word in unknown:
         name = word.lstrip("-").split("=")[0].replace("-", "_")
         hint = did_you_mean(name, flags)
         shown = word.split("=")[0] if word.startswith("-") else word
-        raise ConfigError(f"command line: unknown {'flag' if word.startswith('-') else 'argument'} '{shown}'.{hint}")
+        kind = "flag" if word.startswith("-") else "argument"
+        raise ConfigError(f"unknown_{kind}", f"command line: unknown {kind} '{shown}'.{hint}", name=shown)
     values: list[dict[str, Any]] = [{} for _ in models]
     for name, value in vars(known).items():
         number, flag = flags[name]

@@ -16,6 +16,8 @@ from gristmill.settings.nearest import did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
 
+_PROBLEMS = {"extra_forbidden": "unknown_key"}
+"""Codes of ours for pydantic's error types."""
 _INSTANCE = re.compile(r" or instance of \w+")
 """What pydantic adds for callers in Python. A file cannot hold an instance."""
 
@@ -48,7 +50,9 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
         found = _as_written(error, values)
         lines = [_explain(model, item, where) for item in found]
         unknown = any(item["type"] == "extra_forbidden" for item in found)
-        raise (UnknownKeyError if unknown else ConfigError)("\n".join(dict.fromkeys(lines))) from error
+        kind, code = (UnknownKeyError, "unknown_key") if unknown else (ConfigError, "invalid_settings")
+        problems = {_key(item): _PROBLEMS.get(item["type"], item["type"]) for item in found}
+        raise kind(code, "\n".join(dict.fromkeys(lines)), where=where, problems=problems) from error
 
 
 def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -79,17 +83,21 @@ def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
 
 
 def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
-    location = error["loc"]
-    key = ".".join(str(part) for part in location) or "settings"
+    location, key = error["loc"], _key(error)
     if error["type"] == "extra_forbidden":
         known = _fields_at(model, location[:-1])
         hint = did_you_mean(str(location[-1]), known)
         return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
     if error["type"] == "missing":
         return f"{where}: '{key}' is missing; it is required."
+    written = error["type"] == "value_error" or "url" not in error  # the sentence is one of ours
     message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
     found = redact(error["input"], str(location[-1]) if location else "")
-    return f"{where}: '{key}': {message}" + ("" if error["type"] == "value_error" else f" (found {found!r}).")
+    return f"{where}: '{key}': {message}" + ("" if written else f" (found {found!r}).")
+
+
+def _key(error: Mapping[str, Any]) -> str:
+    return ".".join(str(part) for part in error["loc"]) or "settings"
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

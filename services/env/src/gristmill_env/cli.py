@@ -46,7 +46,7 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         launch, options = Launch.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
         return asyncio.run(_until_signal(command.work(Order(launch, options, environ, Console()))))
     except GristmillError as error:
-        for text in str(error).splitlines():
+        for text in error.report().splitlines():
             logger.error("%s", text)
         return 1
 

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
         become_vllm(settings, manifest, adapter)
     except GristmillError as error:
-        print(f"gristmill-model: {error}", file=sys.stderr)  # noqa: T201 - the one clear line
+        print(f"gristmill-model: {error.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1
 
 

@@ -45,10 +45,10 @@ def main() -> int:
         return 143
     except FencedError as fenced:
         # 0: a restart policy would have two trainers take the run from one another for ever.
-        _LOG.error("%s", fenced)
+        _LOG.error("%s", fenced.report())
         return 0
     except GristmillError as error:
-        for text in str(error).splitlines():
+        for text in error.report().splitlines():
             _LOG.error("%s", text)
         return 1
     finally:
