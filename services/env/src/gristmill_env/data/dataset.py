@@ -51,7 +51,7 @@ class PromptDataset:
         self._config = config
         self.label, self._rows = load_rows(config, config_dir)
         if len(self._rows) == 0:
-            raise DatasetError(f"{self.label} has no rows; choose another split")
+            raise DatasetError("no_rows", f"{self.label} has no rows; choose another split", label=self.label)
         self._order = RowOrder(len(self._rows), seed=config.seed, shuffle=config.shuffle_dataset)
         first = self._rows[0]
         self.columns = list(first)
@@ -96,8 +96,13 @@ class PromptDataset:
         except NoFieldError as error:
             at = "" if error.name == path else f" ('{error.name}' of it is missing)"
             raise DatasetError(
+                "field_missing",
                 f"{self.label} has no field '{path}' ({key}){at}; it has {', '.join(error.there)}."
-                f"{did_you_mean(error.name, error.there)}"
+                f"{did_you_mean(error.name, error.there)}",
+                key=key,
+                field=path,
+                part=error.name,
+                known=error.there,
             ) from error
 
     def _value(self, columns: Mapping[str, Any], index: int, path: str) -> Any:
@@ -105,7 +110,12 @@ class PromptDataset:
             return lookup(columns, path)
         except NoFieldError as error:
             raise DatasetError(
-                f"row {index} of {self.label} has no field '{path}'; it has {', '.join(error.there)}"
+                "field_missing",
+                f"row {index} of {self.label} has no field '{path}'; it has {', '.join(error.there)}",
+                row=index,
+                field=path,
+                part=error.name,
+                known=error.there,
             ) from error
 
     def _text(self, value: Any, index: int, path: str) -> str:
@@ -113,16 +123,32 @@ class PromptDataset:
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
-        raise DatasetError(f"field '{path}' of row {index} of {self.label} is {value!r:.60}; text is wanted")
+        raise DatasetError(
+            "not_text",
+            f"field '{path}' of row {index} of {self.label} is {value!r:.60}; it must be text",
+            row=index,
+            field=path,
+        )
 
     def _messages(self, value: Sequence[Any], index: int) -> tuple[Message, ...]:
-        where = f"field '{self._config.prompt_field}' of row {index} of {self.label}"
+        path = self._config.prompt_field
+        where = f"field '{path}' of row {index} of {self.label}"
         if not value:
-            raise DatasetError(f"{where} holds no message")
+            raise DatasetError("no_messages", f"{where} holds no message", row=index, field=path)
         for message in value:
             fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
             if not fits or not isinstance(message.get("content"), str):
-                raise DatasetError(f"{where} is a list, but {message!r:.60} in it is no message with role and content")
+                raise DatasetError(
+                    "not_a_message",
+                    f"{where} is a list, but {message!r:.60} in it is no message with role and content",
+                    row=index,
+                    field=path,
+                )
         if value[-1]["role"] == "assistant":
-            raise DatasetError(f"{where} ends with the assistant's message; a prompt ends with what it is to answer")
+            raise DatasetError(
+                "ends_with_assistant",
+                f"{where} ends with the assistant's message; a prompt ends with what it is to answer",
+                row=index,
+                field=path,
+            )
         return tuple(value)

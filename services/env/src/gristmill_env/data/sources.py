@@ -30,9 +30,14 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
     """
     name, path = config.dataset_name, config.dataset_path
     if name is None and path is None:
-        raise DatasetError("no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)")
+        raise DatasetError(
+            "dataset_unset", "no data set: set dataset.dataset_name (hub) or dataset.dataset_path (local file)"
+        )
     if config.dataset_revision is not None and (path is not None or config.verifiers_id is not None):
-        raise DatasetError("dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out")
+        raise DatasetError(
+            "revision_not_of_hub",
+            "dataset_revision pins a data set on the hub; set dataset_name to one, or leave it out",
+        )
     if config.verifiers_id is not None:
         return f"verifiers environment '{config.verifiers_id}' (split {config.split})", _from_verifiers(config)
     if path is None and name is not None:
@@ -41,7 +46,10 @@ def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows
         path = name
     assert path is not None
     if config.dataset_revision is not None:
-        raise DatasetError(f"dataset_revision pins a data set on the hub, and '{path}' is a local path; leave it out")
+        raise DatasetError(
+            "revision_not_of_hub",
+            f"dataset_revision pins a data set on the hub, and '{path}' is a local path; leave it out",
+        )
     found = _find(path, config_dir)
     label = f"data set '{path}' (split {config.split})"
     if found.is_file():
@@ -63,17 +71,27 @@ def _find(path: str, config_dir: Path | None) -> Path:
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    raise DatasetError(f"data set '{path}' is not there; looked at {', '.join(map(str, candidates))}")
+    raise DatasetError(
+        "dataset_missing",
+        f"data set '{path}' is not there; looked at {', '.join(map(str, candidates))}",
+        path=path,
+        candidates=candidates,
+    )
 
 
 def _read(path: Path) -> Table:
     reader = _READERS.get(path.suffix)
     if reader is None:
-        raise DatasetError(f"data set {path}: cannot read '{path.suffix}' files; can read {', '.join(_READERS)}")
+        raise DatasetError(
+            "dataset_suffix",
+            f"data set {path}: cannot read '{path.suffix}' files; can read {', '.join(_READERS)}",
+            path=path,
+            known=list(_READERS),
+        )
     try:
         return reader(path)
     except (OSError, ValueError) as error:
-        raise DatasetError(f"data set {path} cannot be read: {error}") from error
+        raise DatasetError("dataset_unreadable", f"data set {path} cannot be read: {error}", path=path) from error
 
 
 def _read_jsonl(path: Path) -> Table:
@@ -85,7 +103,7 @@ def _read_jsonl(path: Path) -> Table:
             try:
                 rows.append(_row(json.loads(text)))
             except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
+                raise _broken_line(path, number, error) from error
     return rows
 
 
@@ -108,13 +126,18 @@ def _read_csv(path: Path) -> Table:
             for row in reader:
                 if (more := row.pop(_REST, None)) is not None:
                     names = len(reader.fieldnames or ())
-                    raise ValueError(
-                        f"line {reader.line_num}: {len(more)} cells more than the header's {names}; quote a text that "
-                        "holds a comma"
+                    raise DatasetError(
+                        "too_many_cells",
+                        f"data set {path} cannot be read: line {reader.line_num}: {len(more)} cells more than the "
+                        f"header's {names}; quote a text that holds a comma",
+                        path=path,
+                        line=reader.line_num,
+                        surplus=len(more),
+                        columns=names,
                     )
                 rows.append(row)
         except csv.Error as error:
-            raise ValueError(f"line {reader.line_num + 1}: {error}") from error
+            raise _broken_line(path, reader.line_num + 1, error) from error
     return rows
 
 
@@ -122,6 +145,12 @@ def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet  # type: ignore[import-untyped]  # here: slow to import, and few runs need it
 
     return list(pyarrow.parquet.read_table(path).to_pylist())
+
+
+def _broken_line(path: Path, line: int, error: Exception) -> DatasetError:
+    return DatasetError(
+        "dataset_unreadable", f"data set {path} cannot be read: line {line}: {error}", path=path, line=line
+    )
 
 
 def _row(value: object) -> dict[str, Any]:
@@ -145,20 +174,28 @@ def _from_folder(folder: Path, split: str, label: str) -> Rows:
         for suffix in _READERS:
             if (folder / f"{base}{suffix}").is_file():
                 return _slice(_read(folder / f"{base}{suffix}"), split, label)
-        there = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
+        there = sorted(entry.name for entry in folder.iterdir())
         raise DatasetError(
+            "split_missing",
             f"{label}: {folder} is neither a folder of save_to_disk nor does it hold {base}.jsonl, .json, .csv or "
-            f".parquet; it holds {there}"
+            f".parquet; it holds {', '.join(there) or 'nothing'}",
+            split=base,
+            known=there,
         )
     import datasets
 
     try:
         loaded = datasets.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{label} cannot be read: {error}") from error
+        raise DatasetError("dataset_unreadable", f"{label} cannot be read: {error}", path=folder) from error
     if isinstance(loaded, datasets.DatasetDict):
         if base not in loaded:
-            raise DatasetError(f"{label}: no split '{base}'; it has {', '.join(loaded)}")
+            raise DatasetError(
+                "split_missing",
+                f"{label}: no split '{base}'; it has {', '.join(loaded)}",
+                split=base,
+                known=list(loaded),
+            )
         loaded = loaded[base]
     first, end = _bounds(split, len(loaded), label)
     rows: Rows = loaded.select(range(first, end))
@@ -190,7 +227,9 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
         offline = " (offline: only the local cache was searched)" if datasets.config.HF_HUB_OFFLINE else ""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DatasetError(
-            f"{label} cannot be loaded; looked for a local path of that name and on the hub{offline}: {reason}"
+            "dataset_unavailable",
+            f"{label} cannot be loaded; looked for a local path of that name and on the hub{offline}: {reason}",
+            label=label,
         ) from error
     return label, rows
 
@@ -209,8 +248,11 @@ def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
     )
     if there != wanted:
         raise DatasetError(
+            "revision_not_cached",
             f"{label} is not there; the cache holds revision {there}. Load it once with a connection to the hub, or "
-            "set dataset_revision to that one"
+            "set dataset_revision to that one",
+            revision=wanted,
+            cached=there,
         )
 
 
@@ -234,7 +276,9 @@ def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
     """First and end row of a split such as "train[10%:]", as `datasets` reads it."""
     match = _SLICE.fullmatch(split)
     if match is None:
-        raise DatasetError(f"{label}: '{split}' is no split; write train, train[:100], train[10%:20%]")
+        raise DatasetError(
+            "not_a_split", f"{label}: '{split}' is no split; write train, train[:100], train[10%:20%]", split=split
+        )
 
     def row(text: str | None, default: int) -> int:
         if text is None:

@@ -27,10 +27,16 @@ class PromptTemplate:
             names = jinja2.meta.find_undeclared_variables(_JINJA.parse(source)) - set(_JINJA.globals)
             self._template = _JINJA.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise DatasetError(f"prompt_template, line {error.lineno}: {error.message}") from error
+            raise DatasetError(
+                "template_syntax", f"prompt_template, line {error.lineno}: {error.message}", line=error.lineno
+            ) from error
         for name in sorted(names - set(columns)):
             raise DatasetError(
-                f"prompt_template names '{name}'; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}"
+                "field_missing",
+                f"prompt_template names '{name}'; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}",
+                key="prompt_template",
+                field=name,
+                known=list(columns),
             )
 
     def render(self, row: Mapping[str, Any]) -> str:
@@ -38,4 +44,4 @@ class PromptTemplate:
         try:
             return self._template.render(row)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise DatasetError(f"prompt_template fails: {error}") from error
+            raise DatasetError("template_failed", f"prompt_template fails: {error}") from error

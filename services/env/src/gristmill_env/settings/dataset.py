@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gristmill.redaction import redact
 from gristmill.settings import Settings
@@ -118,26 +119,37 @@ class DatasetConfig(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.dataset_name and self.dataset_path:
-            raise ValueError("both dataset_name and dataset_path are set; keep one of them")
+            raise PydanticCustomError("two_sources", "both dataset_name and dataset_path are set; keep one of them")
         if self.eval_dataset_name and self.eval_dataset_path:
-            raise ValueError("both eval_dataset_name and eval_dataset_path are set; keep one of them")
+            raise PydanticCustomError(
+                "two_sources", "both eval_dataset_name and eval_dataset_path are set; keep one of them"
+            )
         if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise ValueError(
-                f"eval_samples is {self.eval_samples} but eval_temperature is 0: greedy completions are all the same; "
-                "take one sample, or a temperature above 0"
+            raise PydanticCustomError(
+                "greedy_samples",
+                "eval_samples is {samples} but eval_temperature is 0: greedy completions are all the same; "
+                "take one sample, or a temperature above 0",
+                {"samples": self.eval_samples},
             )
         return self
 
     @model_validator(mode="after")
     def _arguments_have_a_taker(self) -> Self:
         if self.dataset_args and self.verifiers_id is None:
-            raise ValueError("dataset_args are for a verifiers environment; set dataset_name to verifiers:<id>")
+            raise PydanticCustomError(
+                "args_without_taker",
+                "dataset_args are for a verifiers environment; set dataset_name to verifiers:<id>",
+            )
         return self
 
     @model_validator(mode="after")
     def _warmup_rises(self) -> Self:
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}")
+            raise PydanticCustomError(
+                "min_tokens_too_large",
+                "min_tokens is {min_tokens}, above max_tokens, {max_tokens}",
+                {"min_tokens": self.min_tokens, "max_tokens": self.max_tokens},
+            )
         return self
 
     @property

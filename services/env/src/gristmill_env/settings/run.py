@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import API_URL
 from gristmill.redaction import redact
@@ -19,7 +20,9 @@ from gristmill_env.settings.trainer_block import trainer_block
 
 def _count_or_computed(value: int) -> int:
     if value == 0:
-        raise ValueError("0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server")
+        raise PydanticCustomError(
+            "no_workers", "0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server"
+        )
     return value
 
 

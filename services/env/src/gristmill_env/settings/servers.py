@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
+from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import MODEL_URL
 from gristmill.settings import Settings
@@ -13,7 +14,7 @@ from gristmill.settings import Settings
 
 def _http(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"a URL starts with http:// or https://, not '{url}'")
+        raise PydanticCustomError("url_scheme", "a URL starts with http:// or https://, not '{url}'", {"url": url})
     return url.rstrip("/")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic_core import PydanticCustomError
+
 TOP_LEVEL: Final = {
     "total_steps": "training_steps",
     "max_batches_offpolicy": "max_staleness",
@@ -20,7 +22,7 @@ def trainer_block(
 
     `batch_size`: sequences per optimizer step. The block counts sequences per micro-batch, so this is divided by the
     block's gradient_accumulation_steps; without that key one micro-batch takes the whole step, whatever trainer.yaml
-    says. Raises ValueError if the two places contradict each other.
+    says. Raises PydanticCustomError, a ValueError, if the two places contradict each other.
     """
     whole = dict(block)
     for name, here in (("total_steps", total_steps), ("max_batches_offpolicy", max_batches_offpolicy)):
@@ -28,22 +30,34 @@ def trainer_block(
         if here is None:
             continue
         if whole.get(there, here) != here:
-            raise ValueError(f"{name} is {here} but trainer.{there} is {whole[there]}; keep one")
+            raise PydanticCustomError(
+                "values_contradict",
+                "{name} is {here} but trainer.{there} is {other}; keep one",
+                {"name": name, "here": here, "there": there, "other": str(whole[there])},
+            )
         whole[there] = here
     if batch_size is None:
         return whole
     steps = whole.setdefault("gradient_accumulation_steps", 1)
     if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"trainer.gradient_accumulation_steps is {steps!r}; it is a whole number from 1")
+        raise PydanticCustomError(
+            "not_a_positive_integer",
+            "trainer.gradient_accumulation_steps is {steps}; it is a whole number from 1",
+            {"steps": repr(steps)},
+        )
     if batch_size % steps:
-        raise ValueError(
-            f"batch_size is {batch_size} sequences a step, which cannot be split into "
-            f"trainer.gradient_accumulation_steps = {steps} micro-batches; change one"
+        raise PydanticCustomError(
+            "batch_not_divisible",
+            "batch_size is {batch_size} sequences a step, which cannot be split into "
+            "trainer.gradient_accumulation_steps = {steps} micro-batches; change one",
+            {"batch_size": batch_size, "steps": steps},
         )
     if whole.get("batch_size", batch_size // steps) != batch_size // steps:
-        raise ValueError(
-            f"batch_size is {batch_size} sequences a step, but trainer.batch_size x gradient_accumulation_steps is "
-            f"{whole['batch_size']} x {steps}; keep one"
+        raise PydanticCustomError(
+            "values_contradict",
+            "batch_size is {batch_size} sequences a step, but trainer.batch_size x gradient_accumulation_steps is "
+            "{other} x {steps}; keep one",
+            {"batch_size": batch_size, "other": str(whole["batch_size"]), "steps": steps},
         )
     whole["batch_size"] = batch_size // steps
     return whole
