@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from tests.support.errors import raises
 from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +23,7 @@ from gristmill_model.settings import Settings
 
 @pytest.mark.parametrize("name", ["tinyy", "/no/such/folder", "./here", "a/b/c", "two words/x", "a/b@", "tiny@main"])
 def test_neither_a_folder_nor_a_hub_id(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="neither a folder here nor a hub id") as caught:
+    with raises(ModelError, "model_missing", model=name, known=("tiny", "smollm2")) as caught:
         resolve(name, tmp_path / "models")
     assert "\n" not in str(caught.value)
     assert "tiny, smollm2" in str(caught.value)
@@ -30,20 +31,20 @@ def test_neither_a_folder_nor_a_hub_id(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
-    with pytest.raises(ModelError, match=r"no config\.json"):
+    with raises(ModelError, "model_config_missing", model=str(tmp_path / "weights")):
         resolve(str(tmp_path / "weights"), tmp_path / "models")
 
 
 def test_a_folder_without_safetensors(tmp_path: Path) -> None:
     folder = save_random(tmp_path / "weights", tied=True)
     (folder / "model.safetensors").rename(folder / "model.bin")
-    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+    with raises(ModelError, "model_weights_missing", model=str(folder)):
         resolve(str(folder), tmp_path / "models")
 
 
 def test_a_hub_out_of_reach_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="the hub cannot be reached for 'nobody/nothing'") as caught:
+    with raises(ModelError, "hub_unreachable", model="nobody/nothing") as caught:
         resolve("nobody/nothing", tmp_path / "models")
     assert "\n" not in str(caught.value)
 
@@ -72,21 +73,25 @@ def test_hub_id_takes_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert pinned.sha256 != newest.sha256
     manifest = describe(pinned, Settings.read({"GRISTMILL_MODELS_DIR": str(models)}, cuda_available=False))
     assert (manifest.name, manifest.requested, manifest.revision) == ("owner/name", "owner/name@v1/first", old)
-    with pytest.raises(ModelError, match="does not hold v2"):
+    with raises(ModelError, "hub_unreachable", model="owner/name", revision="v2"):
         resolve("owner/name@v2", models)
 
 
 @pytest.mark.parametrize(
-    ("code", "named"),
-    [("RevisionNotFound", "no revision 'v2'"), ("GatedRepo", "HF_TOKEN_FILE"), ("RepoNotFound", "has no")],
+    ("answer", "code", "named"),
+    [
+        ("RevisionNotFound", "model_revision_missing", "'v2'"),
+        ("GatedRepo", "model_gated", "HF_TOKEN_FILE"),
+        ("RepoNotFound", "model_missing", "HF_TOKEN_FILE"),
+    ],
 )
 def test_hub_errors_name_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: str, named: str
 ) -> None:
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(403 if code == "GatedRepo" else 404)
-            self.send_header("X-Error-Code", code)
+            self.send_response(403 if answer == "GatedRepo" else 404)
+            self.send_header("X-Error-Code", answer)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -97,8 +102,9 @@ def test_hub_errors_name_what_is_missing(
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(ModelError, match=named):
+    with raises(ModelError, code, model="owner/name") as raised:
         resolve("owner/name@v2", tmp_path / "models")
+    assert named in str(raised.value)
     server.shutdown()
     server.server_close()
 

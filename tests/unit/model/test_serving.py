@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.model.models import save_random
 
 from gristmill import Manifest
@@ -92,25 +93,30 @@ def test_extra_arguments_reach_vllm(tmp_path: Path, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"),
+    ("extra", "option", "variable"),
     [
-        ("--host 0.0.0.0", "MODEL_HOST"),
-        ("--port=80", "MODEL_PORT"),
-        ("--max_model_len 8", "MODEL_MAX_LENGTH"),
-        ("-tp 2", "MODEL_TENSOR_PARALLEL"),
-        ("-tp=2", "MODEL_TENSOR_PARALLEL"),
-        ("--no-enforce-eager", "MODEL_CUDA_GRAPHS"),
-        ("--no-enable-prefix-caching", "--enable-prefix-caching"),
-        ("--override-generation-config.top_p 0.5", "--override-generation-config"),
-        ("--seed 1 --trust-remote-code", "--trust-remote-code"),
-        ("--config file.yaml", "--config"),
-        ("--middlew x.Y", "--middleware"),
-        ("--seed 'x", "VLLM_ARGS"),
+        ("--host 0.0.0.0", "--host", "MODEL_HOST"),
+        ("--port=80", "--port", "MODEL_PORT"),
+        ("--max_model_len 8", "--max-model-len", "MODEL_MAX_LENGTH"),
+        ("-tp 2", "--tensor-parallel-size", "MODEL_TENSOR_PARALLEL"),
+        ("-tp=2", "--tensor-parallel-size", "MODEL_TENSOR_PARALLEL"),
+        ("--no-enforce-eager", "--enforce-eager", "MODEL_CUDA_GRAPHS"),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching", ""),
+        ("--override-generation-config.top_p 0.5", "--override-generation-config", ""),
+        ("--seed 1 --trust-remote-code", "--trust-remote-code", ""),
+        ("--config file.yaml", "--config", ""),
+        ("--middlew x.Y", "--middleware", ""),
     ],
 )
-def test_extra_arguments_that_the_service_sets_are_rejected(extra: str, named: str) -> None:
-    with pytest.raises(ModelError, match=named):
+def test_extra_arguments_that_the_service_sets_are_rejected(extra: str, option: str, variable: str) -> None:
+    with raises(ModelError, "vllm_option_taken", option=option, variable=variable) as raised:
         Settings.read({"VLLM_ARGS": extra}, cuda_available=False)
+    assert (variable or option) in str(raised.value)
+
+
+def test_extra_arguments_that_cannot_be_split_are_rejected() -> None:
+    with raises(ModelError, "invalid_variable", variable="VLLM_ARGS"):
+        Settings.read({"VLLM_ARGS": "--seed 'x"}, cuda_available=False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -122,7 +128,7 @@ def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
     command = arguments(chosen, manifest, tmp_path if lora_rank else None)
     ours = {word for word in command if word.startswith("--")} - {"--max-num-seqs"}
     for option in ours:
-        with pytest.raises(ModelError, match=option):
+        with raises(ModelError, "vllm_option_taken", option=option):
             Settings.read({"VLLM_ARGS": option}, cuda_available=False)
 
 
@@ -148,7 +154,9 @@ def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:
 def test_wrong_host_name_stops_the_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_ALLOWED_HOSTS", "http://gpu-box:9001")
     assert main([]) == 1
-    assert "API_ALLOWED_HOSTS" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "[host_name]" in error
+    assert "API_ALLOWED_HOSTS" in error
 
 
 @pytest.mark.parametrize(
@@ -157,13 +165,18 @@ def test_wrong_host_name_stops_the_start(capsys: pytest.CaptureFixture[str], mon
         {"DEVICE": "tpu"},
         {"MODEL_PORT": "high"},
         {"MODEL_TENSOR_PARALLEL": "two"},
-        {"MODEL_TENSOR_PARALLEL": "2", "DEVICE": "cpu"},
         {"MODEL_CUDA_GRAPHS": "no", "DEVICE": "cuda"},
     ],
 )
-def test_a_setting_that_is_none(environ: dict[str, str]) -> None:
-    with pytest.raises(ModelError, match=next(iter(environ))):
+def test_a_variable_with_a_wrong_value_is_rejected(environ: dict[str, str]) -> None:
+    variable, value = next(iter(environ.items()))
+    with raises(ModelError, "invalid_variable", variable=variable, value=value):
         Settings.read(environ, cuda_available=False)
+
+
+def test_a_model_split_over_gpus_needs_cuda() -> None:
+    with raises(ModelError, "needs_cuda", setting="MODEL_TENSOR_PARALLEL"):
+        Settings.read({"MODEL_TENSOR_PARALLEL": "2", "DEVICE": "cpu"}, cuda_available=False)
 
 
 def test_errors_are_one_line_and_an_exit_code(
@@ -174,4 +187,5 @@ def test_errors_are_one_line_and_an_exit_code(
     assert main([]) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
+    assert "[model_missing]" in lines[0]
     assert "no such model" in lines[0]

@@ -85,18 +85,32 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
     try:
         snapshot = Path(snapshot_download(hub_id, revision=wanted, allow_patterns=HUB_FILES))
     except GatedRepoError as error:
-        raise ModelError(f"{hub_id} is gated: accept its terms on its page and give {HUB_TOKEN}") from error
+        raise ModelError(
+            "model_gated", f"{hub_id} is gated: accept its terms on its page and give {HUB_TOKEN}", model=hub_id
+        ) from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"the hub has no model {hub_id!r}, or reading it needs {HUB_TOKEN}") from error
+        raise ModelError(
+            "model_missing", f"the hub has no model {hub_id!r}, or reading it needs {HUB_TOKEN}", model=hub_id
+        ) from error
     except RevisionNotFoundError as error:
-        raise ModelError(f"{hub_id} has no revision {wanted!r}; name a commit, a tag or a branch of it") from error
+        raise ModelError(
+            "model_revision_missing",
+            f"{hub_id} has no revision {wanted!r}; name a commit, a tag or a branch of it",
+            model=hub_id,
+            revision=wanted,
+        ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise ModelError(
+            "hub_unreachable",
             f"the hub cannot be reached for {hub_id!r} and the local cache does not hold {wanted or 'it'} "
-            f"({type(error).__name__}); check the network, or set MODEL to one of {', '.join(EMBEDDED)} or to a folder"
+            f"({type(error).__name__}); check the network, or set MODEL to one of {', '.join(EMBEDDED)} or to a folder",
+            model=hub_id,
+            revision=wanted,
         ) from error
     if not (snapshot / "config.json").is_file():
-        raise ModelError(f"{hub_id} has no config.json: it is no transformers model")
+        raise ModelError(
+            "model_config_missing", f"{hub_id} has no config.json: it is not a transformers model", model=hub_id
+        )
     _require_safetensors(snapshot, hub_id)
     revision = snapshot.name
     name = f"hub--{hub_id.replace('/', '--')}-{revision[:12]}"
@@ -105,7 +119,9 @@ def _from_hub(hub_id: str, wanted: str | None, models_dir: Path) -> tuple[Path, 
 
 def _require_safetensors(folder: Path, name: str) -> None:
     if not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{name} has no *.safetensors files; save the weights in that format")
+        raise ModelError(
+            "model_weights_missing", f"{name} has no *.safetensors files; save the weights in that format", model=name
+        )
 
 
 def _take(source: Path, target: Path) -> None:

