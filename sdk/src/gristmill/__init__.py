@@ -32,6 +32,9 @@ from gristmill.run import (
 from gristmill.sync_client import SyncClient
 from gristmill.version import PolicyVersion
 
+__version__ = "0.1.0"
+"""Version of the SDK and of the four services, which read it from this file when they are built."""
+
 __all__ = [
     "BATCH_MEDIA_TYPE",
     "GROUP_MEDIA_TYPE",

@@ -1,0 +1,45 @@
+"""Metadata of the five packages: one version, and the same license, authors and Python versions."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
+
+import gristmill
+from secure import ROOT
+
+PACKAGES = [ROOT / "sdk", *sorted(path.parent for path in (ROOT / "services").glob("*/pyproject.toml"))]
+FOLDERS = [str(path.relative_to(ROOT)) for path in PACKAGES]
+
+
+def project(folder: str | Path) -> dict[str, Any]:
+    content = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+    table: dict[str, Any] = content["project"]
+    return table
+
+
+def test_sdk_and_four_services_are_packages() -> None:
+    assert [project(folder)["name"] for folder in FOLDERS] == [
+        "gristmill",
+        "gristmill-api",
+        "gristmill-env",
+        "gristmill-model",
+        "gristmill-trainer",
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_package_is_built_with_the_version_of_the_sdk(folder: str) -> None:
+    assert "version" not in project(folder)
+    assert ProjectMetadata(str(ROOT / folder), PluginManager()).version == gristmill.__version__
+
+
+@pytest.mark.parametrize("key", ["license", "authors", "requires-python"])
+def test_packages_agree_in_their_metadata(key: str) -> None:
+    values = [project(folder)[key] for folder in FOLDERS]
+    assert values == [values[0]] * len(FOLDERS)
