@@ -108,6 +108,7 @@ def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
     assert "RUN_ID" in said
 
 
+@pytest.mark.long
 def test_the_control_does_not_learn(trained: Trained, tmp_path: Path) -> None:
     """At learning rate 0 the first and the last steps differ by noise alone: less than 4 standard errors."""
     control = ComposeStack(tmp_path, trained.stack.project, {**trained.stack.ports, "RUN_ID": "control"}, [OVERRIDE])

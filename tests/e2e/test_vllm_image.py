@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.compose import BUILD_ENV, ROOT
 
-NEWER = ("3.12", "3.13")
+NEWER = ("3.13", pytest.param("3.12", marks=pytest.mark.long))
 LOCKED = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
 IMPORT_ALL = """
 import importlib, pkgutil, gristmill
