@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
@@ -272,9 +273,9 @@ async def test_what_begins_an_attempt_alone_closes_it(rolls: Make) -> None:
 async def test_our_own_errors_pass_as_they_are(rolls: Make) -> None:
     class Refuses(Recorded):
         def reset(self, item: Item) -> Sequence[Message]:
-            raise DatasetError("not this row")
+            raise DatasetError("row_unplayable", "not this row", row=item.row)
 
-    with pytest.raises(DatasetError, match="not this row"):
+    with raises(DatasetError, "row_unplayable"):
         await rolls(Refuses)()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field, SecretStr
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill.settings import Settings
@@ -89,7 +91,7 @@ def test_the_record_keeps_what_is_asked_of_thinking_only_where_it_is_set() -> No
     assert "thinking_mode" not in read().config.recorded("tiny")
     record = read("--reasoning_effort low --thinking_mode").config.recorded("tiny")
     assert (record["thinking_mode"], record["reasoning_effort"]) == (True, "low")
-    with pytest.raises(ConfigError, match="reasoning_effort"):
+    with raises(ConfigError, "invalid_settings", problems={"reasoning_effort": "literal_error"}):
         read("--reasoning_effort much")
 
 
@@ -145,33 +147,40 @@ class _Options(Settings):
 def test_a_commands_own_flags_stand_beside_the_runs() -> None:
     launch, options = Launch.read_with(_Options, ["--samples", "4", "--group_size", "3"], {}, "test")
     assert (options.samples, launch.config.group_size) == (4, 3)
-    with pytest.raises(ConfigError, match=r"command line: 'samples'"):
+    with raises(ConfigError, "invalid_settings", where="command line", problems={"samples": "greater_than_equal"}):
         Launch.read_with(_Options, ["--samples", "0"], {}, "test")
-    with pytest.raises(ConfigError, match=r"unknown flag '--samples'"):
+    with raises(ConfigError, "unknown_flag", name="--samples"):
         read("--samples 4")
 
 
 MISTAKES = [
-    ("--config nope", r"no config 'nope'.*there: bad, hook, parts, split, steps, sums, typo, worse"),
-    ("--config", r"--config needs a name"),
-    ("--group_sise 4", r"unknown flag '--group_sise'.*group_size"),
-    ("--group_size many", r"group_size"),
-    ("--group_size 0", r"group_size"),
-    ("--base_url localhost:9001", r"base_url.*http://"),
-    ("--temperature 0", r"temperature"),
-    ("--run_id a/b", r"run_id"),
-    ("--config bad", r"bad\.yaml: unknown key 'dataset\.promt_field'\..*prompt_field"),
-    ("--config worse", r"worse\.yaml: unknown key 'gruop_size'\..*group_size"),
-    ("--config steps", r"total_steps is 3 but trainer\.training_steps is 4"),
-    ("--config typo", r"typo\.yaml: trainer: unknown key 'learnig_rate'\..*learning_rate"),
-    ("--config hook", r"hook\.yaml: trainer: 'on_step' .*trainer\.yaml"),
-    ("--config parts", r"parts\.yaml: trainer: .*20 sequences per step.*group_size 8"),
-    ("--config split", r"split\.yaml: trainer: .*12 sequences per step.*group_size 8"),
+    ("--config nope", "config_missing", {"name": "nope"}, "bad, hook, parts, split, steps, sums, typo, worse"),
+    ("--config", "invalid_flag", {}, "--config"),
+    ("--group_sise 4", "unknown_flag", {"name": "--group_sise"}, "'group_size'"),
+    ("--group_size many", "invalid_settings", {"problems": {"group_size": "int_parsing"}}, "many"),
+    ("--group_size 0", "invalid_settings", {"problems": {"group_size": "greater_than_equal"}}, "0"),
+    (
+        "--base_url localhost:9001",
+        "invalid_settings",
+        {"problems": {"server_configs.0.base_url": "url_scheme"}},
+        "localhost:9001",
+    ),
+    ("--temperature 0", "invalid_settings", {"problems": {"dataset.temperature": "greater_than"}}, "0"),
+    ("--run_id a/b", "invalid_settings", {"problems": {"run_id": "string_pattern_mismatch"}}, "a/b"),
+    ("--config bad", "unknown_key", {"problems": {"dataset.promt_field": "unknown_key"}}, "'prompt_field'"),
+    ("--config worse", "unknown_key", {"problems": {"gruop_size": "unknown_key"}}, "'group_size'"),
+    ("--config steps", "invalid_settings", {"problems": {"settings": "values_contradict"}}, "training_steps is 4"),
+    ("--config typo", "unknown_key", {"problems": {"learnig_rate": "unknown_key"}}, "'learning_rate'"),
+    ("--config hook", "trainer_only_key", {"keys": ["on_step"]}, "trainer.yaml"),
+    ("--config parts", "partial_groups", {"sequences": 20, "group_size": 8}, "parts.yaml: trainer"),
+    ("--config split", "partial_groups", {"sequences": 12, "group_size": 8}, "split.yaml: trainer"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
-def test_mistakes_are_told_with_what_is_right(tmp_path: Path, arguments: str, message: str) -> None:
+@pytest.mark.parametrize(("arguments", "code", "values", "quoted"), MISTAKES)
+def test_mistakes_are_told_with_what_is_right(
+    tmp_path: Path, arguments: str, code: str, values: dict[str, Any], quoted: str
+) -> None:
     config_file(tmp_path, "dataset: {promt_field: question}\n", "bad")
     config_file(tmp_path, "gruop_size: 4\n", "worse")
     config_file(tmp_path, "total_steps: 3\ntrainer: {training_steps: 4}\n", "steps")
@@ -180,8 +189,12 @@ def test_mistakes_are_told_with_what_is_right(tmp_path: Path, arguments: str, me
     config_file(tmp_path, "trainer: {batch_size: 10, gradient_accumulation_steps: 2}\n", "parts")
     config_file(tmp_path, "batch_size: 12\n", "split")
     folder = config_file(tmp_path, "group_size: 2\n")
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, code, **values) as raised:
         read(arguments, GRISTMILL_CONFIG_DIR=folder)
+    assert quoted in str(raised.value)
+    file = arguments.removeprefix("--config ")
+    if (tmp_path / f"{file}.yaml").is_file():
+        assert f"{file}.yaml" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gsm8k", "gsm8k_debug"])

@@ -40,7 +40,12 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     set_up_logging("env", logging.INFO if command is None or command.tells_all else logging.WARNING)
     try:
         if command is None:
-            raise ConfigError(f"no command '{name}'; there are {', '.join(COMMANDS)}.{did_you_mean(name, COMMANDS)}")
+            raise ConfigError(
+                "command_unknown",
+                f"no command '{name}'; there are {', '.join(COMMANDS)}.{did_you_mean(name, COMMANDS)}",
+                name=name,
+                known=list(COMMANDS),
+            )
         if command.takes and flags and not flags[0].startswith("-"):
             flags = [f"--{command.takes}", *flags]
         launch, options = Launch.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())

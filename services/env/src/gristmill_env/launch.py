@@ -83,7 +83,9 @@ class Launch:
             check_run_block(config.trainer_block(), config.group_size, f"{where}: trainer")
         except UnknownKeyError as error:
             if could_be_of_atropos(in_file):
-                raise ConfigError(f"{error} A file of Atropos' loads with --config_format atropos.") from error
+                raise ConfigError(
+                    "unknown_key", f"{error} A file of Atropos' loads with --config_format atropos.", **error.values
+                ) from error
             raise
         if config.slurm:
             config = config.model_copy(update={"server_configs": discover(config.server_configs, environ)})
@@ -122,7 +124,7 @@ def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if word == "--config":
             name = next(words, None)
             if name is None:
-                raise ConfigError("command line: --config needs a name or a path")
+                raise ConfigError("invalid_flag", "command line: --config needs a name or a path")
         elif word.startswith("--config="):
             name = word.removeprefix("--config=")
         else:

@@ -117,7 +117,9 @@ class Permits:
         """A process that stood still must not answer permits of a run that has replaced its own under the same id."""
         if self._creation not in (None, creation):
             raise RunReplacedError(
-                f"run {self._run_id} was deleted and created again since this process began; start the process again"
+                "run_replaced",
+                f"run {self._run_id} was deleted and created again since this process began; start the process again",
+                run=self._run_id,
             )
         self._creation = creation
 

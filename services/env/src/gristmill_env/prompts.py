@@ -35,7 +35,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         where = "in that folder" if Path(name).exists() else "locally, nor on the hub or in its cache"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise PromptError(f"no tokenizer '{name}' {where}: {reason}") from error
+        raise PromptError("tokenizer_missing", f"no tokenizer '{name}' {where}: {reason}", name=name) from error
     return tokenizer
 
 
@@ -130,8 +130,10 @@ class PromptBuilder:
         _, reply, text = self._render((*said, assistant(_REPLY), *more)).rpartition(_REPLY)
         if not reply:
             raise PromptError(
+                "chat_template_drops_replies",
                 f"the chat template of {self._tokenizer.name_or_path} leaves out an earlier reply, so that a "
-                "conversation cannot be continued token by token; use another template, or one turn"
+                "conversation cannot be continued token by token; use another template, or one turn",
+                tokenizer=self._tokenizer.name_or_path,
             )
         ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return Continuation(ids[1:] if ids[:1] == (last_token,) else ids, opened_thought(text))
@@ -139,7 +141,7 @@ class PromptBuilder:
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of a completion's tokens, without special tokens unless `special`."""
         if self._tokenizer is None:
-            raise PromptError("there is no tokenizer to read token ids with")
+            raise PromptError("no_tokenizer", "there is no tokenizer to read token ids with")
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )
@@ -158,5 +160,7 @@ class PromptBuilder:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise PromptError(
-                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}"
+                "chat_template_failed",
+                f"the chat template of {self._tokenizer.name_or_path} refuses the prompt: {error}",
+                tokenizer=self._tokenizer.name_or_path,
             ) from error

@@ -213,7 +213,10 @@ class Roller:
         room = self._room(tokens)
         if room < 1:
             raise PromptTooLongError(
-                f"the prompt has {tokens} tokens; prompt and completion may have {self._max_length}"
+                "prompt_too_long",
+                f"the prompt has {tokens} tokens; prompt and completion may have {self._max_length}",
+                tokens=tokens,
+                limit=self._max_length,
             )
         if room >= sampling.max_tokens:
             return sampling

@@ -98,7 +98,12 @@ def _numbers(ranges: str, listed: str) -> Iterator[str]:
 
 
 def _no_list(listed: str) -> ConfigError:
-    return ConfigError(f"SLURM_JOB_NODELIST='{listed}' is no node list such as gpu[01-03,07],login")
+    return ConfigError(
+        "not_a_node_list",
+        f"SLURM_JOB_NODELIST='{listed}' is no node list such as gpu[01-03,07],login",
+        variable="SLURM_JOB_NODELIST",
+        value=listed,
+    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None, *, at_least: int = 0, at_most: int) -> int:
@@ -107,8 +112,17 @@ def _number(environ: Mapping[str, str], name: str, default: int | None, *, at_le
         if default is not None:
             return default
         raise ConfigError(
-            f"--slurm: {name} is not set; export how many of the job's nodes, from the first, do not run model servers"
+            "variable_unset",
+            f"--slurm: {name} is not set; export how many of the job's nodes, from the first, do not run model servers",
+            variable=name,
         )
     if not text.isdecimal() or not at_least <= int(text) <= at_most:
-        raise ConfigError(f"--slurm: {name}={text} must be a number from {at_least} to {at_most}")
+        raise ConfigError(
+            "number_out_of_range",
+            f"--slurm: {name}={text} must be a number from {at_least} to {at_most}",
+            variable=name,
+            value=text,
+            at_least=at_least,
+            at_most=at_most,
+        )
     return int(text)

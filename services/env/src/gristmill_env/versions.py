@@ -22,13 +22,15 @@ def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[Ve
         spans = [VersionSpan(str(PolicyVersion.parse(s.version)), s.start, s.end) for s in attempt.labels]
     except ValueError as error:
         raise UnpublishedWeightsError(
+            "weights_unpublished",
             f"the model server sampled by weights that this run's trainer has not published ({error}); restart the "
-            "trainer, so that it publishes them, or set publisher: none if it never does"
+            "trainer, so that it publishes them, or set publisher: none if it never does",
         ) from error
     if sum(span.end - span.start for span in spans) != attempt.sampled:
         raise UnpublishedWeightsError(
+            "weight_label_missing",
             "the model server returned tokens without a weight label; serve it with `python -m gristmill_model`, or "
-            "set publisher: none if no trainer publishes to it"
+            "set publisher: none if no trainer publishes to it",
         )
     return spans
 

@@ -33,7 +33,12 @@ def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> 
     """
     told = values.get(FORMAT) if told is None else told
     if told is not None and told not in _FORMATS:
-        raise ConfigError(f"{where}: '{FORMAT}' is {' or '.join(_FORMATS)}, not {told!r}.")
+        raise ConfigError(
+            "config_format_unknown",
+            f"{where}: '{FORMAT}' is {' or '.join(_FORMATS)}, not {told!r}.",
+            where=where,
+            known=list(_FORMATS),
+        )
     if told is not None:
         return f"{FORMAT} says so" if told == "atropos" else None
     mark = next(_marks(values), None)
@@ -42,8 +47,12 @@ def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> 
     ours = next(_ours(values), None)
     if ours is not None:
         raise ConfigError(
+            "config_formats_mixed",
             f"{where}: {mark} as in a file of Atropos, but '{ours}' is a key of ours. Write it as "
-            f"docs/from-atropos.md says, or have the whole file read as one of Atropos: {FORMAT}: atropos."
+            f"docs/from-atropos.md says, or have the whole file read as one of Atropos: {FORMAT}: atropos.",
+            where=where,
+            mark=mark,
+            key=ours,
         )
     return mark
 

@@ -88,7 +88,12 @@ def _entries(listed: Any, where: str, notes: list[str]) -> list[dict[str, Any]]:
     if isinstance(listed, str):
         listed = [listed]
     if not isinstance(listed, Sequence):
-        raise ConfigError(f"{where}: reward_functions is a list of names or of {{type, weight, params}}")
+        raise ConfigError(
+            "not_a_list",
+            f"{where}: reward_functions is a list of names or of {{type, weight, params}}",
+            where=where,
+            key="reward_functions",
+        )
     return [_entry(item, where, notes) for item in listed]
 
 
@@ -96,7 +101,12 @@ def _entry(item: Any, where: str, notes: list[str]) -> dict[str, Any]:
     if isinstance(item, str):
         return _specified(item, where, {})
     if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
-        raise ConfigError(f"{where}: reward_functions: {item!r:.60} is neither a name nor {{type, weight, params}}")
+        raise ConfigError(
+            "not_a_reward",
+            f"{where}: reward_functions: {item!r:.60} is neither a name nor {{type, weight, params}}",
+            where=where,
+            key="reward_functions",
+        )
     theirs = item["type"].removesuffix("_reward")
     entry = {key: value for key, value in item.items() if key in RewardSpec.model_fields and value is not None}
     # Atropos takes options beside type: as well; those in params: stand above.
@@ -126,7 +136,10 @@ def _renamed(name: str, where: str) -> str:
         return name
     if known.here is None:
         raise ConfigError(
+            "reward_not_shipped",
             f"{where}: reward '{name}' does not ship here: it was {known.text}. Register one of your own "
-            "(file.py:function)"
+            "(file.py:function)",
+            where=where,
+            name=name,
         )
     return known.here

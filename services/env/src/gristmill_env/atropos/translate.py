@@ -75,14 +75,18 @@ def _flattened(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], l
         listed = values.get(name) or []
         listed = [listed] if isinstance(listed, Mapping) else listed
         if not isinstance(listed, list):
-            raise ConfigError(f"{where}: {name} is a section or a list of sections, not {listed!r:.40}.")
+            raise ConfigError(
+                "not_a_mapping",
+                f"{where}: {name} is a section or a list of sections, not {listed!r:.40}.",
+                where=f"{where}: {name}",
+            )
         servers += [_mapping(server, f"{where}: {name}") for server in listed]
     return flat, servers
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must hold key: value pairs, not {value!r:.40}.")
+        raise ConfigError("not_a_mapping", f"{where} must hold key: value pairs, not {value!r:.40}.", where=where)
     return value
 
 
@@ -92,7 +96,7 @@ def _apply(read: Translation, into: dict[str, Any], key: Key, value: Any, shown:
         return
     if value not in key.quiet:
         if key.verdict is Verdict.REFUSED:
-            raise ConfigError(f"{where}: '{shown}' is refused: {key.text}.")
+            raise ConfigError("key_refused", f"{where}: '{shown}' is refused: {key.text}.", where=where, key=shown)
         if key.verdict is Verdict.NO_EFFECT:
             read.notes.append(f"'{shown}' has no effect: {key.text}")
         if key.verdict is Verdict.WARNED:

@@ -31,7 +31,11 @@ class Guess(Environment):
         """Raises DatasetError when the row's answer is no number."""
         number = None if item.answer is None else read_number(gold_answer(item.answer))
         if number is None:
-            raise DatasetError(f"the answer of row {item.index} is {item.answer!r:.60}; guess wants a number")
+            raise DatasetError(
+                "answer_not_a_number",
+                f"the answer of row {item.index} is {item.answer!r:.60}; guess wants a number",
+                row=item.index,
+            )
         self._number = number.value
         return item.messages
 

@@ -51,7 +51,11 @@ def environment(name: str) -> Callable[[E], E]:
 
     def register(kind: E) -> E:
         if name in _REGISTRY:
-            raise EpisodeError(f"environment '{name}' is registered twice: {_REGISTRY[name]} and {kind}; rename one")
+            raise EpisodeError(
+                "environment_registered_twice",
+                f"environment '{name}' is registered twice: {_REGISTRY[name]} and {kind}; rename one",
+                name=name,
+            )
         _REGISTRY[name] = kind
         return kind
 
@@ -69,7 +73,11 @@ def create_environment(
     kind = _find(name, folder)
     if not (isinstance(kind, type) and issubclass(kind, Environment)):
         wanted = f"{Environment.__module__.rpartition('.')[0]}.{Environment.__name__}"
-        raise EpisodeError(f"environment '{name}' is {kind!r:.80}; a class derived from {wanted} is wanted")
+        raise EpisodeError(
+            "not_an_environment",
+            f"environment '{name}' is {kind!r:.80}; it must be a class derived from {wanted}",
+            name=name,
+        )
     options = _options(name, kind, params or {})
     return EnvironmentFactory(kind, options)
 
@@ -84,7 +92,10 @@ def _find(name: str, folder: Path | None) -> Any:
         return installed[name].load()
     known = sorted({*_REGISTRY, *installed})
     raise EpisodeError(
-        f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}"
+        "environment_unknown",
+        f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}",
+        name=name,
+        known=known,
     )
 
 
@@ -100,14 +111,21 @@ def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> d
     for key, value in params.items():
         if key not in known:
             raise EpisodeError(
+                "parameter_unknown",
                 f"environment '{name}' has no parameter '{key}'; it has {', '.join(known) or 'none'}."
-                f"{did_you_mean(key, known)}"
+                f"{did_you_mean(key, known)}",
+                name=name,
+                parameter=key,
+                known=known,
             )
         try:
             options[key] = TypeAdapter(hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise EpisodeError(
-                f"parameter '{key}' of environment '{name}': {reason} (found {redact(value, key)!r})"
+                "parameter_invalid",
+                f"parameter '{key}' of environment '{name}': {reason} (found {redact(value, key)!r})",
+                name=name,
+                parameter=key,
             ) from error
     return options
