@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.errors import raises
 
 from gristmill_env.commands.candidates import LeftOut
 from gristmill_env.commands.dpo import dpo, pairs
@@ -108,22 +109,24 @@ async def test_exports_load_with_datasets_as_trl_wants_them(
         }
     ]
     text = shown(console)
-    assert "1 rows: " in text
-    assert "left out: 1 without a score" in text
-    assert "1 groups without two that differ enough" in text
+    assert f"1 rows: {tmp_path / 'sft.jsonl'}" in text
+    assert f"1 rows: {tmp_path / 'dpo.jsonl'}" in text
+    assert f"1 {LeftOut.NO_SCORE}" in text
+    assert f"1 {LeftOut.NO_PAIR}" in text
 
 
 async def test_nothing_is_written_over_and_nothing_empty_is_left(tmp_path: Path, console: Console) -> None:
     saved = save(tmp_path / "groups.jsonl", [MIXED])
     before = saved.read_bytes()
-    with pytest.raises(SavedError, match=r"groups.jsonl is the file that is read; choose another --out"):
+    with raises(SavedError, "output_is_input", path=saved):
         await sft(LAUNCH, SftOptions(saved=saved, out=saved), console)
-    with pytest.raises(SavedError, match=r"nothing of .* is to be exported; left out: 1 without a score"):
+    left_out = {"no_score": 1, "twice": 1, "cut": 1, "low": 4}
+    with raises(SavedError, "nothing_to_export", path=saved, left_out=left_out):
         await sft(LAUNCH, SftOptions(saved=saved, out=tmp_path / "sft.jsonl", min_score=7), console)
     assert saved.read_bytes() == before
     assert names_in(tmp_path) == ["groups.jsonl"]
     (tmp_path / "sft.jsonl").write_text("mine")
-    with pytest.raises(SavedError, match=r"sft.jsonl is there already; choose another --out, or remove it"):
+    with raises(SavedError, "output_exists", path=tmp_path / "sft.jsonl"):
         await sft(LAUNCH, SftOptions(saved=saved, out=tmp_path / "sft.jsonl"), console)
     assert (tmp_path / "sft.jsonl").read_text() == "mine"
 
@@ -135,6 +138,6 @@ async def test_groups_of_text_and_of_messages_do_not_mix_in_a_file(tmp_path: Pat
     assert json.loads((tmp_path / "sft.jsonl").read_text()) == {"prompt": "<|user|>1 + 1?", "completion": "2"}
     await dpo(LAUNCH, DpoOptions(saved=saved, out=tmp_path / "dpo.jsonl"), console)
     assert json.loads((tmp_path / "dpo.jsonl").read_text())["rejected"] == "3"
-    with pytest.raises(SavedError, match="groups with messages and groups of plain text"):
+    with raises(SavedError, "groups_mixed", path=saved):
         await sft(LAUNCH, SftOptions(saved=save(saved, [MIXED]), out=tmp_path / "both.jsonl"), console)
     assert not (tmp_path / "both.jsonl").exists()

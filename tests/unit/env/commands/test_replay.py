@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.errors import raises
 
 from gristmill_env.commands.options import ReplayOptions
 from gristmill_env.commands.replay import Comparison, replay
@@ -98,22 +99,22 @@ async def test_another_column_may_hold_the_answer(tmp_path: Path, console: Conso
 
 
 @pytest.mark.parametrize(
-    ("flags", "old", "message"),
+    ("flags", "old", "code", "values"),
     [
         (["--reward_functions", "accuracy"], group(completion("2", 0.0), answer=None),
-         "reward 'accuracy' compares with the row's answer, and the saved group of row 0 has none"),
+         "answer_not_saved", {"reward": "accuracy", "row": 0}),
         (["--reward_functions", "length"], group(completion("2", 0.0)),
-         "reward 'length' counts tokens, and the saved group of row 0 was saved without token ids"),
+         "token_ids_not_saved", {"reward": "length", "row": 0}),
         ([], group(completion("2", 0.0), settings={"dataset": {"reward_functions": [OVERLONG]}}),
-         "reward 'get_soft_overlong_punishment' counts tokens, and the saved group of row 0 was saved without"),
-        ([], group(completion("2", 0.0)), "the groups do not say which rewards scored them"),
+         "token_ids_not_saved", {"reward": "get_soft_overlong_punishment", "row": 0}),
+        ([], group(completion("2", 0.0)), "rewards_not_saved", {}),
     ],
 )  # fmt: skip
 async def test_what_was_not_saved_cannot_be_scored(
-    tmp_path: Path, console: Console, flags: list[str], old: SavedGroup, message: str
+    tmp_path: Path, console: Console, flags: list[str], old: SavedGroup, code: str, values: dict[str, object]
 ) -> None:
     saved = save(tmp_path / "groups.jsonl", [old])
-    with pytest.raises(SavedError, match=message):
+    with raises(SavedError, code, **values):
         await replay(launch(*flags), ReplayOptions(saved=saved, out=tmp_path / "new.jsonl"), console)
     assert names_in(tmp_path) == ["groups.jsonl"]
 
@@ -133,5 +134,5 @@ async def test_what_the_environment_gave_is_saved_and_counts_again(tmp_path: Pat
     (new,) = read_groups(tmp_path / "new.jsonl")
     assert new.totals == [0.75, 0.0]
     nobody = save(tmp_path / "old.jsonl", [group(completion("2", 0.0))])
-    with pytest.raises(SavedError, match="reward 'episode' is what the environment gave, and the saved group of row 0"):
+    with raises(SavedError, "episode_reward_not_saved", reward="episode", row=0):
         await replay(launch("--reward_functions", "episode"), ReplayOptions(saved=nobody), console)

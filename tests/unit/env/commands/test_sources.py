@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
@@ -81,23 +82,26 @@ def test_atropos_groups_of_tokens_are_read_with_the_tokenizer(folder: Path) -> N
         assert found.prompt_text == prompt.text
         assert found.messages is None
         assert [c.text for c in found.completions] == ["it is 2", "it is 3"]
-        with pytest.raises(PromptError, match="holds token ids and no text: name the model's tokenizer"):
+        with raises(PromptError, "no_tokenizer", source=path):
             groups_of(path, tokenizer=False)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "code", "values"),
     [
-        ({"scores": [1.0]}, "line 1 of .* has 2 sequences, 2 masks and 1 scores"),
-        ({"masks": [[1], [1]]}, "has a sequence of 4 tokens with a mask of 1"),
-        ({"masks": [[-100] * 4, [-100] * 3]}, "has a sequence without a completion"),
-        ({"tokens": "no"}, "line 1 of .* is no saved group: Expected `array`"),
+        ({"scores": [1.0]}, "length_mismatch", {"sequences": 2, "masks": 2, "scores": 1}),
+        ({"masks": [[1], [1]]}, "length_mismatch", {"tokens": 4, "mask": 1}),
+        ({"masks": [[-100] * 4, [-100] * 3]}, "nothing_trained", {}),
+        ({"tokens": "no"}, "not_a_saved_group", {}),
     ],
 )
-def test_atropos_groups_that_do_not_add_up_are_named(folder: Path, fields: dict[str, Any], message: str) -> None:
-    (folder / "their.jsonl").write_text(json.dumps(scored([1, 2], [[3, 4], [5]], **fields)) + "\n")
-    with pytest.raises(SavedError, match=message):
-        groups_of(folder / "their.jsonl")
+def test_atropos_groups_that_do_not_add_up_are_named(
+    folder: Path, fields: dict[str, Any], code: str, values: dict[str, Any]
+) -> None:
+    path = folder / "their.jsonl"
+    path.write_text(json.dumps(scored([1, 2], [[3, 4], [5]], **fields)) + "\n")
+    with raises(SavedError, code, where=f"line 1 of {path}", **values):
+        groups_of(path)
 
 
 def test_the_prompt_is_what_conversations_share_up_to_the_turn_before_an_answer() -> None:
@@ -157,9 +161,7 @@ def test_the_runs_data_set_brings_what_an_archive_lacks(folder: Path) -> None:
     first, second = groups_of(run, *SUMS, "--no-shuffle_dataset")
     assert (first.messages, first.answer) == ([{"role": "user", "content": "1 + 1?"}], "#### 2")
     assert (second.row, second.index, second.columns) == (7, 2, ROWS[2])
-    with pytest.raises(
-        SavedError, match=r"the group of row 1 has another prompt than that row of data set 'rows.jsonl'"
-    ):
+    with raises(SavedError, "prompt_differs", row=1):
         groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1")
 
 

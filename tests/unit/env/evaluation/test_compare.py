@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.errors import raises
 
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import compare
@@ -81,9 +82,9 @@ def test_other_prompts_of_the_same_rows_are_told(tmp_path: Path) -> None:
 def test_evaluations_of_different_data_are_refused(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 1)])
     b = evaluation(tmp_path / "b", [prompt(0, [sample(1)], answer="Paris")])
-    with pytest.raises(EvaluationError, match=r"row 0 has the answer '1' in .*a, but 'Paris' in .*b"):
+    with raises(EvaluationError, "answers_differ", row=0, first=a, second=b):
         compare(a, b)
-    with pytest.raises(EvaluationError, match="no row in common"):
+    with raises(EvaluationError, "no_common_rows", first=a, second=tmp_path / "c"):
         compare(a, evaluation(tmp_path / "c", [judged(7, 1)]))
-    with pytest.raises(EvaluationError, match=r"no evaluation in .*gone: .*evaluation\.json"):
+    with raises(EvaluationError, "evaluation_missing", path=tmp_path / "gone" / PLAN_FILE):
         compare(a, tmp_path / "gone")

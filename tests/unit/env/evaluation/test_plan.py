@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.evaluation.options import EvaluateOptions
@@ -67,7 +68,7 @@ def test_one_completion_is_greedy_and_several_are_sampled_as_in_training(folder:
     assert (greedy.temperature, greedy.top_p) == (0, 1)
     assert (sampled.temperature, sampled.top_p) == (0.7, 0.9)
     assert planned(folder, "--eval_temperature", "0.2").sampling.temperature == 0.2
-    with pytest.raises(ConfigError, match="greedy completions are all the same"):
+    with raises(ConfigError, "invalid_settings", problems={"dataset": "greedy_samples"}):
         planned(folder, "--eval_samples", "4", "--eval_temperature", "0")
 
 
@@ -110,5 +111,5 @@ def test_where_evaluations_are(folder: Path, tmp_path: Path) -> None:
 
 
 def test_at_most_two_are_compared(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="compare"):
+    with raises(ConfigError, "invalid_settings", problems={"compare": "too_long"}):
         Launch.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")

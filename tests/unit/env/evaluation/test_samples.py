@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
+from tests.support.errors import raises
 from tests.support.stack import ROOT
 
 from gristmill_env.errors import BusyEvaluationError, EvaluationError
@@ -53,7 +53,7 @@ async def test_completions_may_hold_any_character(tmp_path: Path) -> None:
 
 def test_an_evaluation_is_not_written_over(tmp_path: Path) -> None:
     SampleFile(tmp_path, PLAN, resume=False).close()
-    with pytest.raises(EvaluationError, match=r"holds an evaluation already; go on with it by --resume"):
+    with raises(EvaluationError, "evaluation_exists", folder=tmp_path):
         SampleFile(tmp_path, PLAN, resume=False)
 
 
@@ -62,31 +62,32 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     hotter = msgspec.structs.replace(PLAN.sampling, temperature=0.5)
     changed = plan(sampling=hotter, settings=PLAN.settings | {"split": "train"})
     assert changed.digest != PLAN.digest
-    with pytest.raises(EvaluationError, match=r"sampling\.temperature: 1\.0 -> 0\.5; settings\.split: test -> train"):
+    named = ["sampling.temperature: 1.0 -> 0.5", "settings.split: test -> train"]
+    with raises(EvaluationError, "settings_changed", path=tmp_path, changed=named):
         SampleFile(tmp_path, changed, resume=True)
 
 
 def test_samples_of_something_else_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / SAMPLES_FILE).write_text('{"prompt": "hello"}\n')
     for resume in (False, True):
-        with pytest.raises(EvaluationError, match="of something else"):
+        with raises(EvaluationError, "samples_of_something_else", folder=tmp_path):
             SampleFile(tmp_path, PLAN, resume=resume)
     (tmp_path / PLAN_FILE).write_bytes(msgspec.json.encode(PLAN))
-    with pytest.raises(EvaluationError, match="is not what `evaluate` writes"):
+    with raises(EvaluationError, "not_an_evaluation", path=tmp_path / SAMPLES_FILE):
         SampleFile(tmp_path, PLAN, resume=True)
 
 
 def test_two_processes_do_not_share_an_evaluation(tmp_path: Path) -> None:
     with (
         SampleFile(tmp_path, PLAN, resume=False),
-        pytest.raises(BusyEvaluationError, match="another process is at work"),
+        raises(BusyEvaluationError, "evaluation_busy", folder=tmp_path),
     ):
         SampleFile(tmp_path, PLAN, resume=True)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EvaluationError, match=r"file/e cannot be written: Not a directory"):
+    with raises(EvaluationError, "output_unwritable", path=tmp_path / "file" / "e"):
         SampleFile(tmp_path / "file" / "e", PLAN, resume=False)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from gristmill import ConfigError
+from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
 from gristmill_env.commands.gold import GoldCheck, score_gold
 from gristmill_env.commands.show import plain
@@ -35,7 +35,7 @@ _TRIED = "only a reward that asks for answer or ground_truth, and needs no token
 class _Findings:
     """What is wrong, told at the end; and what was found on the way."""
 
-    problems: list[str] = field(default_factory=list)
+    problems: list[GristmillError] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
     bad_rows: Counter[str] = field(default_factory=Counter)
 
@@ -67,13 +67,17 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     if found.bad_rows:
         count = found.bad_rows.total()
         first = next(iter(found.bad_rows))
-        found.problems.append(f"{count} of {_rows_read(dataset)} rows cannot be used; the first: {first}")
+        of = _rows_read(dataset)
+        text = f"{count} of {of} rows cannot be used; the first: {first}"
+        found.problems.append(CheckError("rows_unusable", text, count=count, of=of))
     _show_gold(console, await score_gold(task.scorer.rewards, found.items[:_GOLD]), found)
     if found.problems:
         for problem in found.problems:
-            console.print(plain(f"wrong: {problem}"), style="red", soft_wrap=True)
+            console.print(plain(f"wrong: {problem.report()}"), style="red", soft_wrap=True)
         raise CheckError(
-            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above"
+            "check_failed",
+            f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
+            problems=[problem.code for problem in found.problems],
         )
     _say(console, "all is well")
 
@@ -83,7 +87,7 @@ def _check_trainer(launch: Launch, found: _Findings) -> None:
     try:
         launch.check_trainer(load_yaml(file) if file.is_file() else {})
     except ConfigError as error:
-        found.problems.append(str(error))
+        found.problems.append(error)
 
 
 def _rows_read(dataset: PromptDataset) -> int:
@@ -95,7 +99,7 @@ def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
         try:
             found.items.append(dataset.item(row))
         except DatasetError as error:
-            found.bad_rows[str(error)] += 1
+            found.bad_rows[error.report()] += 1
 
 
 async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Findings) -> None:
@@ -108,7 +112,7 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
         try:
             tokenizer = load_tokenizer(name)
         except PromptError as error:
-            why = str(error)
+            why = error.report()
     prompts = prompt_builder(launch.config, tokenizer)
     lengths: list[int] = []
     for number, item in enumerate(found.items):
@@ -117,10 +121,10 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
         try:
             prompt = prompts.build(await task.environments.opening(item))
         except DatasetError as error:  # a row that the run's environment cannot begin with
-            found.bad_rows[str(error)] += 1
+            found.bad_rows[error.report()] += 1
             continue
         except (PromptError, EpisodeError) as error:
-            found.problems.append(str(error))
+            found.problems.append(error)
             return
         lengths.append(len(prompt.token_ids))
         if number < _SHOWN:
@@ -152,7 +156,8 @@ def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: i
     if too_long:
         _say(console, f"{too_long} prompts leave no room for a completion within {limit} tokens and will be skipped")
     if too_long == len(lengths):
-        found.problems.append(f"every prompt is longer than max_token_length {limit} allows")
+        text = f"every prompt is longer than max_token_length {limit} allows"
+        found.problems.append(CheckError("all_prompts_too_long", text, limit=limit))
     wanted = launch.config.dataset.max_tokens
     squeezed = sum(limit - wanted < length <= limit - 1 for length in lengths)
     if squeezed:
@@ -179,9 +184,13 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
             shown = answer if len(answer) <= 80 else f"…{answer[-80:]}"
             _say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
         if score.wrong:
-            found.problems.append(f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers")
+            text = f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers"
+            values = {"reward": score.reward, "count": len(score.wrong), "of": score.rows}
+            found.problems.append(CheckError("answers_not_known", text, **values))
         elif len(score.silent) > _SILENT_SHARE * score.rows:
-            found.problems.append(f"{score.reward} cannot read the answers of {len(score.silent)} of {score.rows} rows")
+            text = f"{score.reward} cannot read the answers of {len(score.silent)} of {score.rows} rows"
+            values = {"reward": score.reward, "count": len(score.silent), "of": score.rows}
+            found.problems.append(CheckError("answers_not_read", text, **values))
 
 
 def _say(console: Console, text: str) -> None:

@@ -38,7 +38,9 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
                 for row in pick(group, left_out):
                     if kind not in (None, type(row)):
                         raise SavedError(
-                            f"{saved} holds groups with messages and groups of plain text; export them apart"
+                            "groups_mixed",
+                            f"{saved} holds groups with messages and groups of plain text; export them apart",
+                            path=saved,
                         )
                     kind = type(row)
                     file.write(msgspec.json.encode(row) + b"\n")
@@ -46,7 +48,12 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
                 steps.add()
                 await asyncio.sleep(0)  # lets a stop signal in
         if written == 0:
-            raise SavedError(f"nothing of {saved} is to be exported; {told(left_out) or 'it holds no groups'}")
+            raise SavedError(
+                "nothing_to_export",
+                f"nothing of {saved} is to be exported; {told(left_out) or 'it holds no groups'}",
+                path=saved,
+                left_out={reason.name.lower(): count for reason, count in left_out.items() if count},
+            )
     console.print(f"{written} rows: {out}", highlight=False, soft_wrap=True)
     if left_out.total():
         console.print(told(left_out), highlight=False, soft_wrap=True)

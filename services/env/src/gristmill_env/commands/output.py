@@ -19,8 +19,9 @@ def new_file(path: Path | None, source: Path) -> Iterator[Path | None]:
         yield None
         return
     if path.exists():
-        what = "is the file that is read" if source.exists() and path.samefile(source) else "is there already"
-        raise SavedError(f"{path} {what}; choose another --out, or remove it")
+        if source.exists() and path.samefile(source):
+            raise SavedError("output_is_input", f"{path} is the file that is read; choose another --out", path=path)
+        raise SavedError("output_exists", f"{path} exists already; choose another --out, or remove it", path=path)
     temporary = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +30,6 @@ def new_file(path: Path | None, source: Path) -> Iterator[Path | None]:
         if temporary.exists():
             temporary.replace(path)
     except OSError as error:
-        raise SavedError(f"cannot write {path}: {error.strerror}") from error
+        raise SavedError("output_unwritable", f"cannot write {path}: {error.strerror}", path=path) from error
     finally:
         temporary.unlink(missing_ok=True)

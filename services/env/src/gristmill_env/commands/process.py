@@ -68,11 +68,16 @@ def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
     rows: set[int] = set()
     for group in read_groups(path):
         if group.row is None or group.settings is None:
-            raise SavedError(f"{path} holds groups of another kind; choose another --out")
+            raise SavedError(
+                "groups_of_another_kind", f"{path} holds groups of another kind; choose another --out", path=path
+            )
         if differ := differences(group.settings, settings):
             raise SavedError(
+                "settings_changed",
                 f"{path} holds groups made with other settings ({'; '.join(differ)}); choose another --out, or "
-                "remove the file"
+                "remove the file",
+                path=path,
+                changed=differ,
             )
         rows.add(group.row)
     return rows
@@ -98,7 +103,7 @@ class _Rows:
             try:
                 rollout = await self._roller.roll(self._task.dataset.item(row), f"row {row}")
             except ROW_ERRORS as error:
-                logger.warning("row %d is skipped: %s", row, error)
+                logger.warning("row %d is skipped: %s", row, error.report())
                 self._skipped[reason_of(error).value] += 1
                 self._steps.add()
                 continue

@@ -80,7 +80,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
             if scorer is not None:
                 await scorer.close()
     if scorer is None:
-        raise SavedError(f"{options.saved} holds no groups")
+        raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
     show_comparison(console, comparison)
     if options.out is not None:
         console.print(f"groups: {options.out}", highlight=False, soft_wrap=True)
@@ -94,7 +94,10 @@ def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
         return Scorer(create_rewards(config, folder), has_answer=True, columns=columns, execution=how)
     saved = (first.settings or {}).get("dataset", {}).get("reward_functions", [])
     if not saved:
-        raise SavedError("the groups do not say which rewards scored them; name some: --reward_functions or --config")
+        raise SavedError(
+            "rewards_not_saved",
+            "the groups do not say which rewards scored them; name some: --reward_functions or --config",
+        )
     specs: list[str | RewardSpec] = [
         parse(RewardSpec, without_secrets(spec), "reward_functions of the saved groups") for spec in saved
     ]

@@ -27,13 +27,26 @@ async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | Non
         reward = weighted.reward
         if reward.compares and answer is None:
             raise SavedError(
+                "answer_not_saved",
                 f"reward '{reward.name}' compares with the row's answer, and {place} has none; "
-                "give the run's --config, so that it can be looked up in the data set"
+                "give the run's --config, so that it can be looked up in the data set",
+                reward=reward.name,
+                row=group.row,
             )
         if "tokens" in reward.asks_for and any(completion.token_ids is None for completion in group.completions):
-            raise SavedError(f"reward '{reward.name}' counts tokens, and {place} was saved without token ids")
+            raise SavedError(
+                "token_ids_not_saved",
+                f"reward '{reward.name}' counts tokens, and {place} was saved without token ids",
+                reward=reward.name,
+                row=group.row,
+            )
         if "episode_reward" in reward.asks_for and all(c.episode_reward is None for c in group.completions):
-            raise SavedError(f"reward '{reward.name}' is what the environment gave, and {place} does not have it")
+            raise SavedError(
+                "episode_reward_not_saved",
+                f"reward '{reward.name}' is what the environment gave, and {place} does not have it",
+                reward=reward.name,
+                row=group.row,
+            )
     messages = group.messages or []
     # The reply of a group that was archived as tokens lacks the <think> with which the prompt ends.
     begun = opened_thought(group.prompt_text or "") if group.messages is None else ""

@@ -29,8 +29,10 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
         name = tokenizer_name(launch.config, read_manifest(launch.deployment.models_dir))
         if name is None:
             raise PromptError(
+                "no_tokenizer",
                 f"{source} holds token ids and no text: name the model's tokenizer with --tokenizer_name, or point "
-                "GRISTMILL_MODELS_DIR at the model service's folder"
+                "GRISTMILL_MODELS_DIR at the model service's folder",
+                source=source,
             )
         return prompt_builder(launch.config, load_tokenizer(name))
 
@@ -65,8 +67,10 @@ def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder
     prompt = prompts.build(item.messages)
     if list(prompt.token_ids) != group.prompt_token_ids:
         raise SavedError(
+            "prompt_differs",
             f"the group of row {group.row} has another prompt than that row of {dataset.label}: its run had other "
-            "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer"
+            "settings (seed, shuffle_dataset, split, system_prompt) or another tokenizer",
+            row=group.row,
         )
     columns, left_out = json_columns(item.columns)
     messages, completions = group.messages, group.completions

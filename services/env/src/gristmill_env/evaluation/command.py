@@ -37,7 +37,9 @@ async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Consol
     """Evaluate, or compare, as the flags say. Raises GristmillError."""
     if len(options.compare) == 2:
         if options.resume:
-            raise EvaluationError("--compare of two evaluations evaluates nothing: leave --resume out")
+            raise EvaluationError(
+                "resume_without_evaluation", "--compare of two evaluations evaluates nothing: leave --resume out"
+            )
         _compare(options.compare[0], options.compare[1], options.out, console)
         return
     for folder in options.compare:
@@ -78,7 +80,11 @@ def _folder(launch: Launch, options: EvaluateOptions) -> Path:
     begun = sorted(path.parent for path in base.glob(f"evaluate-*/{PLAN_FILE}"))
     unfinished = [folder for folder in begun if not (folder / RESULTS_FILE).exists()]
     if not unfinished:
-        raise EvaluationError(f"no unfinished evaluation in {base}: leave --resume out, or name its folder by --out")
+        raise EvaluationError(
+            "nothing_to_resume",
+            f"no unfinished evaluation in {base}: leave --resume out, or name its folder by --out",
+            folder=base,
+        )
     return unfinished[-1]
 
 

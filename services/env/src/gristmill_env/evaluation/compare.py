@@ -63,12 +63,21 @@ def compare(first: Path, second: Path) -> Comparison:
     (plan_a, a), (plan_b, b) = sides
     rows = sorted(a.keys() & b.keys())
     if not rows:
-        raise EvaluationError(f"the evaluations in {first} and {second} have no row in common")
+        raise EvaluationError(
+            "no_common_rows",
+            f"the evaluations in {first} and {second} have no row in common",
+            first=first,
+            second=second,
+        )
     for row in rows:
         if a[row].answer != b[row].answer:
             raise EvaluationError(
+                "answers_differ",
                 f"row {row} has the answer {a[row].answer!r:.40} in {first}, but {b[row].answer!r:.40} in {second}: "
-                "they are not of the same data set"
+                "they are not of the same data set",
+                row=row,
+                first=first,
+                second=second,
             )
     pairs = [(a[row], b[row]) for row in rows]
     return Comparison(

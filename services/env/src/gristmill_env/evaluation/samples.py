@@ -38,7 +38,11 @@ class SampleFile:
         try:
             begun = (folder / PLAN_FILE).exists()
             if not begun and (folder / SAMPLES_FILE).exists():
-                raise EvaluationError(f"{folder} holds a {SAMPLES_FILE} of something else; name another folder (--out)")
+                raise EvaluationError(
+                    "samples_of_something_else",
+                    f"{folder} holds a {SAMPLES_FILE} of something else; name another folder (--out)",
+                    folder=folder,
+                )
             if begun:
                 self._check(resume)
             else:
@@ -49,7 +53,9 @@ class SampleFile:
             self.done = {record.number: record for record in self._whole_lines()}
         except OSError as error:
             raise EvaluationError(
-                f"{folder} cannot be written: {error.strerror or error}; name another folder"
+                "output_unwritable",
+                f"{folder} cannot be written: {error.strerror or error}; name another folder",
+                path=folder,
             ) from error
         self._turn = asyncio.Lock()
 
@@ -82,19 +88,28 @@ class SampleFile:
     def _check(self, resume: bool) -> None:
         if not resume:
             raise EvaluationError(
-                f"{self.folder} holds an evaluation already; go on with it by --resume, or name another folder (--out)"
+                "evaluation_exists",
+                f"{self.folder} holds an evaluation already; go on with it by --resume, or name another folder (--out)",
+                folder=self.folder,
             )
         if changed := read_plan(self.folder).differences(self.plan):
             raise EvaluationError(
+                "settings_changed",
                 f"the evaluation in {self.folder} is of other settings ({'; '.join(changed)}); name another folder, or "
-                "set them as they were"
+                "set them as they were",
+                path=self.folder,
+                changed=changed,
             )
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BusyEvaluationError(f"another process is at work on the evaluation in {self.folder}") from error
+            raise BusyEvaluationError(
+                "evaluation_busy",
+                f"another process is at work on the evaluation in {self.folder}",
+                folder=self.folder,
+            ) from error
 
     def _whole_lines(self) -> list[PromptRecord]:
         records, whole = _read(self.folder)
@@ -108,9 +123,13 @@ def read_plan(folder: Path) -> Plan:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
     except OSError as error:
-        raise EvaluationError(f"no evaluation in {folder}: {path} cannot be read ({error.strerror})") from error
+        raise EvaluationError(
+            "evaluation_missing", f"no evaluation in {folder}: {path} cannot be read ({error.strerror})", path=path
+        ) from error
     except msgspec.DecodeError as error:
-        raise EvaluationError(f"{path} is not what `evaluate` writes: {error}") from error
+        raise EvaluationError(
+            "not_an_evaluation", f"{path} is not what `evaluate` writes: {error}", path=path
+        ) from error
 
 
 def read_samples(folder: Path) -> list[PromptRecord]:
@@ -118,7 +137,11 @@ def read_samples(folder: Path) -> list[PromptRecord]:
     try:
         return sorted(_read(folder)[0], key=lambda record: record.number)
     except OSError as error:
-        raise EvaluationError(f"no evaluation in {folder}: {SAMPLES_FILE} cannot be read ({error.strerror})") from error
+        raise EvaluationError(
+            "evaluation_missing",
+            f"no evaluation in {folder}: {SAMPLES_FILE} cannot be read ({error.strerror})",
+            path=folder / SAMPLES_FILE,
+        ) from error
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -139,4 +162,7 @@ def _read(folder: Path) -> tuple[list[PromptRecord], int]:
         # As bytes: in text, splitlines takes characters that a completion may hold for the end of a line.
         return [_DECODER.decode(row) for row in content[:whole].split(b"\n") if row], whole
     except msgspec.DecodeError as error:
-        raise EvaluationError(f"{folder / SAMPLES_FILE} is not what `evaluate` writes: {error}") from error
+        path = folder / SAMPLES_FILE
+        raise EvaluationError(
+            "not_an_evaluation", f"{path} is not what `evaluate` writes: {error}", path=path
+        ) from error

@@ -30,14 +30,25 @@ def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> 
     """`name`: what the run is called; `where`: the group's place, for messages. Raises SavedError."""
     if len(group.scores) != len(group.tokens) or len(group.masks) != len(group.tokens) or not group.tokens:
         raise SavedError(
+            "length_mismatch",
             f"{where} has {len(group.tokens)} sequences, {len(group.masks)} masks and {len(group.scores)} scores; "
-            "there is one of each a sequence"
+            "there is one of each a sequence",
+            where=where,
+            sequences=len(group.tokens),
+            masks=len(group.masks),
+            scores=len(group.scores),
         )
     starts = []
     turns: list[list[Message] | None]
     for tokens, mask in zip(group.tokens, group.masks, strict=True):
         if len(tokens) != len(mask):
-            raise SavedError(f"{where} has a sequence of {len(tokens)} tokens with a mask of {len(mask)}")
+            raise SavedError(
+                "length_mismatch",
+                f"{where} has a sequence of {len(tokens)} tokens with a mask of {len(mask)}",
+                where=where,
+                tokens=len(tokens),
+                mask=len(mask),
+            )
         starts.append(prompt_length(np.array(mask) != _NOT_TRAINED, where))
     prompt_ids = group.tokens[0][: starts[0]]
     conversations = conversations_of(group.messages, len(group.tokens))

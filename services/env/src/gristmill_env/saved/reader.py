@@ -52,7 +52,9 @@ def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGr
     try:
         file = source.open("rb")
     except OSError as error:
-        raise SavedError(f"cannot read saved groups from {source}: {error.strerror}") from error
+        raise SavedError(
+            "saved_groups_unreadable", f"cannot read saved groups from {source}: {error.strerror}", path=source
+        ) from error
     with file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -70,9 +72,18 @@ def _line(line: bytes, where: str, name: str, decode: Decode) -> Iterator[SavedG
         for group in theirs if isinstance(theirs, list) else [theirs]:
             yield from_atropos(group, name, where, decode)
     elif not bytes(kind.completions):
-        raise SavedError(f"{where} is no saved group: it has neither completions nor tokens and scores")
+        raise SavedError(
+            "not_a_saved_group",
+            f"{where} is no saved group: it has neither completions nor tokens and scores",
+            where=where,
+        )
     elif kind.format != FORMAT:
-        raise SavedError(f"{where} has format {kind.format}; this gristmill reads format {FORMAT}")
+        raise SavedError(
+            "group_format",
+            f"{where} has format {kind.format}; this gristmill reads format {FORMAT}",
+            where=where,
+            format=kind.format,
+        )
     else:
         yield _decoded(_OURS.decode, line, where)
 
@@ -81,4 +92,4 @@ def _decoded(decoder: Callable[[bytes], T], line: bytes, where: str) -> T:
     try:
         return decoder(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SavedError(f"{where} is no saved group: {error}") from error
+        raise SavedError("not_a_saved_group", f"{where} is no saved group: {error}", where=where) from error

@@ -18,13 +18,17 @@ Decode = Callable[[Sequence[int], bool], str]
 
 def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
     """A `Decode` for where all groups are expected to hold text."""
-    raise SavedError("this group holds token ids and no text, and there is no tokenizer to read them with")
+    raise SavedError(
+        "no_tokenizer", "this group holds token ids and no text, and there is no tokenizer to read them with"
+    )
 
 
 def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
     """Tokens before the first that was sampled. `trained`: bool[tokens] of one sequence. Raises SavedError."""
     if not trained.any():
-        raise SavedError(f"{where} has a sequence without a completion: its mask trains on no token")
+        raise SavedError(
+            "nothing_trained", f"{where} has a sequence without a completion: its mask trains on no token", where=where
+        )
     return int(trained.argmax())
 
 

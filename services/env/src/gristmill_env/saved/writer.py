@@ -34,7 +34,9 @@ class GroupWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
-            raise SavedError(f"cannot write groups to {path}: {error.strerror}") from error
+            raise SavedError(
+                "output_unwritable", f"cannot write groups to {path}: {error.strerror}", path=path
+            ) from error
 
     def append(self, group: SavedGroup) -> None:
         """Write one line. Raises SavedError when the disk does not take it."""
@@ -51,7 +53,9 @@ class GroupWriter:
                 finally:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
         except OSError as error:
-            raise SavedError(f"cannot write groups to {self.path}: {error.strerror}") from error
+            raise SavedError(
+                "output_unwritable", f"cannot write groups to {self.path}: {error.strerror}", path=self.path
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
