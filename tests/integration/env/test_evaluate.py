@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def test_greedy_twice_is_the_same_to_the_letter(evaluate: Evaluate) -> None:
 
 def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy", code=1)
-    assert "no evaluation in greedy" in said
+    assert "[evaluation_missing] " in said
+    assert "greedy/evaluation.json" in said
     assert not (evaluate.folder / "a").exists()  # told before the work, not after
     evaluate("--out", "greedy", "--eval_limit", "20")
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy")
@@ -100,7 +102,7 @@ def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     assert any(len({sample.text for sample in record.samples}) > 1 for record in records)
     results = evaluate.results("a")["results"]["sums"]
     assert results["pass@1,none"] <= results["pass@2,none"] <= results["pass@4,none"]
-    for part in ("temperature 1, top_p 1", "maj@4", "20 prompts are in both", "samples is 1 in the first and 4"):
+    for part in ("temperature 1, top_p 1", "maj@4", "20 prompts", "samples is 1"):
         assert part in said
     assert (evaluate.folder / "a" / "comparison.json").exists()
 
@@ -117,12 +119,14 @@ def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
     kept = before[: before.rfind(b"\n") + 1].splitlines(keepends=True)
     assert 5 <= done <= len(kept) < 60
 
-    assert "temperature: 1.0 -> 0.5" in evaluate(*flags, "--resume", "--eval_temperature", "0.5", code=1)
+    said = evaluate(*flags, "--resume", "--eval_temperature", "0.5", code=1)
+    assert "[config_differs] " in said
+    assert "temperature: 1.0 -> 0.5" in said
     assert f"{len(kept)} prompts resumed" in evaluate(*flags, "--resume")
     after = path.read_bytes().splitlines(keepends=True)
     assert after[: len(kept)] == kept  # one worker: in order
     assert [record.number for record in read_samples(path.parent)] == list(range(60))
-    assert "no unfinished evaluation" in evaluate(*flags, "--resume", code=1)
+    assert "[nothing_to_resume] " in evaluate(*flags, "--resume", code=1)
     assert "60 prompts resumed" in evaluate(*flags, "--resume", "--out", str(path.parent))
 
 
@@ -157,7 +161,7 @@ def test_the_api_is_told_when_the_weights_are_the_runs(evaluate: Evaluate, train
     assert read_plan(evaluate.folder / "b").weights == "1.3"
     trainer.label("9.9")
     said = evaluate("--out", "c", "--eval_limit", "4", "--rollout_server_url", trainer.url)
-    assert "run sums never had the weights 9.9" in said
+    assert re.search(r"WARNING.*\bsums\b.*\b9\.9\b", said)
 
 
 def _wait_for_lines(folder: Path, lines: int) -> int:

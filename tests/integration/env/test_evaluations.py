@@ -177,7 +177,11 @@ async def test_an_evaluation_that_waits_for_another_gives_way_to_the_next_one(ap
 
 @pytest.mark.parametrize(
     "error",
-    [EvaluationError("the folder cannot be written"), OSError(errno.ENOSPC, "No space left"), RewardError("stated")],
+    [
+        EvaluationError("output_unwritable", "the folder cannot be written"),
+        OSError(errno.ENOSPC, "No space left"),
+        RewardError("reward_raised", "stated"),
+    ],
 )
 async def test_an_evaluation_that_fails_does_not_end_the_training(
     api: Client, error: Exception, caplog: pytest.LogCaptureFixture
@@ -186,7 +190,8 @@ async def test_an_evaluation_that_fails_does_not_end_the_training(
     env.error = error
     await env.sees("1.0")
     assert env.evaluations.room(16) == 16
-    assert "training continues without it" in caplog.text
+    failed = [record.args for record in caplog.records if record.levelname == "ERROR"]
+    assert [(str(version), why) for version, why in failed] == [("1.0", error)]  # type: ignore[misc]
     env.error = None
     await env.sees("1.10")
     assert (env.measured, await steps(api)) == (["1.0", "1.10"], [10])
@@ -194,7 +199,7 @@ async def test_an_evaluation_that_fails_does_not_end_the_training(
 
 async def test_a_model_server_that_stays_away_ends_it(api: Client) -> None:
     env = Environment(api, "a")
-    env.error = InferenceError("no server answers")
+    env.error = InferenceError("no_server", "no server answers")
     with pytest.raises(ExceptionGroup):
         await env.sees("1.0")
 
@@ -241,7 +246,7 @@ async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_ev
     await env.sees("1.0")
     await env.evaluations.at_end("1.0", never)
     assert (env.measured, await steps(api)) == (["1.0"], [0])
-    assert "the API takes no figures of the evaluation in nowhere" in caplog.text
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [Path("nowhere")]
     env.rewards = {}
     await env.sees("1.10")
     assert (env.measured, await steps(api)) == (["1.0", "1.10"], [0, 10])

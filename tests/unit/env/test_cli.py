@@ -34,23 +34,24 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "quoted"),
     [
-        (["--config", "sum"], "no config 'sum'"),
-        (["--config", "sums", "--group_sise", "4"], "unknown flag '--group_sise'"),
-        (["--config", "sums", "--reward_functions", "acuracy"], "no reward 'acuracy' is registered"),
-        (["--config", "sums", "--prompt_field", "questoin"], "has no field 'questoin'"),
-        (["--config", "sums", "--dataset_path", "gone.jsonl"], "data set 'gone.jsonl' is not there"),
+        (["--config", "sum"], "config_missing", "'sum'"),
+        (["--config", "sums", "--group_sise", "4"], "unknown_flag", "'--group_sise'"),
+        (["--config", "sums", "--reward_functions", "acuracy"], "", "'acuracy'"),
+        (["--config", "sums", "--prompt_field", "questoin"], "field_missing", "'questoin'"),
+        (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", "'gone.jsonl'"),
         (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
-         "the model server at http://127.0.0.1:1 did not answer"),
+         "", "http://127.0.0.1:1"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], message: str) -> None:
-    code, lines = run(folder, *arguments)
+def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], code: str, quoted: str) -> None:
+    status, lines = run(folder, *arguments)
     errors = [line for line in lines if " ERROR " in line]
-    assert code == 1
+    assert status == 1
     assert len(errors) == 1
-    assert message in errors[0]
+    assert f"[{code}" in errors[0]
+    assert quoted in errors[0]
     assert not any("Traceback" in line for line in lines)
 
 
@@ -58,6 +59,7 @@ def test_two_mistakes_are_two_lines(folder: Path) -> None:
     code, lines = run(folder, "--config", "sums", "--group_size", "0", "--max_tokens", "many")
     assert code == 1
     errors = [line for line in lines if " ERROR " in line]
+    assert "[invalid_settings] " in errors[0]
     assert ["group_size" in line for line in errors] == [True, False]
     assert "max_tokens" in errors[1]
 
@@ -65,7 +67,7 @@ def test_two_mistakes_are_two_lines(folder: Path) -> None:
 def test_another_model_than_the_config_names(folder: Path, failing_server: FailingServer) -> None:
     code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
     assert code == 1
-    assert "set MODEL=smollm2 in .env" in lines[-1]
+    assert "MODEL=smollm2" in lines[-1]
 
 
 @pytest.mark.parametrize("module", ["gristmill_env", "gristmill_env.local_server"])
@@ -74,14 +76,14 @@ def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None
     code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
                       "--startup_patience", "0.2", module=module)  # fmt: skip
     assert code == 1
-    assert "the model server at http://127.0.0.1:1 did not answer" in lines[-1]
+    assert "http://127.0.0.1:1" in lines[-1]
 
 
 def test_slurm_outside_slurm_says_what_is_used(folder: Path) -> None:
     _, lines = run(
         folder, "--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"
     )
-    assert any("--slurm: no Slurm job is here; base_url http://127.0.0.1:1 is used" in line for line in lines)
+    assert any("--slurm" in line and "http://127.0.0.1:1" in line for line in lines)
 
 
 def test_help_lists_the_commands(folder: Path) -> None:
@@ -101,27 +103,29 @@ def test_commands_are_known_before_anything_heavy_is_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "quoted"),
     [
-        (["chek"], "no command 'chek'; there are serve, try, "),
-        (["chek"], "Did you mean 'check'?"),
-        (["replay"], "'saved' is missing; it is required"),
-        (["replay", "gone.jsonl", "--reward_functions", "accuracy"], "cannot read saved groups from gone.jsonl"),
-        (["sft", "gone.jsonl"], "'out' is missing; it is required"),
-        (["sft", "rows.jsonl", "--out", "x.jsonl"], "line 1 of rows.jsonl is no saved group"),
-        (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "Did you mean 'min_difference'?"),
-        (["process", "rows.jsonl"], "unknown argument 'rows.jsonl'"),
-        (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check found 1 mistake, see above"),
+        (["chek"], "unknown_command", ["'chek'", "'check'", "serve, try, "]),
+        (["replay"], "invalid_settings", ["'saved'"]),
+        (["replay", "gone.jsonl", "--reward_functions", "accuracy"], "saved_groups_unreadable", ["gone.jsonl"]),
+        (["sft", "gone.jsonl"], "invalid_settings", ["'out'"]),
+        (["sft", "rows.jsonl", "--out", "x.jsonl"], "not_a_saved_group", ["line 1 of rows.jsonl"]),
+        (["dpo", "rows.jsonl", "--out", "x.jsonl", "--min_diference", "1"], "unknown_flag", ["'min_difference'"]),
+        (["process", "rows.jsonl"], "unknown_argument", ["'rows.jsonl'"]),
+        (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check_failed", [" 1 "]),
     ],
 )
-def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(folder: Path, arguments: list[str], message: str) -> None:
+def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(
+    folder: Path, arguments: list[str], code: str, quoted: list[str]
+) -> None:
     (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
-    code, lines = run(folder, *arguments)
+    status, lines = run(folder, *arguments)
     errors = [line for line in lines if " ERROR " in line]
-    assert code == 1
+    assert status == 1
     assert len(errors) == 1
-    assert message in errors[0]
+    assert f"[{code}" in errors[0]
+    assert [part for part in quoted if part not in errors[0]] == []
     assert not any("Traceback" in line for line in lines)
 
 

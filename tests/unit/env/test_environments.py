@@ -71,16 +71,16 @@ async def test_a_data_set_is_the_case_of_one_turn() -> None:
 
 
 def test_names_and_options_that_are_not_there_list_those_that_are() -> None:
-    with raises(EpisodeError, "environment_unknown", name="gues") as raised:
+    with raises(EpisodeError, "unknown_environment", name="gues") as raised:
         create_environment("gues")
     assert {"dataset", "guess"} <= set(raised.value.values["known"])
     assert "'guess'" in str(raised.value)
-    with raises(EpisodeError, "parameter_unknown", name="guess", parameter="trys", known=["tries"]) as raised:
+    with raises(EpisodeError, "unknown_parameter", name="guess", parameter="trys", known=["tries"]) as raised:
         create_environment("guess", {"trys": 2})
     assert "'tries'" in str(raised.value)
     with raises(EpisodeError, "parameter_invalid", name="guess", parameter="tries"):
         create_environment("guess", {"tries": 0})
-    with raises(EpisodeError, "parameter_unknown", name="dataset", parameter="tries", known=[]):
+    with raises(EpisodeError, "unknown_parameter", name="dataset", parameter="tries", known=[]):
         create_environment("dataset", {"tries": 2})
 
 

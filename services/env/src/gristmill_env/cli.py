@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if command is None:
             raise ConfigError(
-                "command_unknown",
+                "unknown_command",
                 f"no command '{name}'; there are {', '.join(COMMANDS)}.{did_you_mean(name, COMMANDS)}",
                 name=name,
                 known=list(COMMANDS),

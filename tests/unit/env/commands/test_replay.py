@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,12 @@ async def test_new_scores_are_those_of_the_new_rewards_and_the_rest_stays(tmp_pa
         ["accuracy", "", "0.333", "", "0"],
         ["total", "0.417", "0.333", "0", "0"],
     ]
-    assert "2 groups change their order" in text
-    assert "4 completions in 2 groups change the sign of their advantage" in text
+    counted = " ".join(line for line in text.splitlines() if " change " in line)
+    assert re.findall(r"\d+ \w+", counted) == [
+        "2 groups",
+        "4 completions",
+        "2 groups",
+    ]  # other orders; other signs of the advantage
 
 
 def test_what_would_be_taught_otherwise_is_counted() -> None:

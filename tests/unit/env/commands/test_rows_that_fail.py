@@ -124,10 +124,11 @@ async def test_try_shows_a_rows_error_in_its_place(
     server = Server(failing_server, {LONG})
     await try_items(launch(tmp_path, server.url, [LONG, None]), console)
     text = shown(console)
-    assert "item 1: skipped" in text
+    assert "item 1" in text
     assert "context_length_exceeded" in text
-    assert "item 2: skipped" in text
-    assert "field 'question' of row 1" in text
+    assert "item 2" in text
+    assert "[not_text]" in text
+    assert "'question'" in text
 
 
 async def test_try_shows_an_environments_failure_in_the_items_place(
@@ -143,5 +144,5 @@ async def test_try_shows_an_environments_failure_in_the_items_place(
         "        raise KeyError('no board')\n"
     )
     await try_items(launch(tmp_path, server.url, ["1 + 1?"], environment={"type": "game.py:Game"}), console)
-    assert "item 1: skipped" in shown(console)
+    assert "item 1" in shown(console)
     assert "KeyError: 'no board'" in shown(console)

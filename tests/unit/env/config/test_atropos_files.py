@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from pydantic import SecretStr
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.atropos import translate
@@ -175,17 +177,21 @@ class Reader:
     """Reads a file as `--config` does."""
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self._path = folder / "theirs.yaml"
+        self.path = folder / "theirs.yaml"
         self._caplog = caplog
 
     def __call__(self, text: str, *flags: str, **environ: str) -> EnvConfig:
-        self._path.write_text(text)
-        return Launch.read(["--config", str(self._path), *flags], environ, "test").config
+        self.path.write_text(text)
+        return Launch.read(["--config", str(self.path), *flags], environ, "test").config
 
     @property
     def told(self) -> list[str]:
         """The warnings, without the file's name."""
-        return [record.getMessage().removeprefix(f"{self._path}: ") for record in self._caplog.records]
+        return [record.getMessage().removeprefix(f"{self.path}: ") for record in self._caplog.records]
+
+    def told_of(self, *words: str) -> bool:
+        """Whether one of the warnings holds all of these names and values."""
+        return any(all(word in told for word in words) for told in self.told)
 
 
 def test_a_nested_file(read: Reader) -> None:
@@ -214,8 +220,8 @@ def test_a_nested_file(read: Reader) -> None:
         "batch_size": 1024,
         "gradient_accumulation_steps": 1,
     }
-    assert read.told[0].startswith("read as a file of Atropos, because it has 'use_local_agents'")
-    assert "'use_local_agents' has no effect: nothing of Atropos reads it either" in read.told
+    assert "'use_local_agents'" in read.told[0]
+    assert any(told.startswith("'use_local_agents' ") for told in read.told)
 
 
 def test_a_nested_file_with_legacy_rewards(read: Reader) -> None:
@@ -240,7 +246,7 @@ def test_weights_beside_a_list_of_names(read: Reader) -> None:
         600,
     )
     assert config.server.base_url == "https://api.openai.com/v1"
-    assert "a server has no base_url: as in Atropos that is https://api.openai.com/v1" in read.told
+    assert read.told_of("base_url", "https://api.openai.com/v1")
 
 
 def test_a_file_by_sections(read: Reader) -> None:
@@ -257,8 +263,8 @@ def test_a_flat_file(read: Reader) -> None:
     assert (config.group_size, config.dataset.dataset_name, config.dataset.temperature) == (2, "a/b", 0.5)
     assert config.dataset.rewards() == [RewardSpec(type="accuracy")]
     assert (config.server.model_name, config.server.timeout) == (None, 60)
-    assert read.told[0].startswith("read as a file of Atropos, because 'dataset_name' stands at its top level")
-    assert "'my_note' is no key of Atropos and has no effect." in read.told
+    assert "'dataset_name'" in read.told[0]
+    assert read.told_of("'my_note'")
 
 
 def test_the_generation_section_is_below_the_dataset_section(read: Reader) -> None:
@@ -274,7 +280,7 @@ def test_what_a_file_leaves_out_is_as_in_atropos(read: Reader) -> None:
     assert (config.worker_timeout, config.use_wandb, config.max_batches_offpolicy) == (600, True, 3)
     assert config.trainer_block()["training_steps"] == 1000
     assert "batch_size" not in config.trainer_block()
-    assert any("Atropos' defaults" in told and "temperature 0.7" in told for told in read.told)
+    assert read.told_of("temperature 0.7", "top_p 0.9")
 
 
 def test_flags_and_variables_stand_above_the_file(read: Reader) -> None:
@@ -305,7 +311,7 @@ def test_values_that_mean_not_set(read: Reader) -> None:
 def test_a_local_path_stands_above_a_name(read: Reader) -> None:
     config = read("dataset: {dataset_name: a/b, dataset_path: rows.jsonl, prompt_field: q, reward_funcs: [format]}\n")
     assert (config.dataset.dataset_name, config.dataset.dataset_path) == (None, "rows.jsonl")
-    assert "dataset_name has no effect: dataset_path stands above it" in read.told
+    assert read.told_of("dataset_name", "dataset_path")
 
 
 def test_the_tokenizer_of_a_server_is_the_runs_where_it_has_none(read: Reader) -> None:
@@ -316,25 +322,30 @@ def test_the_tokenizer_of_a_server_is_the_runs_where_it_has_none(read: Reader) -
 
 def test_top_p_is_warned_of_and_recorded(read: Reader) -> None:
     config = read(FLAT + "top_p: 0.8\n")
-    assert any("'top_p' is 0.8" in told and "importance ratio" in told for told in read.told)
+    assert read.told_of("'top_p'", "0.8")
     assert config.recorded("tiny")["dataset"]["top_p"] == 0.8
 
 
 MISTAKES = [
-    (FLAT + "proxy_url: http://h:1\n", r"theirs\.yaml: 'proxy_url' is refused: there is no proxy.*base_url"),
+    (FLAT + "proxy_url: http://h:1\n", "key_refused", "", {"key": "proxy_url"}),
+    (FLAT.replace("[accuracy]", "[crossword_format]"), "reward_not_shipped", "", {"name": "crossword_format"}),
+    (FLAT.replace("[accuracy]", "7"), "not_a_list", "", {"key": "reward_functions"}),
+    (FLAT.replace("[accuracy]", "[{weight: 1}]"), "not_a_reward", "", {"key": "reward_functions"}),
     (
-        FLAT.replace("[accuracy]", "[crossword_format]"),
-        r"theirs\.yaml: reward 'crossword_format' does not ship.*Register",
+        FLAT.replace("group_size: 2", "group_size: many"),
+        "invalid_settings",
+        "",
+        {"problems": {"group_size": "int_parsing"}},
     ),
-    (FLAT.replace("[accuracy]", "7"), r"theirs\.yaml: reward_functions is a list"),
-    (FLAT.replace("group_size: 2", "group_size: many"), r"theirs\.yaml: 'group_size'.*many"),
-    ("env: 3\n", r"theirs\.yaml: env must hold key: value pairs"),
-    ("env: {group_size: 2}\nopenai: 3\n", r"theirs\.yaml: openai is a section or a list"),
-    (LOCAL, r"theirs\.yaml: server_configs: api_key: \$\{OPENAI_API_KEY\} is not set"),
+    ("env: 3\n", "not_a_mapping", ": env", {}),
+    ("env: {group_size: 2}\nopenai: 3\n", "not_a_mapping", ": openai", {}),
+    (LOCAL, "variable_unset", ": server_configs: api_key", {"variable": "OPENAI_API_KEY"}),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_what_cannot_be_honoured_is_refused_with_the_reason(read: Reader, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize(("text", "code", "place", "values"), MISTAKES)
+def test_what_cannot_be_honoured_is_refused_with_the_reason(
+    read: Reader, text: str, code: str, place: str, values: dict[str, Any]
+) -> None:
+    with raises(ConfigError, code, where=f"{read.path}{place}", **values):
         read(text)

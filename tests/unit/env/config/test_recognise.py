@@ -15,29 +15,26 @@ DATASET = {"dataset_name": "a/b", "prompt_field": "q"}
 
 
 @pytest.mark.parametrize(
-    ("values", "sign"),
+    ("values", "quoted"),
     [
-        ({"env": {"group_size": 4}}, "it has 'env'"),
-        ({"openai": [], "slurm": False}, "it has 'openai'"),
-        ({"dataset": DATASET, "generation": {}}, "it has 'generation'"),
-        ({"dataset": {**DATASET, "reward_funcs": []}}, "it has 'dataset.reward_funcs'"),
-        ({"dataset": {**DATASET, "accuracy_reward_weight": 1}}, "it has 'dataset.accuracy_reward_weight'"),
-        ({"dataset": {**DATASET, "max_generations_per_prompt": 1}}, "it has 'dataset.max_generations_per_prompt'"),
-        ({"use_local_agents": True, "dataset": DATASET}, "it has 'use_local_agents'"),
+        ({"env": {"group_size": 4}}, "'env'"),
+        ({"openai": [], "slurm": False}, "'openai'"),
+        ({"dataset": DATASET, "generation": {}}, "'generation'"),
+        ({"dataset": {**DATASET, "reward_funcs": []}}, "'dataset.reward_funcs'"),
+        ({"dataset": {**DATASET, "accuracy_reward_weight": 1}}, "'dataset.accuracy_reward_weight'"),
+        ({"dataset": {**DATASET, "max_generations_per_prompt": 1}}, "'dataset.max_generations_per_prompt'"),
+        ({"use_local_agents": True, "dataset": DATASET}, "'use_local_agents'"),
         ({"batch_size": -1, "dataset": DATASET}, "'batch_size' is -1"),
         ({"inference_weight": -1, "dataset": DATASET}, "'inference_weight' is -1"),
-        (
-            {"dataset": DATASET, "server_configs": {"base_url": "http://x"}},
-            "'server_configs' is one section and no list",
-        ),
-        ({"dataset": DATASET, "server_configs": [{"health_check": False}]}, "it has 'server_configs.health_check'"),
-        ({"server_configs": [{"rolling_buffer_length": 9}]}, "it has 'server_configs.rolling_buffer_length'"),
-        (DATASET, "'dataset_name' stands at its top level"),
-        ({"config_format": "atropos", "dataset": DATASET}, "config_format says so"),
+        ({"dataset": DATASET, "server_configs": {"base_url": "http://x"}}, "'server_configs'"),
+        ({"dataset": DATASET, "server_configs": [{"health_check": False}]}, "'server_configs.health_check'"),
+        ({"server_configs": [{"rolling_buffer_length": 9}]}, "'server_configs.rolling_buffer_length'"),
+        (DATASET, "'dataset_name'"),
+        ({"config_format": "atropos", "dataset": DATASET}, "config_format"),
     ],
 )
-def test_marks_of_atropos(values: dict[str, object], sign: str) -> None:
-    assert sign_of_atropos(values, "file") == sign
+def test_marks_of_atropos(values: dict[str, object], quoted: str) -> None:
+    assert quoted in (sign_of_atropos(values, "file") or "")
 
 
 @pytest.mark.parametrize(
@@ -89,5 +86,5 @@ def test_the_format_can_be_told(tmp_path: Path) -> None:
     plain.write_text("config_format: atropos\nrun_id: mine\ntrainer: {training_steps: 7}\nreward_funcs: [format]\n")
     config = Launch.read(["--config", str(plain)], {}, "test").config
     assert (config.run_id, config.trainer_block()["training_steps"]) == ("mine", 7)
-    with raises(ConfigError, "config_format_unknown", where="file", known=["atropos", "gristmill"]):
+    with raises(ConfigError, "unknown_config_format", where="file", known=["atropos", "gristmill"]):
         sign_of_atropos({"config_format": "verl"}, "file")

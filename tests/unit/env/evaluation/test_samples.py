@@ -63,7 +63,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     changed = plan(sampling=hotter, settings=PLAN.settings | {"split": "train"})
     assert changed.digest != PLAN.digest
     named = ["sampling.temperature: 1.0 -> 0.5", "settings.split: test -> train"]
-    with raises(EvaluationError, "settings_changed", path=tmp_path, changed=named):
+    with raises(EvaluationError, "config_differs", path=tmp_path, changed=named):
         SampleFile(tmp_path, changed, resume=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import ConfigError, SamplingParams, TrajectoryGroup
@@ -86,7 +87,7 @@ def test_a_folder_that_takes_no_files_leaves_the_saver_out() -> None:
 
 def test_a_wrong_setting_of_an_observer_is_an_error_at_the_start() -> None:
     def misconfigured() -> Fails:
-        raise ConfigError("the key file does not exist")
+        raise ConfigError("secret_file_unreadable", "the key file does not exist")
 
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, "secret_file_unreadable"):
         Observers(misconfigured)

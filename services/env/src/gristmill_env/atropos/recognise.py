@@ -34,7 +34,7 @@ def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> 
     told = values.get(FORMAT) if told is None else told
     if told is not None and told not in _FORMATS:
         raise ConfigError(
-            "config_format_unknown",
+            "unknown_config_format",
             f"{where}: '{FORMAT}' is {' or '.join(_FORMATS)}, not {told!r}.",
             where=where,
             known=list(_FORMATS),

@@ -73,7 +73,7 @@ def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
             )
         if differ := differences(group.settings, settings):
             raise SavedError(
-                "settings_changed",
+                "config_differs",
                 f"{path} holds groups made with other settings ({'; '.join(differ)}); choose another --out, or "
                 "remove the file",
                 path=path,

@@ -44,7 +44,7 @@ async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
     try:
         return await roller.roll(task.dataset.item(row), f"item {row + 1}")
     except ROW_ERRORS as error:
-        return str(error)
+        return error.report()
 
 
 def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:

@@ -92,7 +92,7 @@ def _find(name: str, folder: Path | None) -> Any:
         return installed[name].load()
     known = sorted({*_REGISTRY, *installed})
     raise EpisodeError(
-        "environment_unknown",
+        "unknown_environment",
         f"no environment '{name}' is registered; there are {', '.join(known)}.{did_you_mean(name, known)}",
         name=name,
         known=known,
@@ -111,7 +111,7 @@ def _options(name: str, kind: type[Environment], params: Mapping[str, Any]) -> d
     for key, value in params.items():
         if key not in known:
             raise EpisodeError(
-                "parameter_unknown",
+                "unknown_parameter",
                 f"environment '{name}' has no parameter '{key}'; it has {', '.join(known) or 'none'}."
                 f"{did_you_mean(key, known)}",
                 name=name,

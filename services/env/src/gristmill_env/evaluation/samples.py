@@ -94,7 +94,7 @@ class SampleFile:
             )
         if changed := read_plan(self.folder).differences(self.plan):
             raise EvaluationError(
-                "settings_changed",
+                "config_differs",
                 f"the evaluation in {self.folder} is of other settings ({'; '.join(changed)}); name another folder, or "
                 "set them as they were",
                 path=self.folder,
