@@ -59,6 +59,7 @@ def test_checkpoints_of_a_deleted_run_are_refused_and_lend_their_weights_when_na
             stack.wait_until(refused, lambda: refused.exit_code is not None, timeout=120)
             assert refused.exit_code == 1
             named = str(folder / "checkpoints" / "step-000002")
+            assert "[checkpoint_of_earlier_run]" in output.of("refused")
             assert f"--resume {named}" in output.of("refused"), "it says what to do"
             assert api.get_run(RUN).incarnation == second.incarnation, "it never took the run"
 
@@ -91,7 +92,7 @@ def test_trainer_of_a_suspended_run_ends_and_the_next_one_continues(vllm: Vllm, 
             api.create_run("other", env, group_size=2)
             stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=120)
             assert trainer.exit_code == 1, "a restart policy starts it again, for the other run"
-            assert "suspended" in output.of("first")
+            assert "[suspended]" in output.of("first")
             assert api.audit(RUN).trained == []
             assert (folder / "checkpoints" / "step-000002").is_dir(), "the finished steps are kept"
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.errors import raises
 from tests.support.stack import Vllm
 
 from gristmill import Manifest, PolicyVersion
@@ -100,18 +101,21 @@ def test_another_shape_is_refused_before_it_can_kill_the_server(
     vllm: Vllm, policy: Policy, publisher: FilesystemPublisher
 ) -> None:
     policy.model.resize_token_embeddings(policy.model.config.vocab_size + 8)
-    with pytest.raises(PublishError, match=r"do not fit the served model; first: lm_head.weight is \[\d+, \d+\] here"):
+    with raises(PublishError, "shape_mismatch", tensor="lm_head.weight") as raised:
         publisher.publish(policy.served_tensors(), PolicyVersion(3, 0))
+    assert raised.value.values["here"][0] == raised.value.values["served"][0] + 8
     assert httpx.get(f"{vllm.url}/health").status_code == 200
 
 
 def test_developer_endpoints_need_the_publishers_token(vllm: Vllm) -> None:
     stranger = ModelServer(vllm.url, "wrong", patience=5)
-    with pytest.raises(PublishError, match="does not accept this trainer's token"):
+    with raises(PublishError, "model_server_refused", url=vllm.url, request="POST /pause", status=401):
         stranger.call("POST", "/pause")
     assert httpx.get(f"{vllm.url}/is_paused").json() == {"is_paused": False}
 
 
 def test_a_server_that_is_not_there_is_named_with_how_long_it_was_tried() -> None:
-    with pytest.raises(PublishError, match=r"http://127.0.0.1:9 did not answer GET /v1/models .*tried for [1-9] s"):
-        ModelServer("http://127.0.0.1:9", "token", patience=1).served()
+    url = "http://127.0.0.1:9"
+    with raises(PublishError, "model_server_unreachable", url=url, request="GET /v1/models") as raised:
+        ModelServer(url, "token", patience=1).served()
+    assert 1 <= raised.value.values["tried_for"] < 10

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from tests.support.errors import raises
 from tests.support.ports import free_port
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
@@ -83,7 +84,7 @@ def test_the_trainer_before_is_refused_as_fenced_and_a_stranger_as_unauthorized(
     assert _ask(vllm, second, folder, "2.1").status_code == 200
     assert _code(_ask(vllm, first, folder, "1.2")) == (409, "fenced")
     assert _code(_ask(vllm, "0" * 64, folder, "3.0")) == (401, "unauthorized")
-    with pytest.raises(PublishError) as refused:
+    with raises(PublishError, "model_server_refused", status=409) as refused:
         ModelServer(vllm.url, first).publish(folder, PolicyVersion(1, 2))
     assert refused.value.permanent
     assert _label(vllm) == "2.1"
@@ -221,7 +222,7 @@ def test_a_folder_that_the_server_does_not_see_is_asked_for_again(vllm: Vllm, fo
     token = claim_publishing(vllm.weights_dir)
     assert _ask(vllm, token, folder, "1.1").status_code == 200
     assert _code(_ask(vllm, token, folder.with_name("1.9"), "1.9")) == (503, "weights_missing")
-    with pytest.raises(PublishError) as missing:
+    with raises(PublishError, "model_server_refused", status=503) as missing:
         ModelServer(vllm.url, token).publish(folder.with_name("1.9"), PolicyVersion(1, 9))
     assert not missing.value.permanent
     assert _label(vllm) == "1.1", "nothing was begun"
@@ -270,6 +271,7 @@ def test_a_trainer_that_was_stopped_leaves_the_run_and_the_server_to_its_success
             audit, run = api.audit("quickstart"), api.get_run("quickstart")
     assert (old.exit_code, new.exit_code, env.exit_code) == (0, 0, 0), output.lines[-40:]
     assert "ERROR" in output.of("old"), "it says why it ends"
+    assert "[fenced]" in output.of("old")
     assert "Traceback" not in output.of("old")
     assert run.incarnation == 2
     assert _label(vllm) == f"2.{steps}", "the old trainer's weights never came back"
@@ -299,6 +301,7 @@ def test_of_two_live_trainers_one_ends_with_exit_code_0_and_the_other_finishes(v
     assert [service.exit_code for service in (*trainers, env)] == [0, 0, 0], output.lines[-40:]
     errors = [line for line in output.lines if line.startswith(("one |", "two |")) and "ERROR" in line]
     assert len(errors) == 1, "one trainer reports, in one line, which incarnation has replaced it"
+    assert "[fenced]" in errors[0]
     assert "quickstart" in errors[0]
     assert "incarnation 2" in errors[0]
     assert run.incarnation == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.distributed.world import World
@@ -17,7 +18,7 @@ from gristmill_trainer.settings import TrainerSettings
 def test_dr_grpo_needs_a_longest_completion() -> None:
     """Environments of Atropos' do not tell theirs."""
     plan = LearnerPlan(ModelSource.of("nowhere"), None, TrainerSettings(objective="dr_grpo"), None)
-    with pytest.raises(TrainerError, match="set max_completion_length"):
+    with raises(TrainerError, "max_completion_length_missing", objective="dr_grpo"):
         build_crew(plan, World())
 
 
@@ -45,5 +46,5 @@ def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Pa
     build_crew(LearnerPlan(source, None, settings, None), World()).save_model(tmp_path)
     build_crew(LearnerPlan(source, str(tmp_path), settings, None), World())
     other = settings.model_copy(update={"lora_alpha": 64.0})
-    with pytest.raises(ModelError, match=r"alpha 4\.5, but lora_alpha is 64; set lora_alpha to 4\.5"):
+    with raises(ModelError, "lora_alpha_mismatch", folder=tmp_path, saved=4.5, lora_alpha=64.0):
         build_crew(LearnerPlan(source, str(tmp_path), other, None), World())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill.errors import PluginError
 from gristmill_trainer.hooks import load_hook
@@ -21,16 +23,16 @@ def test_a_function_of_a_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "code", "values"),
     [
-        ("seen", "'seen' names no code; write path/to/file.py:name"),
-        ("/nowhere/mine.py:seen", "/nowhere/mine.py is not there"),
-        ("no_such_package:seen", "there is no no_such_package"),
-        ("json:no_such_function", "json has no 'no_such_function'"),
-        ("json:__name__", "which is no function"),
+        ("seen", "plugin_name", {"name": "seen"}),
+        ("/nowhere/mine.py:seen", "plugin_file_missing", {"candidates": [Path("/nowhere/mine.py")]}),
+        ("no_such_package:seen", "plugin_module_missing", {"module": "no_such_package"}),
+        ("json:no_such_function", "plugin_attribute_missing", {"place": "json", "attribute": "no_such_function"}),
+        ("json:__name__", "not_a_function", {"name": "json:__name__"}),
     ],
 )
-def test_what_is_not_there_is_named(name: str, told: str) -> None:
-    with pytest.raises(PluginError, match=told):
+def test_what_is_not_there_is_named(name: str, code: str, values: dict[str, Any]) -> None:
+    with raises(PluginError, code, **values):
         load_hook(name)
     assert "mine" not in sys.modules

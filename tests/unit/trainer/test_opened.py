@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import ConfigError, Protocol, RunRecord, RunState
 from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
@@ -32,7 +33,16 @@ def test_what_others_tell_is_not_made_sense_of(dataset: Any) -> None:
     assert "Atropos" in dataset_name(_run({}, Protocol.ATROPOS))
 
 
-@pytest.mark.parametrize("block", ["fast", {"on_step": "/tmp/a.py:f"}, {"push_to_hub": "a/b"}, {"resume": "/tmp"}])
-def test_block_that_is_not_of_hyperparameters_is_refused(block: Any) -> None:
-    with pytest.raises(ConfigError, match="run run: trainer"):
+@pytest.mark.parametrize(
+    ("block", "code", "values"),
+    [
+        ("fast", "not_a_mapping", {}),
+        ({"on_step": "/tmp/a.py:f"}, "trainer_only_key", {"keys": ["on_step"]}),
+        ({"push_to_hub": "a/b"}, "trainer_only_key", {"keys": ["push_to_hub"]}),
+        ({"resume": "/tmp"}, "trainer_only_key", {"keys": ["resume"]}),
+    ],
+)
+def test_block_that_is_not_of_hyperparameters_is_refused(block: Any, code: str, values: dict[str, Any]) -> None:
+    with raises(ConfigError, code, **values) as raised:
         trainer_block(_run({"trainer": block}))
+    assert "run run: trainer" in str(raised.value)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.support.errors import raises
 from torch.optim.lr_scheduler import LambdaLR
 
 from gristmill.hyperparameters import Hyperparameters
@@ -79,10 +80,10 @@ def test_the_step_is_adamw_with_the_settings() -> None:
 
 
 def test_eight_bits_without_cuda_are_refused() -> None:
-    with pytest.raises(OptimizerError, match="adamw_8bit is for CUDA, and the model is on cpu; set optimizer to adamw"):
+    with raises(OptimizerError, "needs_cuda", setting="optimizer"):
         build_optimizer(Hyperparameters(optimizer="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
 
 
 def test_nothing_to_train_is_refused() -> None:
-    with pytest.raises(OptimizerError, match="no parameters to train"):
+    with raises(OptimizerError, "parameters_missing"):
         build_optimizer(Hyperparameters(), [])

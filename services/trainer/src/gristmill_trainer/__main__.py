@@ -41,7 +41,7 @@ def main() -> int:
             plan: LearnerPlan = world.share(None)
             build_crew(plan, world).follow()
     except StoppedError as stopped:
-        _LOG.info("%s", stopped)
+        _LOG.info("%s", stopped.report())
         return 143
     except FencedError as fenced:
         # 0: a restart policy would have two trainers take the run from one another for ever.

@@ -81,10 +81,12 @@ class SkippedSteps:
         """Raises TrainerError: once a checkpoint covers them, and whenever the training is resumed from that one."""
         if self.too_many:
             raise TrainerError(
+                "too_many_skipped_steps",
                 f"{len(self.files)} steps in a row were not trained on, or not on all of them. Their groups are kept, "
                 f"with the reasons in the .json beside: {', '.join(self.files)}. Look at them; begin another from a "
                 "checkpoint (RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a "
-                "higher max_skipped_steps"
+                "higher max_skipped_steps",
+                files=list(self.files),
             )
 
     def trained(self) -> None:

@@ -37,9 +37,13 @@ def open_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -> RunRec
     except ApiError as error:
         if error.status != 404:
             raise
-        raise TrainerError(f"no run '{name}' is fed by Atropos' environments; {_REMEDY}") from error
+        raise TrainerError(
+            "run_missing", f"no run '{name}' is fed by Atropos' environments; {_REMEDY}", run=name
+        ) from error
     if run.protocol is not Protocol.ATROPOS:
-        raise TrainerError(f"run '{name}' is fed over /v1, not by Atropos' environments; {_REMEDY}")
+        raise TrainerError(
+            "not_atropos", f"run '{name}' is fed over /v1, not by Atropos' environments; {_REMEDY}", run=name
+        )
     _LOG.info("registered for Atropos' environments: %d sequences a step", settings.sequences_per_step)
     return run
 

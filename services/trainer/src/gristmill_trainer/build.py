@@ -39,8 +39,10 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
     settings = plan.settings
     if settings.objective == "dr_grpo" and (settings.max_completion_length or plan.max_completion_length) is None:
         raise TrainerError(
+            "max_completion_length_missing",
             "objective dr_grpo divides by the longest completion, and this run does not tell its max_tokens; set "
-            "max_completion_length in the trainer's settings"
+            "max_completion_length in the trainer's settings",
+            objective=settings.objective,
         )
     if world.leads and settings.objective == "dr_grpo" and settings.advantage_scale != "none":
         _LOG.warning(
@@ -93,8 +95,12 @@ def _compare_alpha(folder: Path, asked: float) -> None:
     saved = float(json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
     if saved != asked:
         raise ModelError(
+            "lora_alpha_mismatch",
             f"the checkpoint {folder} holds LoRA adapters of alpha {saved:g}, but lora_alpha is {asked:g}; "
-            f"set lora_alpha to {saved:g}"
+            f"set lora_alpha to {saved:g}",
+            folder=folder,
+            saved=saved,
+            lora_alpha=asked,
         )
 
 

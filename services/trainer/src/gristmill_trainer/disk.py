@@ -18,7 +18,7 @@ def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise kind(f"{path} cannot be written: {error}. {remedy}".strip()) from error
+        raise kind("write_failed", f"{path} cannot be written: {error}. {remedy}".strip(), path=path) from error
 
 
 def sync(path: Path) -> None:

@@ -23,9 +23,14 @@ class PublishError(TrainerError):
     `permanent`: trying again cannot help (a wrong token, a model of another shape).
     """
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, message: str, /, *, permanent: bool = False, **values: object) -> None:
+        super().__init__(code, message, **values)
         self.permanent = permanent
+
+    def given_up(self, seconds: float) -> PublishError:
+        """The permanent error of a trainer that tried for `seconds` and always got this error."""
+        message = f"{self} (tried for {seconds:.0f} s)"
+        return PublishError(self.code, message, permanent=True, **{**self.values, "tried_for": seconds})
 
 
 class LeaseLostError(TrainerError):
@@ -50,8 +55,8 @@ class AbandonedError(TrainerError):
     `untouched`: the weights are still those from before it.
     """
 
-    def __init__(self, message: str, *, untouched: bool) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, message: str, /, *, untouched: bool, **values: object) -> None:
+        super().__init__(code, message, **values)
         self.untouched = untouched
 
 
@@ -60,6 +65,11 @@ def of_thread(what: str, error: Exception) -> GristmillError:
     TrainerError that says what failed."""
     if isinstance(error, GristmillError):
         return error
-    failure = TrainerError(f"{what} failed: {type(error).__name__}: {error}")
+    failure = TrainerError(
+        "unexpected_error",
+        f"{what} failed: {type(error).__name__}: {error}",
+        what=what,
+        error=type(error).__name__,
+    )
     failure.__cause__ = error
     return failure

@@ -20,9 +20,12 @@ def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:
     found = api.get_run(taken.run_id)
     if found.taker not in ("", taken.taker):
         raise FencedError(
+            "fenced",
             f"run {taken.run_id} has another trainer: incarnation {found.incarnation} took it from this one "
             f"({taken.incarnation}). This trainer ends and leaves the run to it; start it again only if the other one "
-            "is gone"
+            "is gone",
+            run=taken.run_id,
+            incarnation=found.incarnation,
         )
 
 

@@ -30,6 +30,6 @@ def load_hook(name: str) -> Hook:
     """`path/to/file.py:function` or `package.module:function`. Raises PluginError."""
     hook = load_plugin(name, None)
     if not callable(hook):
-        raise PluginError(f"on_step is '{name}', which is no function")
+        raise PluginError("not_a_function", f"on_step is '{name}', which is not a function", name=name)
     found: Hook = hook
     return found

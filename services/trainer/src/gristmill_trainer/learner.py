@@ -243,7 +243,7 @@ class Learner:
     def _ask(self, go_on: Callable[[], bool], *, untouched: bool) -> None:
         if not self._world.share(go_on() if self._world.leads else None):
             self.optimizer.zero_grad(set_to_none=True)
-            raise AbandonedError("the step was given up", untouched=untouched)
+            raise AbandonedError("step_abandoned", "the step was given up", untouched=untouched)
 
     def _with_old_logprobs(self, samples: Sequence[Sample], go_on: Callable[[], bool]) -> list[Sample]:
         found = self.logprobs(samples, go_on=go_on)

@@ -66,9 +66,12 @@ class Leases:
             again = {*group_ids} & {group_id for held in self._held.values() for group_id in held.group_ids}
             if again:
                 raise LeaseLostError(
+                    "lease_lost",
                     f"batch {batch_id} holds groups that this trainer already had since its last checkpoint "
                     f"({', '.join(sorted(again))}): their leases expired meanwhile; "
-                    "start the trainer again: it resumes from its last checkpoint"
+                    "start the trainer again: it resumes from its last checkpoint",
+                    batches=[batch_id],
+                    groups=sorted(again),
                 )
             self._held[batch_id] = _Batch(group_ids)
 
@@ -129,8 +132,10 @@ class Leases:
                 really_lost = [batch_id for batch_id in lost if batch_id in self._held]
             if really_lost:
                 self._failure = LeaseLostError(
+                    "lease_lost",
                     f"the leases of batches {', '.join(really_lost)} expired and their groups went back to the queue; "
-                    "start the trainer again: it resumes from its last checkpoint"
+                    "start the trainer again: it resumes from its last checkpoint",
+                    batches=really_lost,
                 )
                 return
 

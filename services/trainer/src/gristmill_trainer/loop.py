@@ -211,8 +211,10 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
         checkpoint(training, version)
     training.leases.give_back(version.step + 1)
     raise StoppedError(
+        "stopped",
         "stopped on request within a step; its groups are ready again, and the next start goes on from the last "
-        "checkpoint"
+        "checkpoint",
+        given_back=version.step + 1,
     ) from abandoned
 
 

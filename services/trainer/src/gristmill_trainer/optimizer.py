@@ -23,7 +23,7 @@ def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Par
     """
     trained = list(parameters)
     if not trained:
-        raise OptimizerError("the model has no parameters to train; see lora_rank")
+        raise OptimizerError("parameters_missing", "the model has no parameters to train; see lora_rank")
     betas = (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "adamw_8bit":
         return _adamw_8bit(settings, betas, trained)
@@ -91,13 +91,17 @@ def _adamw_8bit(
     devices = {parameter.device.type for parameter in trained}
     if devices != {"cuda"}:
         raise OptimizerError(
-            f"adamw_8bit is for CUDA, and the model is on {', '.join(sorted(devices))}; set optimizer to adamw"
+            "needs_cuda",
+            f"adamw_8bit is for CUDA, and the model is on {', '.join(sorted(devices))}; set optimizer to adamw",
+            setting="optimizer",
         )
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise OptimizerError(
-            "adamw_8bit needs the bitsandbytes package; pip install bitsandbytes, or set optimizer to adamw"
+            "package_missing",
+            "adamw_8bit needs the bitsandbytes package; pip install bitsandbytes, or set optimizer to adamw",
+            package="bitsandbytes",
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(
         trained, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay

@@ -19,8 +19,9 @@ def command(gpus: int, arguments: Sequence[str]) -> list[str]:
     """The command for this many GPUs. One needs no torchrun. Raises TrainerError without any."""
     if gpus == 0:
         raise TrainerError(
+            "no_gpu",
             "torch finds no GPU: compare TRAINER_GPU with `nvidia-smi -L`, check the driver and the NVIDIA container "
-            "toolkit; DEVICE=cpu trains without a GPU"
+            "toolkit; DEVICE=cpu trains without a GPU",
         )
     trainer = ["-m", "gristmill_trainer", "--device", "cuda", *arguments]
     if gpus == 1:
@@ -33,7 +34,7 @@ def main() -> NoReturn:
     try:
         started = command(torch.cuda.device_count(), sys.argv[1:])
     except TrainerError as error:
-        sys.exit(f"gristmill-trainer: {error}")
+        sys.exit(f"gristmill-trainer: {error.report()}")
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(started[0], started, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS, **os.environ})

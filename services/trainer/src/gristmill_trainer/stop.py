@@ -95,7 +95,9 @@ class StopRequest:
             if not self.requested:
                 raise
             raise StoppedError(
-                f"stopped on request; the next start goes on from the last checkpoint. {error}"
+                "stopped",
+                f"stopped on request; the next start goes on from the last checkpoint. {error}",
+                problem=error.code,
             ) from error
 
     def should_abandon(self, expected_seconds: float) -> bool:
@@ -104,7 +106,9 @@ class StopRequest:
 
     def raise_if_requested(self) -> None:
         if self.requested:
-            raise StoppedError("stopped on request; start the trainer again to go on from the last checkpoint")
+            raise StoppedError(
+                "stopped", "stopped on request; start the trainer again to go on from the last checkpoint"
+            )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked_at is None:

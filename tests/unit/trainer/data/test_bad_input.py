@@ -214,9 +214,8 @@ def test_a_step_of_nothing_good_has_no_samples_and_no_numbers(caplog: pytest.Log
     assert prepared.samples == []
     assert prepared.statistics.rejected == {Reason.REWARDS: 3}
     assert np.isnan(prepared.statistics.reward_mean)
-    assert [record.message for record in caplog.records] == [
-        "not trained on, rewards: 3, such as g0: rewards are [nan, nan]"
-    ]
+    (record,) = caplog.records
+    assert all(word in record.message for word in (Reason.REWARDS, "3", "g0", "[nan, nan]"))
 
 
 @given(st.permutations(range(6)))

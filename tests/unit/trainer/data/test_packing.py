@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.errors import raises
 
 from gristmill_trainer.data.minibatches import split
 from gristmill_trainer.data.packing import plan
@@ -73,7 +73,7 @@ def test_a_rank_without_samples_has_an_empty_entry() -> None:
 
 
 def test_a_sample_over_the_budget_is_an_error() -> None:
-    with pytest.raises(TrainerError, match="12 tokens fits no micro-batch of token_budget=10"):
+    with raises(TrainerError, "over_token_budget", tokens=12, token_budget=10):
         plan([3, 12], budget=10, batch_size=1, ranks=1)
 
 

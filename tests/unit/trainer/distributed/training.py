@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.torch import save_file
+from tests.support.errors import raises
 
 from gristmill import PolicyVersion
 from gristmill_trainer.build import LearnerPlan, build_crew
@@ -129,6 +129,6 @@ def _step(job: Job, crew: Crew, store: CheckpointStore, step: int) -> dict[str, 
 
 def _give_up(crew: Crew, batch: list[Sample], step: int) -> None:
     answers: Iterator[bool] = iter([True])
-    with pytest.raises(AbandonedError, match="given up") as abandoned:
+    with raises(AbandonedError, "step_abandoned") as abandoned:
         crew.step(batch, step, lambda: next(answers, False))
     assert abandoned.value.untouched

@@ -32,7 +32,7 @@ def main(what: str, folder: Path) -> int:
         else:
             _lose_rank_0(what, jobs[0], world)
     except TrainerError as error:
-        sys.stderr.write(f"ERROR on rank {world.rank}: {error}\n")
+        sys.stderr.write(f"ERROR on rank {world.rank}: [{error.code}] {error.values}\n{error}\n")
         return 1
     finally:
         world.close()
@@ -49,7 +49,7 @@ def _lose_rank_0(how: str, job: Job, world: World) -> None:
         crew.step(samples(1), 1)
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise TrainerError("the model server is gone")
+        raise TrainerError("model_server_unreachable", "the model server is gone", url="http://nowhere")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from gristmill_trainer.fencing import noticing_replacement
 
 NOTICED = [
     ApiError("fenced", 409, "incarnation 1 was replaced"),
-    PublishError("POST /gristmill/publish was answered with 409", permanent=True),
-    PublishError("weights/.1.5.partial cannot be written: its successor cleared it away"),
-    LeaseLostError("its leases expired"),
+    PublishError("model_server_refused", "POST /gristmill/publish was answered with 409", permanent=True),
+    PublishError("write_failed", "weights/.1.5.partial cannot be written: its successor cleared it away"),
+    LeaseLostError("lease_lost", "its leases expired"),
 ]
 
 
@@ -60,13 +60,14 @@ def _ended(error: Exception, answer: str | Exception) -> BaseException:
 def test_a_replaced_trainer_ends_as_fenced(noticed: Exception) -> None:
     ended = _ended(noticed, "another")
     assert isinstance(ended, FencedError)
+    assert (ended.code, ended.values) == ("fenced", {"run": "run", "incarnation": 2})
     assert ended.__cause__ is noticed
 
 
 @pytest.mark.parametrize("noticed", NOTICED)
 @pytest.mark.parametrize(
     "answer",
-    ["me", "", ApiUnreachable("away"), ApiError("run_missing", 404, "it was deleted")],
+    ["me", "", ApiUnreachable("api_unreachable", "away"), ApiError("run_missing", 404, "it was deleted")],
     ids=["opened again", "replaced by a run that nobody took", "away", "deleted"],
 )
 def test_another_error_stays_what_it_is(noticed: Exception, answer: str | Exception) -> None:
@@ -75,5 +76,5 @@ def test_another_error_stays_what_it_is(noticed: Exception, answer: str | Except
 
 
 def test_what_no_successor_causes_is_not_asked_about() -> None:
-    error = TrainerError("steps in a row were not trained on")
+    error = TrainerError("too_many_skipped_steps", "steps in a row were not trained on")
     assert _ended(error, "another") is error

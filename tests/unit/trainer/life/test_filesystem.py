@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-import pytest
 import torch
+from tests.support.errors import raises
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
@@ -44,7 +44,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(PublishError, match=r"1\.1 cannot be written: .*\. Weights of other runs"):
+        with raises(PublishError, "write_failed", path=tmp_path / "1.1"):
             publisher.publish({"w": torch.ones(10_000)}, PolicyVersion(1, 1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

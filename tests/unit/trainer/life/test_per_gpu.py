@@ -26,4 +26,5 @@ def test_entrypoint_without_a_gpu_ends_at_once_with_the_remedy() -> None:
     done = subprocess.run(started, env=environ, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
+    assert "[no_gpu]" in done.stderr
     assert "TRAINER_GPU" in done.stderr

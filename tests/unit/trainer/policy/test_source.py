@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import Manifest
 from gristmill_trainer.errors import ModelError
@@ -31,8 +32,9 @@ def test_pinned_model_may_be_named_with_and_without_its_revision(name: str | Non
 
 @pytest.mark.parametrize("name", ["owner/other", "owner/name@v2"])
 def test_another_model_or_revision_names_the_line_to_change(name: str) -> None:
-    with pytest.raises(ModelError, match=f"MODEL={name}"):
+    with raises(ModelError, "model_mismatch", model_name=name, served="owner/name") as raised:
         find_model(name, MANIFEST, SERVED)
+    assert f"MODEL={name}" in str(raised.value)
 
 
 def test_weights_are_published_as_the_manifest_says_they_are_served() -> None:

@@ -36,20 +36,32 @@ def verify(folder: Path) -> None:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
+            "checkpoint_manifest_missing",
             f"checkpoint {folder} has no {MANIFEST}: it was written before checkpoints were checked, or by something "
-            f"else. {remedy(folder)}"
+            f"else. {remedy(folder)}",
+            path=folder / MANIFEST,
         ) from error
     except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}") from error
+        raise CheckpointError(
+            "checkpoint_unreadable",
+            f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",
+            path=folder / MANIFEST,
+        ) from error
     found = _files(folder)
     for name, written in manifest.files.items():
         there = found.get(name)
         if there is None:
-            raise CheckpointError(f"checkpoint {folder} has lost its {name}. {remedy(folder)}")
+            raise CheckpointError(
+                "checkpoint_file_missing",
+                f"checkpoint {folder} has lost its {name}. {remedy(folder)}",
+                path=folder / name,
+            )
         if there != written:
             raise CheckpointError(
+                "checkpoint_damaged",
                 f"{folder / name} is not as it was written ({there.size} bytes, SHA-256 {there.sha256[:12]}...; "
-                f"written were {written.size}, {written.sha256[:12]}...). {remedy(folder)}"
+                f"written were {written.size}, {written.sha256[:12]}...). {remedy(folder)}",
+                path=folder / name,
             )
 
 

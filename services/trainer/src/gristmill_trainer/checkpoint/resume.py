@@ -50,8 +50,10 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
         newest = store.newest() or store.newest_foreign()
         if newest is not None:
             raise CheckpointError(
+                "checkpoints_exist",
                 f"resume is 'never', but the run has checkpoints, the newest in {newest}; "
-                f"remove {store.folder}, begin a run under another RUN_ID, or resume: --resume auto"
+                f"remove {store.folder}, begin a run under another RUN_ID, or resume: --resume auto",
+                newest=newest,
             )
         return None
     if resume == "auto":
@@ -87,14 +89,20 @@ def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
         else "is of an earlier run of this id, which was deleted or lost with the API's data"
     )
     return CheckpointError(
+        "checkpoint_of_earlier_run",
         f"checkpoint {found} {why}. To continue from its weights: --resume {found}. To begin from the first weights: "
-        f"move {store.folder} away, or choose another run id (RUN_ID)"
+        f"move {store.folder} away, or choose another run id (RUN_ID)",
+        path=found,
     )
 
 
 def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
-    there = ", ".join(str(folder) for folder in sorted(store.folder.glob("step-*"))) or "none"
+    known = sorted(store.folder.glob("step-*"))
     return CheckpointError(
+        "checkpoint_missing",
         f"resume is '{resume}', which is no folder of a checkpoint; "
-        f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: {there}"
+        f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: "
+        f"{', '.join(map(str, known)) or 'none'}",
+        resume=resume,
+        known=known,
     )

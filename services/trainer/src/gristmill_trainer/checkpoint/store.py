@@ -97,8 +97,12 @@ class CheckpointStore:
             elif there is not None and there.version > progress.version:
                 shutil.rmtree(partial)
                 raise FencedError(
+                    "fenced",
                     f"checkpoint {path} is of version {there.version}, and version {progress.version} does not replace "
-                    "it: a newer trainer has taken the run. Leave the run to that one"
+                    "it: a newer trainer has taken the run. Leave the run to that one",
+                    path=path,
+                    found=str(there.version),
+                    version=str(progress.version),
                 )
             else:  # The run went back to an older checkpoint, and has now come as far again.
                 path.rename(replaced)
@@ -118,15 +122,19 @@ class CheckpointStore:
             try:
                 states.append(torch.load(file, weights_only=True, map_location="cpu"))
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-                raise CheckpointError(f"{file} is not readable: {error}. {remedy(checkpoint.path)}") from error
+                raise CheckpointError(
+                    "checkpoint_unreadable", f"{file} is not readable: {error}. {remedy(checkpoint.path)}", path=file
+                ) from error
         if not own:
             states[0].pop("schedule", None)
         try:
             learner.load_state(states[0])
         except (KeyError, ValueError) as error:
             raise CheckpointError(
+                "checkpoint_mismatch",
                 f"{checkpoint.path / OPTIMIZER} is of another model or optimizer: {error}. "
-                "Resume with the settings that it was written with."
+                "Resume with the settings that it was written with.",
+                path=checkpoint.path / OPTIMIZER,
             ) from error
         restore_random_state(states[1])
         _LOG.info("resumed from %s", checkpoint.path)
@@ -152,7 +160,9 @@ def read_progress(path: Path) -> Progress:
     try:
         return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path / STATE} is not readable ({error}). {remedy(path)}") from error
+        raise CheckpointError(
+            "checkpoint_unreadable", f"{path / STATE} is not readable ({error}). {remedy(path)}", path=path / STATE
+        ) from error
 
 
 def _write(folder: Path, learner: Resumable, progress: Progress) -> None:

@@ -57,7 +57,11 @@ def read_overrides(group: TrajectoryGroup) -> Overrides:
     if sequences is None:
         sequences = []
     if not isinstance(sequences, list):
-        raise OverridesError(f"the sequences' overrides are a {type(sequences).__name__}, not a list")
+        raise OverridesError(
+            "wrong_type",
+            f"the sequences' overrides are a {type(sequences).__name__}, not a list",
+            field="the sequences' overrides",
+        )
     asked = [_asks_for_zero(one, f"the overrides of sequence {index}", unknown) for index, one in enumerate(sequences)]
     zeroed |= _of_each(asked, group.size)
     for key in unknown:
@@ -70,7 +74,11 @@ def _of_each(asked: Sequence[bool], size: int) -> Bool:
         return np.array(asked, np.bool_)
     # Atropos takes shorter lists: its environments leave sequences without overrides out.
     if any(asked):
-        raise OverridesError(f"{len(asked)} overrides for {size} sequences: it cannot be told whose they are")
+        raise OverridesError(
+            "length_mismatch",
+            f"{len(asked)} overrides for {size} sequences: it cannot be told whose they are",
+            field="overrides",
+        )
     return np.zeros(size, np.bool_)
 
 
@@ -81,13 +89,13 @@ def _asks_for_zero(overrides: Any, whose: str, unknown: Counter[str]) -> bool:
     unknown.update(mapping.keys() - {_ZERO, _NOT_OURS})
     value = mapping.get(_ZERO)
     if value not in (None, False, True):
-        raise OverridesError(f"{whose}: {_ZERO} is {value!r}, not true or false")
+        raise OverridesError("wrong_type", f"{whose}: {_ZERO} is {value!r}, not true or false", field=whose)
     return bool(value)
 
 
 def _mapping(value: Any, whose: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise OverridesError(f"{whose}: a {type(value).__name__}, not a mapping of names")
+        raise OverridesError("wrong_type", f"{whose}: a {type(value).__name__}, not a mapping of names", field=whose)
     return value
 
 

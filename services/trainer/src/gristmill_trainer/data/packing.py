@@ -29,7 +29,12 @@ def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: 
         micros = [tuple(indices[start : start + batch_size]) for start in range(0, len(lengths), batch_size)]
         return _dealt(micros, lengths, ranks)
     if lengths and max(lengths) > budget:
-        raise TrainerError(f"a sample of {max(lengths)} tokens fits no micro-batch of token_budget={budget}")
+        raise TrainerError(
+            "over_token_budget",
+            f"a sample of {max(lengths)} tokens fits no micro-batch of token_budget={budget}",
+            tokens=max(lengths),
+            token_budget=budget,
+        )
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     tight = _best_fit(longest_first, lengths, budget)
     rounds = -(-len(tight) // ranks)

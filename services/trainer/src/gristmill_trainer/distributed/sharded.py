@@ -32,13 +32,17 @@ def check_shardable(settings: Hyperparameters) -> None:
     """Raises TrainerError for what trains in one process only."""
     if settings.lora_rank:
         raise TrainerError(
+            "one_process_only",
             f"lora_rank is {settings.lora_rank}, and LoRA trains in one process; start it without torchrun, or set "
-            "lora_rank to 0"
+            "lora_rank to 0",
+            setting="lora_rank",
         )
     if settings.optimizer == "adamw_8bit":
         raise TrainerError(
+            "one_process_only",
             "adamw_8bit trains in one process; start it without torchrun, or set optimizer to adamw: its state is "
-            "shared out among the processes"
+            "shared out among the processes",
+            setting="optimizer",
         )
 
 

@@ -90,6 +90,9 @@ def _noticing_losses(world: World) -> Iterator[None]:
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
         raise RankLostError(
+            "rank_lost",
             f"rank {world.rank} of {world.size} lost another process of this training, whose own last lines say why "
-            f"({first_line}). Start all of them again; they go on from the last checkpoint"
+            f"({first_line}). Start all of them again; they go on from the last checkpoint",
+            rank=world.rank,
+            size=world.size,
         ) from error

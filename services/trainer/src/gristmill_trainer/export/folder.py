@@ -28,7 +28,10 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
         loaded: Any = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}"
+            "tokenizer_unreadable",
+            f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}",
+            tokenizer=tokenizer,
+            weights=partial,
         ) from error
     with writing(folder, remedy=f"The weights are in {partial}"):
         _save(loaded, partial)

@@ -34,12 +34,18 @@ class Hub:
         if repository is None:
             return None
         if not _REPOSITORY.fullmatch(repository):
-            raise TrainerError(f"push_to_hub is '{repository}'; a hub repository is written owner/name")
+            raise TrainerError(
+                "repository_name",
+                f"push_to_hub is '{repository}'; a hub repository is written owner/name",
+                repository=repository,
+            )
         token = environ.get("HF_TOKEN") or read_secret(environ, "HF_TOKEN_PATH")
         if not token:
             raise TrainerError(
+                "hub_token_missing",
                 f"push_to_hub is '{repository}', but there is no token with write access: set HF_TOKEN, or in Compose "
-                "HF_WRITE_TOKEN_FILE (docs/security.md), or leave push_to_hub out"
+                "HF_WRITE_TOKEN_FILE (docs/security.md), or leave push_to_hub out",
+                repository=repository,
             )
         return cls(repository, token)
 
@@ -58,7 +64,10 @@ class Hub:
             )
         except (HTTPError, OSError, ValueError) as error:
             raise TrainerError(
+                "push_failed",
                 f"the model could not be pushed to {self.repository}: {error}. It is whole in {folder}; "
-                f"push it by hand: hf upload {self.repository} {folder}"
+                f"push it by hand: hf upload {self.repository} {folder}",
+                repository=self.repository,
+                folder=folder,
             ) from error
         _LOG.info("pushed %s to %s", folder, self.repository)

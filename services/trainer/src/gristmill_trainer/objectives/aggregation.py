@@ -47,8 +47,10 @@ def token_weights(
         case Aggregation.FIXED_LENGTH:
             if max_completion_length is None:
                 raise TrainerError(
+                    "max_completion_length_missing",
                     f"objective {objective!r} divides by the longest completion allowed, and the run names none; "
-                    "set max_completion_length in the trainer's settings"
+                    "set max_completion_length in the trainer's settings",
+                    objective=objective,
                 )
             divisors[:] = len(trained) * max_completion_length
     return np.divide(1.0, divisors, out=np.zeros(len(trained)), where=has_tokens)

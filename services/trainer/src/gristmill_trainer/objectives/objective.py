@@ -122,8 +122,10 @@ class Objective:
     def _kl(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.ref_logprobs is None:
             raise TrainerError(
+                "reference_missing",
                 f"kl_beta is {self.kl_beta}, and the batch brings no log-probabilities of the reference model; "
-                "load one (wants_reference), or set kl_beta to 0"
+                "load one (wants_reference), or set kl_beta to 0",
+                kl_beta=self.kl_beta,
             )
         kl = ESTIMATORS[self.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
         # With its gradient, DeepSeek-AI 2025 (DeepSeek-V3.2): d(rho k3) = -log r d(log pi) on policy, as that of k2.
@@ -132,15 +134,18 @@ class Objective:
     def _distillation(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.teacher_logprobs is None or tokens.student_logprobs is None:
             raise TrainerError(
+                "student_logprobs_missing",
                 "the batch brings a teacher's tokens without the policy's log-probabilities of them; "
-                "compute them, or set distill_coef to 0"
+                "compute them, or set distill_coef to 0",
             )
         return divergence(tokens.teacher_logprobs, tokens.student_logprobs, self.distill_divergence)
 
     def _entropy(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.entropy is None:
             raise TrainerError(
+                "entropy_missing",
                 f"entropy_coef is {self.entropy_coef}, and the batch brings no entropy; "
-                "compute it (wants_entropy_gradient), or set entropy_coef to 0"
+                "compute it (wants_entropy_gradient), or set entropy_coef to 0",
+                entropy_coef=self.entropy_coef,
             )
         return tokens.entropy_weight * tokens.entropy.sum()

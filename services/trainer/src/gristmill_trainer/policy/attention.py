@@ -73,19 +73,27 @@ def packed_attention(
     """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ModelError(
-            f"{type(module).__name__} does not hand on where the packed sequences end; train with --packing false"
+            "packing_unsupported",
+            f"{type(module).__name__} does not hand on where the packed sequences end; train with --packing false",
+            model=type(module).__name__,
         )
     if sliding_window is not None and sliding_window < max_length_q:
         raise ModelError(
+            "sequence_over_window",
             f"sequences of up to {max_length_q} tokens are longer than the model's attention window of "
             f"{sliding_window}, which packed rows do not have; train with --packing false, or with --seq_len up to the "
-            "window"
+            "window",
+            longest=max_length_q,
+            window=sliding_window,
         )
     unknown = [name for name in _UNKNOWN if rest.get(name) is not None]
     if unknown or attention_mask is not None:
         raise ModelError(
+            "packing_unsupported",
             f"{type(module).__name__} asks for {', '.join(unknown) or 'a mask'} in its attention, "
-            "which packed rows do not have; train with --packing false"
+            "which packed rows do not have; train with --packing false",
+            model=type(module).__name__,
+            asks_for=unknown,
         )
     varlen = _fused if _on_card(query) and _heads_fit(query, value) else None
     half = _half(query)

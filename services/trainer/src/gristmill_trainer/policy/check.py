@@ -46,8 +46,11 @@ def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
     if not difference <= _TOLERANCE:
         remedy = "train with --packing false, or take another model" if packing else "take another model"
         raise ModelError(
+            "logprobs_differ",
             f"log-probabilities of '{model.config.name_or_path}' ({type(model).__name__}) computed our way differ by "
-            f"{difference:.2g} from the model's own; {remedy}"
+            f"{difference:.2g} from the model's own; {remedy}",
+            model=model.config.name_or_path,
+            difference=difference,
         )
     return scorer
 

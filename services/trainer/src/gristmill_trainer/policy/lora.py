@@ -44,7 +44,9 @@ def adapter_rank(folder: Path) -> int | None:
     try:
         return int(json.loads(file.read_text())["r"])
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{file} is not readable ({error}); resume from the checkpoint before") from error
+        raise ModelError(
+            "adapter_unreadable", f"{file} is not readable ({error}); resume from the checkpoint before", path=file
+        ) from error
 
 
 def attach(model: Any, lora: Lora) -> None:
@@ -53,7 +55,9 @@ def attach(model: Any, lora: Lora) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ModelError(
-            "lora_rank needs the peft package; pip install 'gristmill-trainer[lora]', or leave lora_rank out"
+            "package_missing",
+            "lora_rank needs the peft package; pip install 'gristmill-trainer[lora]', or leave lora_rank out",
+            package="peft",
         ) from error
     linear = {
         name.rpartition(".")[2]
@@ -61,7 +65,11 @@ def attach(model: Any, lora: Lora) -> None:
         if isinstance(module, torch.nn.Linear)
     }
     if not linear:
-        raise ModelError(f"{type(model).__name__} has no linear layers for LoRA; leave lora_rank out")
+        raise ModelError(
+            "linear_layers_missing",
+            f"{type(model).__name__} has no linear layers for LoRA; leave lora_rank out",
+            model=type(model).__name__,
+        )
     config: Any = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -141,7 +149,16 @@ def load_adapters(model: Any, folder: Path) -> None:
             model, {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}, adapter_name="default"
         )
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise ModelError(f"the adapters in {folder} do not fit the model or are not readable: {error}") from error
+        raise ModelError(
+            "adapter_unreadable",
+            f"the adapters in {folder} do not fit the model or are not readable: {error}",
+            path=folder,
+        ) from error
     lost = [name for name in result.missing_keys if ".lora_" in name] + list(result.unexpected_keys)
     if lost:
-        raise ModelError(f"the adapters in {folder} are of another model: '{lost[0]}' has no counterpart")
+        raise ModelError(
+            "adapter_mismatch",
+            f"the adapters in {folder} are of another model: '{lost[0]}' has no counterpart",
+            path=folder,
+            tensor=lost[0],
+        )

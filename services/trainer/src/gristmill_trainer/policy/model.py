@@ -54,8 +54,9 @@ class Policy:
         wanted = ("cuda" if there else "cpu") if device == "auto" else device
         if wanted == "cuda" and not there:
             raise ModelError(
+                "no_gpu",
                 f"device is cuda, and this PyTorch ({torch.__version__}) sees no CUDA device; install a CUDA build and "
-                "look at nvidia-smi, or set device to auto"
+                "look at nvidia-smi, or set device to auto",
             )
         self.device = torch.device(wanted)
         self.source = source
@@ -67,7 +68,7 @@ class Policy:
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise ModelError(f"cannot load the model '{whole}': {error}") from error
+            raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
         self.model = model.to(self.device).train()
         # Dropout would make the trainer's policy another one than the server's.
         _without_dropout(self.model)
@@ -102,7 +103,11 @@ class Policy:
         """The type that the server computes in."""
         found = getattr(torch, self.source.served_dtype, None)
         if not isinstance(found, torch.dtype):
-            raise ModelError(f"the model server's type '{self.source.served_dtype}' is not a type of torch")
+            raise ModelError(
+                "unknown_dtype",
+                f"the model server's type '{self.source.served_dtype}' is not a type of torch",
+                dtype=self.source.served_dtype,
+            )
         return found
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
@@ -119,8 +124,9 @@ class Policy:
         """Within it, this is the model that its adapters began on: the reference of a KL penalty, for no memory."""
         if self.lora is None:
             raise ModelError(
+                "reference_missing",
                 "kl_beta is above 0, groups bring no log-probabilities of a reference model, and a policy that is "
-                "trained whole has none of its own; give the Learner a reference, or set kl_beta to 0"
+                "trained whole has none of its own; give the Learner a reference, or set kl_beta to 0",
             )
         return without_adapters(self.model)
 
@@ -180,5 +186,9 @@ def _compare_ranks(folder: Path, lora: Lora | None) -> None:
     if saved != asked:
         holds = "a whole model" if saved is None else f"LoRA adapters of rank {saved}"
         raise ModelError(
-            f"the checkpoint {folder} holds {holds}, but lora_rank is {asked or 0}; set lora_rank to {saved or 0}"
+            "lora_rank_mismatch",
+            f"the checkpoint {folder} holds {holds}, but lora_rank is {asked or 0}; set lora_rank to {saved or 0}",
+            folder=folder,
+            saved=saved or 0,
+            lora_rank=asked or 0,
         )

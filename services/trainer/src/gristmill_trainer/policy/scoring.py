@@ -32,7 +32,9 @@ class Scorer(torch.nn.Module):
                 model.set_attn_implementation(PACKED)
             except ValueError as error:
                 raise ModelError(
-                    f"{type(model).__name__} takes no attention but its own ({error}); train with --packing false"
+                    "packing_unsupported",
+                    f"{type(model).__name__} takes no attention but its own ({error}); train with --packing false",
+                    model=type(model).__name__,
                 ) from error
 
     def forward(self, micro: MicroBatch, *, entropy: Entropy = "none") -> Scores:
@@ -42,7 +44,10 @@ class Scorer(torch.nn.Module):
         if (layout.starts is not None) != self.packing:
             has, wants = ("padded", "packed") if self.packing else ("packed", "padded")
             raise ModelError(
-                f"the batch is {has}, but the model was prepared for {wants} rows; set packing in one place"
+                "packing_mismatch",
+                f"the batch is {has}, but the model was prepared for {wants} rows; set packing in one place",
+                batch=has,
+                model=wants,
             )
         extra = packed_arguments(layout) if self.packing else {"attention_mask": layout.attention}
         hidden: torch.Tensor = self.model.get_decoder()(
@@ -63,7 +68,9 @@ class Scorer(torch.nn.Module):
         layers = getattr(self.model.get_decoder(), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):
             raise ModelError(
-                f"{type(self.model).__name__} has no list of decoder layers; train it without compile and without FSDP"
+                "decoder_layers_missing",
+                f"{type(self.model).__name__} has no list of decoder layers; train it without compile and without FSDP",
+                model=type(self.model).__name__,
             )
         return layers
 
@@ -74,7 +81,11 @@ class Scorer(torch.nn.Module):
         try:
             enable({"use_reentrant": False})
         except ValueError as error:
-            raise ModelError(f"{error}; train with --gradient_checkpointing false") from error
+            raise ModelError(
+                "gradient_checkpointing_unsupported",
+                f"{error}; train with --gradient_checkpointing false",
+                model=type(self.model).__name__,
+            ) from error
 
     def compile_layers(self) -> None:
         """Each layer goes through torch.compile at its first call, once for all lengths."""
@@ -90,11 +101,16 @@ def logit_scale(model: Any) -> float:
     config = model.config
     if getattr(config, "final_logit_softcapping", None):
         raise ModelError(
-            f"'{config.name_or_path}' caps its logits, which the chunked head does not; take another model"
+            "logits_capped",
+            f"'{config.name_or_path}' caps its logits, which the chunked head does not; take another model",
+            model=config.name_or_path,
         )
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ModelError(
-            f"the head of '{config.name_or_path}' is no plain matrix, which the chunked head needs; take another model"
+            "head_unsupported",
+            f"the head of '{config.name_or_path}' is not a plain matrix, which the chunked head needs; take another "
+            "model",
+            model=config.name_or_path,
         )
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

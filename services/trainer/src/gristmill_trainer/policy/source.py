@@ -41,8 +41,11 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
     if manifest is not None and manifest.name == served_name:
         if model_name is not None and model_name not in {manifest.name, manifest.requested, manifest.weights_path}:
             raise ModelError(
+                "model_mismatch",
                 f"model_name is '{model_name}', but the model server runs '{served_name}'; "
-                f"set MODEL={model_name} in .env and restart the model server, or leave model_name out"
+                f"set MODEL={model_name} in .env and restart the model server, or leave model_name out",
+                model_name=model_name,
+                served=served_name,
             )
         serve_path = Path(manifest.serve_path)
         return ModelSource(
@@ -55,13 +58,18 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
         )
     if model_name is None:
         raise ModelError(
+            "model_name_missing",
             f"the model server runs '{served_name}' and no manifest of it is here; "
-            "say which weights to train: --model_name NAME_OR_FOLDER"
+            "say which weights to train: --model_name NAME_OR_FOLDER",
+            served=served_name,
         )
     if model_name != served_name and str(served.get("root")) != model_name:
         raise ModelError(
+            "model_mismatch",
             f"model_name is '{model_name}', but the model server runs '{served_name}'; "
-            f"start it with MODEL={model_name} (in .env), or train --model_name {served_name}"
+            f"start it with MODEL={model_name} (in .env), or train --model_name {served_name}",
+            model_name=model_name,
+            served=served_name,
         )
     return ModelSource(model_name, model_name, None, longest)
 
@@ -71,7 +79,10 @@ def check_publishable(lora_rank: int, source: ModelSource) -> None:
     highest = source.lora_rank
     if highest and not 1 <= lora_rank <= highest:
         raise ModelError(
+            "lora_rank_not_served",
             f"the model server takes LoRA adapters of rank 1 to {highest}, and lora_rank is {lora_rank}; set lora_rank "
             f"to {highest} or less in the trainer's settings, or start the model server with "
-            f"LORA_RANK={lora_rank or ''} (in .env)"
+            f"LORA_RANK={lora_rank or ''} (in .env)",
+            lora_rank=lora_rank,
+            highest=highest,
         )

@@ -81,9 +81,13 @@ class FilesystemPublisher:
             name = wrong[0]
             here, there = found.get(name, "missing"), self._expected.get(name, "missing")
             raise PublishError(
+                "shape_mismatch",
                 f"{len(wrong)} tensors do not fit the served model; first: {name} is {here} here and {there} in the "
                 "server. Trainer and model server must run the same MODEL.",
                 permanent=True,
+                tensor=name,
+                here=here,
+                served=there,
             )
 
     def _prune(self) -> None:

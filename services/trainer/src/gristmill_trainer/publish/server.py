@@ -61,7 +61,7 @@ class ModelServer:
                     raise
                 spent = time.monotonic() - started
                 if spent > self.patience:
-                    raise PublishError(f"{error} (tried for {spent:.0f} s)", permanent=True) from error
+                    raise error.given_up(spent) from error
                 if not told:
                     _LOG.info("waiting for the model server at %s", self.url)
                     told = True
@@ -73,8 +73,11 @@ class ModelServer:
             answer = self._http.request(method, path, timeout=timeout, **request)
         except httpx.TransportError as error:
             raise PublishError(
+                "model_server_unreachable",
                 f"the model server at {self.url} did not answer {method} {path} within {timeout:.0f} s: "
-                f"{error or type(error).__name__}; is it running?"
+                f"{error or type(error).__name__}; is it running?",
+                url=self.url,
+                request=f"{method} {path}",
             ) from error
         if answer.is_success:
             return answer
@@ -84,9 +87,13 @@ class ModelServer:
             404: " Start it by `python -m gristmill_model`, which allows updates, or train with --publisher none.",
         }.get(answer.status_code, "")
         raise PublishError(
+            "model_server_refused",
             f"the model server at {self.url} answered {method} {path} with {answer.status_code}: "
             f"{answer.text[:300]}.{hint}",
             permanent=answer.is_client_error,
+            url=self.url,
+            request=f"{method} {path}",
+            status=answer.status_code,
         )
 
     def ask(self, method: str, path: str, name: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> Any:
@@ -108,7 +115,13 @@ class ModelServer:
         body = {"path": str(path), "version": str(version)}
         found = self.ask("POST", "/gristmill/publish", "weight_version", timeout=LOAD_TIMEOUT, json=body)
         if found != str(version):
-            raise PublishError(f"published version {version}, but the model server at {self.url} says {found}")
+            raise PublishError(
+                "other_version_served",
+                f"published version {version}, but the model server at {self.url} says {found}",
+                url=self.url,
+                version=str(version),
+                served=found,
+            )
 
     @contextmanager
     def _understanding(self, method: str, path: str) -> Iterator[None]:
@@ -116,6 +129,9 @@ class ModelServer:
             yield
         except (ValueError, LookupError, TypeError) as error:
             raise PublishError(
+                "not_a_model_server",
                 f"{self.url} answers {method} {path}, but not as a model server does ({error!r}); something else may "
-                "be in its place"
+                "be in its place",
+                url=self.url,
+                request=f"{method} {path}",
             ) from error

@@ -118,8 +118,11 @@ class ModelServers:
             return
         if standing.problem is None and not self._wait_for_all and self._closing() > 0:
             return  # It is loading, in the background: nobody stands still for it.
-        why = standing.problem or f"the model server at {standing.server.url} is still loading"
-        raise PublishError(f"{why} (tried for {spent:.0f} s)", permanent=True)
+        if standing.problem is not None:
+            raise standing.problem.given_up(spent)
+        url = standing.server.url
+        loading = PublishError("model_server_loading", f"the model server at {url} is still loading", url=url)
+        raise loading.given_up(spent)
 
     def _follow(self, standing: _Standing) -> None:
         """Keep one server at the newest version."""
@@ -167,7 +170,13 @@ def _attempt(
     except PublishError as error:
         return error, None
     except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: they would wait for ever.
-        failure = PublishError(f"{server.url} took no weights: {type(error).__name__}: {error}", permanent=True)
+        failure = PublishError(
+            "unexpected_error",
+            f"{server.url} took no weights: {type(error).__name__}: {error}",
+            permanent=True,
+            url=server.url,
+            error=type(error).__name__,
+        )
         failure.__cause__ = error
         return failure, None
     return None, version
