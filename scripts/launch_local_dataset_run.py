@@ -31,7 +31,6 @@ from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.settings import load_yaml, merge, parse
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
-from gristmill_model.errors import ModelError
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
@@ -87,7 +86,7 @@ class Launcher:
 
         Returns the run's id and its number of steps.
 
-        Raises GristmillError or LocalStackError, which name the mistake and the remedy.
+        Raises GristmillError, which names the mistake and the remedy.
         """
         launch = Launch.read(self._env_flags(), {**os.environ, **self.environ}, "make local")
         settings = self._trainer_settings(launch)
@@ -141,7 +140,12 @@ class Launcher:
         lines = [f'  {purpose + ":":<24} make local ARGS="{flags.strip()}"' for purpose, flags in commands]
         if model.is_dir():
             lines += [f"  serve its model:         MODEL={model} {MODEL_PYTHON.relative_to(ROOT)} -m gristmill_model"]
-        return LocalStackError("\n".join([f"run {run_id} is finished after {steps} steps; {here}", *lines]))
+        return LocalStackError(
+            "run_finished",
+            "\n".join([f"run {run_id} is finished after {steps} steps; {here}", *lines]),
+            run=run_id,
+            steps=steps,
+        )
 
     def _command(self, **other: object) -> str:
         """The flags of this start that select the run and its services, with `other` ones in their place."""
@@ -152,13 +156,17 @@ class Launcher:
     def _check_ports(self) -> None:
         if listens(self.options.api_port):
             raise LocalStackError(
+                "port_taken",
                 f"port {self.options.api_port} of the trajectory API is taken: stop the process that listens there "
-                "(another `make local` or `docker compose up`?), or choose another port with --api_port"
+                "(another `make local` or `docker compose up`?), or choose another port with --api_port",
+                port=self.options.api_port,
             )
         if listens(self.options.model_port) and not answers(f"{self.model_url}/v1/models"):
             raise LocalStackError(
+                "port_taken",
                 f"port {self.options.model_port} of the model server is taken by a process that does not answer as "
-                "a model server: stop it, or choose another port with --model_port"
+                "a model server: stop it, or choose another port with --model_port",
+                port=self.options.model_port,
             )
 
     def _check_model(self, launch: Launch) -> None:
@@ -166,11 +174,14 @@ class Launcher:
         wanted = launch.config.server.model_name
         if wanted not in (None, name):
             raise LocalStackError(
+                "model_mismatch",
                 f"{launch.config_path} trains the model {wanted!r}, but the model server would load "
-                f"{name!r}: add --model {wanted}"
+                f"{name!r}: add --model {wanted}",
+                model_name=wanted,
+                served=name,
             )
         if not MODEL_PYTHON.exists():
-            raise LocalStackError(f"no {MODEL_PYTHON}: run `make setup` first")
+            raise LocalStackError("setup_missing", f"no {MODEL_PYTHON}: run `make setup` first", path=MODEL_PYTHON)
 
     # --- Commands -------------------------------------------------------------------------------------------
     def run(self, stack: LocalStack, run_id: str, training_steps: int) -> None:
@@ -333,8 +344,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("stopped everything; start again to continue the run")
         return 130
-    except (GristmillError, LocalStackError, ModelError, RedisMissingError, SecretsError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (GristmillError, RedisMissingError, SecretsError) as error:
+        print(f"error [{error.code}]: {error}", file=sys.stderr)
         return 1
     print(f"run {run_id} is finished; metrics, checkpoints, the final model and logs are in {folder}")
     return 0

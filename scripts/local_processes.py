@@ -19,10 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from gristmill import GristmillError
+
 # A line of our log or of vLLM's with its level, one of our command lines' errors, or the last line of a traceback.
 _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
-    r"|^(?:error|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
+    r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
 )
 # Lines of vLLM that look like damage and report none. At every reload vLLM warns that no checkpoint holds the rotary
 # embedding's tables, which are computed. At its end Triton's extension lists all of its objects as leaked.
@@ -33,7 +35,7 @@ _HARMLESS = re.compile(
 _SERVERS = frozenset({"redis", "api", "model"})
 
 
-class LocalStackError(Exception):
+class LocalStackError(GristmillError):
     """A service of the stack did not start, or ended too early."""
 
 
@@ -59,15 +61,32 @@ class Service:
         """The error of a service that ended too early: it repeats the service's last error and names its log."""
         code = self.process.wait()
         self.reader.join(timeout=5)
-        return LocalStackError(f"{self.name} ended with exit code {code}: {self._last_words()}")
+        text, place = self._last_words()
+        return LocalStackError(
+            "service_ended",
+            f"{self.name} ended with exit code {code}: {text}{place}",
+            service=self.name,
+            exit_code=code,
+            last_error=text,
+            log=self.log,
+        )
 
     def late(self, seconds: float) -> LocalStackError:
         """The error of a service that runs and is not ready."""
-        return LocalStackError(f"{self.name} was not ready after {seconds:.0f} s: {self._last_words()}")
+        text, place = self._last_words()
+        return LocalStackError(
+            "service_not_ready",
+            f"{self.name} was not ready after {seconds:.0f} s: {text}{place}",
+            service=self.name,
+            seconds=seconds,
+            last_error=text,
+            log=self.log,
+        )
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> tuple[str, str]:
+        """The last error, or else the last line of the output, and where the rest of the output is."""
         text = self.last_error or self.last_line or "it printed nothing"
-        return f"{text} (log: {self.log})" if self.log else text
+        return text, f" (log: {self.log})" if self.log else ""
 
     def stop(self, grace: float) -> None:
         """SIGTERM to the process, SIGKILL to its whole group after `grace` seconds."""

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class RedisMissingError(Exception):
-    """No redis-server on this machine."""
+    """No redis-server on this machine. Not a GristmillError: this script also runs without our packages."""
+
+    code = "redis_missing"
 
 
 def redis_server() -> Path:
@@ -52,7 +54,7 @@ def main() -> None:
     try:
         command = redis_command(port, folder)
     except RedisMissingError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error [{error.code}]: {error}")
     os.execv(command[0], command)
 
 

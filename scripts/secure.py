@@ -41,7 +41,13 @@ OUTSIDE = {
 
 
 class SecretsError(Exception):
-    """.secrets/ is there but not whole."""
+    """.secrets/ is there but not whole. Not a GristmillError: this script also runs without our packages."""
+
+    code = "secrets_missing"
+
+    def __init__(self, message: str, missing: list[str]) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class Secrets:
         if missing:
             raise SecretsError(
                 f"{found.folder} lacks {', '.join(missing)}: `make secure` writes what is missing, "
-                "`make secure ARGS=--off` removes the rest."
+                "`make secure ARGS=--off` removes the rest.",
+                missing,
             )
         return found
 

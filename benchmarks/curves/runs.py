@@ -96,9 +96,15 @@ def _wait(*services: Service) -> None:
     while any(service.exit_code is None for service in services):
         for service in services:
             if service.exit_code:
-                raise LocalStackError(f"{service.name} ended with exit code {service.exit_code}")
+                raise LocalStackError(
+                    "service_ended",
+                    f"{service.name} ended with exit code {service.exit_code}",
+                    service=service.name,
+                    exit_code=service.exit_code,
+                )
             if service.exit_code == 0 and deadline is None:
                 deadline = time.monotonic() + _LAST_SECONDS
         if deadline is not None and time.monotonic() > deadline:
-            raise LocalStackError(f"one of {', '.join(service.name for service in services)} did not end")
+            names = [service.name for service in services]
+            raise LocalStackError("service_not_ended", f"one of {', '.join(names)} did not end", services=names)
         time.sleep(0.1)

@@ -20,5 +20,5 @@ def test_close_ends_the_run_and_frees_the_stack(tmp_path: Path) -> None:
             stack.compose(*CLOSE, "abandoned")
             assert api.get_run("abandoned").state == "finished"
             assert api.create_run("next", {}, 2).state == "open"
-        with pytest.raises(AssertionError, match=r"exit 1\n(?s:.*)no-such-run"):
+        with pytest.raises(AssertionError, match=r"exit 1\n(?s:.*)\[run_missing\](?s:.*)no-such-run"):
             stack.compose(*CLOSE, "no-such-run")

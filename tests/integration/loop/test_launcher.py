@@ -142,6 +142,7 @@ def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, 
     weights = model.read_bytes()
     code, output = launches("--training_steps", "2")
     assert code == 1
+    assert "error [run_finished]: " in output
     assert "--fresh" in output
     code, output = launches("--training_steps", "4")
     assert (code, launches.steps("quickstart")) == (0, [1, 2, 3, 4]), output
@@ -155,6 +156,7 @@ def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, 
     shutil.rmtree(model.parent)  # The files do not show any more that the run is finished; the store does.
     code, output = launches("--training_steps", "2")
     assert code == 1
+    assert "error [run_finished]: " in output
     assert "--fresh" in output
     assert "env     |" not in output
 
@@ -173,12 +175,14 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
 
     code, output = attempt(learnig_rate=1e-4)
     assert code == 1
+    assert "error [unknown_key]: " in output
     assert "learning_rate" in output
     assert not (tmp_path / "state" / "redis").exists(), "refused before a service starts"
     # No check without the trainer's machine can find this one.
     code, output = attempt(optimizer="adamw_8bit")
     assert code == 1
-    assert "set optimizer to adamw" in output.splitlines()[-1]
+    assert "error [service_ended]: trainer " in output.splitlines()[-1]
+    assert "[needs_cuda] " in output.splitlines()[-1]
     assert not (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
     code, output = attempt()
     assert (code, launches.steps("mine")) == (0, [1, 2]), output
@@ -215,7 +219,9 @@ def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert f"model ended with exit code 1: {model} has no *.safetensors" in last
+    assert last.startswith("error [service_ended]: model ")
+    assert "[model_weights_missing] " in last
+    assert str(model) in last
     log = tmp_path / "runs" / "quickstart" / "logs" / "model.log"
     assert str(log) in last
-    assert f"{model} has no *.safetensors" in log.read_text()
+    assert "[model_weights_missing] " in log.read_text()

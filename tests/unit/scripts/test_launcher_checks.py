@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.errors import raises
 
 from launch_local_dataset_run import served_name, watch
 from local_processes import LocalStack, LocalStackError
@@ -27,6 +29,11 @@ CONFIG = {
 }  # fmt: skip
 
 Launch = Callable[..., str]
+
+
+def dataset(**changes: object) -> dict[str, object]:
+    """Settings that replace those of `CONFIG`: its data set with `changes`."""
+    return {"dataset": {**CONFIG["dataset"], **changes}}  # type: ignore[dict-item]
 
 
 @pytest.fixture
@@ -55,26 +62,32 @@ def refusal(tmp_path: Path) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "code", "named"),
     [
-        ({"trainer": {"learnig_rate": 1e-6}}, "learning_rate"),
-        ({"trainer": {"batch_size": 10, "gradient_accumulation_steps": 2}}, "20 sequences per step"),
-        ({"trainer": {"batch_size": 10}}, "10 sequences per step"),
-        ({"trainer": {"on_step": "mine.py:f"}}, "on_step"),
-        ({"gruop_size": 8}, "group_size"),
-        ({"dataset": {**CONFIG["dataset"], "reward_functions": ["acuracy"]}}, "accuracy"),  # type: ignore[dict-item]
-        ({"dataset": {**CONFIG["dataset"], "dataset_path": "gone.jsonl"}}, "gone.jsonl"),  # type: ignore[dict-item]
-        ({"dataset": {**CONFIG["dataset"], "prompt_field": "questoin"}}, "question"),  # type: ignore[dict-item]
-        ({"server_configs": [{"model_name": "smollm2"}]}, "--model smollm2"),
+        ({"trainer": {"learnig_rate": 1e-6}}, "unknown_key", "learning_rate"),
+        ({"trainer": {"batch_size": 10, "gradient_accumulation_steps": 2}}, "partial_groups", "20"),
+        ({"trainer": {"batch_size": 10}}, "partial_groups", "10"),
+        ({"trainer": {"on_step": "mine.py:f"}}, "trainer_only_key", "on_step"),
+        ({"gruop_size": 8}, "unknown_key", "group_size"),
+        (dataset(reward_functions=["acuracy"]), r"\w+", "accuracy"),
+        (dataset(dataset_path="gone.jsonl"), "dataset_missing", "gone.jsonl"),
+        (dataset(prompt_field="questoin"), "field_missing", "question"),
+        ({"server_configs": [{"model_name": "smollm2"}]}, "model_mismatch", "--model smollm2"),
     ],
 )
-def test_launcher_refuses_a_run_that_cannot_work(refusal: Launch, changes: dict[str, object], named: str) -> None:
-    assert named in refusal(**changes)
+def test_launcher_refuses_a_run_that_cannot_work(
+    refusal: Launch, changes: dict[str, object], code: str, named: str
+) -> None:
+    error = refusal(**changes)
+    assert re.search(rf"^error \[{code}\]: ", error, re.MULTILINE), error
+    assert named in error
 
 
 @pytest.mark.parametrize("model", ["tinny", "gone/for/good", "./gone", str(ROOT)])
 def test_launcher_refuses_a_model_that_does_not_exist(refusal: Launch, model: str) -> None:
-    assert f"MODEL={model}" in refusal(f"--model={model}").replace("'", "")
+    error = refusal(f"--model={model}").replace("'", "")
+    assert f"error [{'model_config_missing' if model == str(ROOT) else 'model_missing'}]: " in error
+    assert f"MODEL={model}" in error
 
 
 def test_revision_of_a_model_is_no_part_of_its_name() -> None:
@@ -87,7 +100,8 @@ def test_launcher_refuses_a_taken_port(refusal: Launch, port: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         error = refusal(f"--{port}={number}")
-    assert f"port {number}" in error
+    assert "error [port_taken]: " in error
+    assert str(number) in error
     assert f"--{port}" in error
 
 
@@ -96,7 +110,8 @@ def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch,
     (folder / "model").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)))
     error = refusal()
-    assert "after 4 steps" in error
+    assert "error [run_finished]: " in error
+    assert "4 steps" in error
     same = f"--config {tmp_path / 'mine.yaml'}"
     assert error.count(f'ARGS="{same} ') == 3, "a command without the config would train another run"
     assert error.count(f"--runs_dir {tmp_path / 'runs'}") == 3
@@ -104,9 +119,10 @@ def test_launcher_refuses_a_finished_run_with_the_next_commands(refusal: Launch,
     (tmp_path / "runs" / "mine").rename(tmp_path / "runs" / "other")
     assert refusal("--run_id=other").count("--run_id other --") == 2
     (tmp_path / "runs" / "other").rename(tmp_path / "runs" / "mine")
-    assert "after 4 steps" in refusal("--training_steps=3")
-    assert "is finished" not in refusal("--training_steps=8", server_configs=[{"model_name": "smollm2"}])
-    assert "is finished" not in refusal("--fresh", server_configs=[{"model_name": "smollm2"}])
+    assert "error [run_finished]: " in refusal("--training_steps=3")
+    another = {"server_configs": [{"model_name": "smollm2"}]}
+    assert "error [model_mismatch]: " in refusal("--training_steps=8", **another)
+    assert "error [model_mismatch]: " in refusal("--fresh", **another)
 
 
 def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> None:
@@ -117,7 +133,8 @@ def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> Non
     shown: list[str] = []
     with LocalStack(lambda name, text: shown.append(text), logs=tmp_path / "logs") as stack:
         service = stack.start("mine", [sys.executable, "-c", code])
-        with pytest.raises(LocalStackError, match=r"code 3: the disk is full \(log: .*mine\.log\)"):
+        values = {"exit_code": 3, "last_error": "the disk is full", "log": tmp_path / "logs" / "mine.log"}
+        with raises(LocalStackError, "service_ended", service="mine", **values):
             stack.wait_until(service, lambda: False, timeout=30)
     log = (tmp_path / "logs" / "mine.log").read_text().splitlines()
     assert log[0].startswith("--- started ")
@@ -128,7 +145,7 @@ def test_failure_repeats_the_last_error_and_names_the_log(tmp_path: Path) -> Non
 def test_failure_without_an_error_line_repeats_the_last_line() -> None:
     with LocalStack(lambda name, text: None) as stack:
         service = stack.start("mine", [sys.executable, "-c", "import sys; sys.exit('no such thing')"])
-        with pytest.raises(LocalStackError, match="mine ended with exit code 1: no such thing"):
+        with raises(LocalStackError, "service_ended", service="mine", exit_code=1, last_error="no such thing"):
             stack.wait_until(service, lambda: False, timeout=30)
 
 
@@ -136,7 +153,7 @@ def test_server_that_ends_after_its_start_ends_the_run_with_its_error() -> None:
     with LocalStack(lambda name, text: None) as stack:
         stack.start("model", [sys.executable, "-c", "import sys; sys.exit('no memory')"])
         env, trainer = (stack.start(name, ["sleep", "60"]) for name in ("env", "trainer"))
-        with pytest.raises(LocalStackError, match="model ended with exit code 1: no memory"):
+        with raises(LocalStackError, "service_ended", service="model", exit_code=1, last_error="no memory"):
             watch(stack, env, trainer)
 
 
@@ -144,7 +161,8 @@ def test_service_that_is_not_ready_in_time_is_named_with_its_last_line_and_log(t
     with LocalStack(lambda name, text: None, logs=tmp_path) as stack:
         service = stack.start("mine", [sys.executable, "-c", "print('loading'); import time; time.sleep(60)"])
         stack.wait_until(service, lambda: bool(service.last_line), timeout=30)
-        with pytest.raises(LocalStackError, match=r"mine was not ready after 0 s: loading \(log: .*mine\.log\)"):
+        values = {"last_error": "loading", "log": tmp_path / "mine.log"}
+        with raises(LocalStackError, "service_not_ready", service="mine", **values):
             stack.wait_until(service, lambda: False, timeout=0)
 
 
