@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configuration.md and docs/from-atropos.md from what the services read.
+"""Writes the tables of docs/configuration.md, docs/from-atropos.md and docs/operations.md from their sources.
+
+The sources are the models that check settings, the tables of Atropos' keys, and .env.example.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -31,8 +33,9 @@ from gristmill_env.atropos.rewards import OPTIONS, REWARDS
 from gristmill_env.settings import EnvConfig
 from gristmill_trainer.settings import TrainerSettings
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-FILES = ("configuration.md", "from-atropos.md")
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+FILES = ("configuration.md", "from-atropos.md", "operations.md")
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -40,7 +43,7 @@ _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?
 
 def main() -> int:
     """Write the tables, or check them. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="The tables of docs/configuration.md and docs/from-atropos.md.")
+    parser = argparse.ArgumentParser(description="Write the generated tables of docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a table is not current")
     check = parser.parse_args().check
     stale = stale_files()
@@ -171,7 +174,7 @@ def _atropos_keys() -> str:
 def _atropos_row(key: Key) -> list[str]:
     verdict = str(key.verdict)
     if key.quiet and key.verdict is not Verdict.HONOURED:
-        verdict += " (but for " + ", ".join(dict.fromkeys(f"`{_yaml(value)}`" for value in key.quiet)) + ")"
+        verdict += " (except for " + ", ".join(dict.fromkeys(f"`{_yaml(value)}`" for value in key.quiet)) + ")"
     default = "" if key.default is None else f"`{_yaml(key.default)}`"
     return [f"`{key.name}`", f"`{key.here}`" if key.here else "", verdict, default, key.text]
 
@@ -185,9 +188,27 @@ def _atropos_rewards() -> str:
     options = [[f"`{option.reward}`", f"`{option.name}`", option.text] for option in OPTIONS]
     return (
         _table(["reward", "here", "remarks"], names)
-        + "\nOptions go to the reward as they are, but for these, which have no effect, with a warning:\n\n"
+        + "\nOptions are passed to the reward unchanged, except for these, which have no effect, with a warning:\n\n"
         + _table(["reward", "option", "because"], options)
     )
+
+
+def _variables() -> str:
+    """One table per section of .env.example. A variable's comment is its meaning."""
+    sections: list[tuple[str, list[list[str]]]] = []
+    comment: list[str] = []
+    for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines():
+        if title := re.match(r"# --- (.*?) -+$", line):
+            sections.append((title[1], []))
+            comment = []
+        elif variable := re.match(r"(?:# )?([A-Z][A-Z0-9_]*)=(.*)$", line):
+            name, default = variable[1], variable[2]
+            shown = "" if line.startswith("#") or not default else f"`{default}`"
+            sections[-1][1].append([f"`{name}`", shown, " ".join(comment)])
+            comment = []
+        elif line.startswith("# "):
+            comment.append(line.removeprefix("# "))
+    return "\n".join(f"**{title}**\n\n" + _table(["variable", "default", "meaning"], rows) for title, rows in sections)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -209,6 +230,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hyperparameters": lambda: _settings(Hyperparameters, "gristmill_trainer"),
     "trainer": lambda: _settings(TrainerSettings, "gristmill_trainer", TRAINER_ONLY),
     "api": _api_limits,
+    "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
 }

@@ -359,7 +359,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model_name", help="weights to train if the model server was not started here")
     parser.add_argument("--run_id", help="name of the run (default: the config's)")
     parser.add_argument("--training_steps", type=int, help="optimizer steps (default: the config's); more extend a run")
-    parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/trainer.md")
+    parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/operations.md")
     parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
     parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")

@@ -39,7 +39,7 @@ class Objective:
 
         sum_i a_i (w_i l_i + kl_beta KL_i + distill_coef D_i) - entropy_coef e sum_i H_i
 
-    l: the surrogate. docs/trainer.md has the formulas and their sources.
+    l: the surrogate. docs/objectives.md has the formulas and their sources.
     """
 
     level: Level
