@@ -17,8 +17,8 @@
     envs         /register-env, /disconnect-env, /status-env
     data         /scored_data, /scored_data_list, /latest_example
 
-All state is in Redis, so clients notice neither a restart of the API nor one of Redis. docs/from-atropos-api.md tells
-what is the same and what is mended.
+All state is in Redis, so clients notice neither a restart of the API nor one of Redis. docs/from-atropos.md lists
+what is equal and what is fixed.
 """
 
 from fastapi import APIRouter
