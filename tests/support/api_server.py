@@ -1,4 +1,4 @@
-"""The real API in a process of its own, started as the README says."""
+"""The real API in a process of its own, started as docs/quickstart.md says."""
 
 from __future__ import annotations
 

@@ -441,7 +441,12 @@ def test_idle_connection_stays_open_for_longer_than_clients_use_it(shared_api: A
 
 @pytest.mark.parametrize(
     "file",
-    ["README.md", "services/api/Dockerfile", "scripts/launch_local_dataset_run.py", "tests/support/api_server.py"],
+    [
+        "docs/quickstart.md",
+        "services/api/Dockerfile",
+        "scripts/launch_local_dataset_run.py",
+        "tests/support/api_server.py",
+    ],
 )
 def test_every_start_of_the_api_keeps_idle_connections_for_as_long(file: str) -> None:
     text = (Path(__file__).parents[3] / file).read_text()

@@ -1,4 +1,4 @@
-"""The README's terminals as printed, with a small model and data set in place of the large ones, and free ports."""
+"""The terminals of docs/quickstart.md as printed, with a small model, a small data set and free ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from local_processes import LocalStack, answers
 
 def _blocks() -> list[str]:
     """The shell blocks of the section, without the indentation of its list."""
-    section = (ROOT / "README.md").read_text().split("## Step by step")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "quickstart.md").read_text().split("## Step by step")[1].split("\n## ")[0]
     return [re.sub("^   ", "", block, flags=re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
 
 

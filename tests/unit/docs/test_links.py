@@ -1,0 +1,61 @@
+"""Links of README.md and docs/ lead to files and headings that exist."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(text: str) -> str:
+    """The page without its fenced and inline code, in which brackets are no links."""
+    return re.sub(r"`[^`\n]*`", "`x`", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(text: str) -> set[str]:
+    """Ids that GitHub gives to the headings of a page."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    """Relative links of the page whose file or heading does not exist."""
+    wrong = []
+    for link in LINK.findall(prose(page.read_text())):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_links_lead_to_files_and_headings(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_index_links_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text())}
+    assert {page.name for page in PAGES[1:]} - linked - {"README.md"} == set()
+
+
+def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Two words: `a_b`\n")
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n[a](other.md#two-words-a_b) [b](other.md#none) [c](gone.md) [d](#page) [e](https://x.y)\n")
+    assert broken(page) == ["other.md#none", "gone.md"]
