@@ -20,24 +20,24 @@ class DatasetConfig(Settings):
 
     dataset_name: str | None = None
     """Data set on the Hugging Face hub (or in its offline cache), e.g. openai/gsm8k. A path works too. verifiers:ID is
-    the data of an environment written for the library verifiers (an extra), its split train or eval."""
+    the data of an environment for the library verifiers (an extra), with split train or eval."""
 
     dataset_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}. Those that name a
-    secret (api_key) are not recorded."""
+    """Arguments for load_environment of a verifiers environment, e.g. {num_train_examples: 500}. Secrets (api_key) are
+    not recorded."""
 
     dataset_config: str | None = None
     """Configuration of a hub data set, e.g. main."""
 
     dataset_revision: str | None = None
-    """Commit, tag or branch of a hub data set. A commit pins the rows: without it they may change from run to run."""
+    """Commit, tag or branch of a hub data set. A commit pins the rows; without it they may change between runs."""
 
     dataset_path: str | None = None
     """Local data instead: a .jsonl, .json, .csv or .parquet file, or a folder made by save_to_disk. Relative to the
     configuration file, then to the working directory."""
 
     split: str = "train"
-    """Split, with slices: train, train[:100], test[10%:20%]. Of a single local file all names mean the file."""
+    """Split, with slices: train, train[:100], test[10%:20%]. For a single local file every name means the file."""
 
     prompt_field: str = "prompt"
     """Column that holds the user's message, or a list of messages with role and content. A path reaches into columns:
@@ -51,29 +51,29 @@ class DatasetConfig(Settings):
     works."""
 
     ground_truth_field: str | None = None
-    """Column with the canonical answer. Where it is set, rewards compare with it and not with answer_field."""
+    """Column with the canonical answer. If set, rewards compare with it and not with answer_field."""
 
     system_prompt: str | None = None
-    """System message before every prompt. A row that brings its own keeps that."""
+    """System message before every prompt. A row that contains its own system message keeps it."""
 
     prefill: str | None = None
     """Beginning of the model's answer, written into the prompt: "<think>\n". It is not trained on; rewards see it. Chat
     templates that open <think> themselves need none."""
 
     shuffle_dataset: bool = True
-    """Take the rows in a random order, another one each epoch, fixed by `seed`."""
+    """Take the rows in a random order that changes with each epoch and is fixed by `seed`."""
 
     seed: int = Field(default=42, ge=0)
     """Seed of the shuffle. Replicas and restarts with the same seed agree on the order."""
 
     max_tokens: int = Field(default=256, ge=1)
-    """Most tokens of a completion; of several turns, each. serve and check warn if it is above max_token_length."""
+    """Most tokens of a completion, and of each turn. serve and check warn if it is above max_token_length."""
 
     min_tokens: int = Field(default=0, ge=0)
-    """Where the warm-up of max_tokens begins. It forbids no short answer."""
+    """Start of the warm-up of max_tokens. Short answers stay possible."""
 
     length_warmup_steps: int = Field(default=0, ge=0)
-    """Training steps over which the most tokens of a completion rise in a line from min_tokens to max_tokens."""
+    """Training steps over which the limit of a completion rises linearly from min_tokens to max_tokens."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature. The trainer divides its logits by the same number."""
@@ -82,14 +82,14 @@ class DatasetConfig(Settings):
     """Nucleus sampling. Anything but 1 biases the trainer's importance ratio; serve and check warn."""
 
     stop: list[str] = Field(default_factory=list)
-    """Texts that end a completion, beside the model's own end. They stay in the completion: they were sampled, and
-    are trained."""
+    """Texts that end a completion, in addition to the model's own end token. They stay in the completion, and are
+    trained on."""
 
     stop_token_ids: list[int] = Field(default_factory=list)
-    """Tokens that end a completion. They stay in it, too."""
+    """Tokens that end a completion. They stay in it."""
 
     eval_dataset_name: str | None = None
-    """Data set to evaluate on, from the hub or a path. Unset, as the next two: the run's own, in `eval_split`."""
+    """Data set to evaluate on, from the hub or a path. Default: the run's own data set, with `eval_split`."""
 
     eval_dataset_config: str | None = None
     """Configuration of eval_dataset_name."""
@@ -98,20 +98,20 @@ class DatasetConfig(Settings):
     """Commit, tag or branch of eval_dataset_name."""
 
     eval_dataset_path: str | None = None
-    """Local data to evaluate on, as dataset_path."""
+    """Local data to evaluate on, like dataset_path."""
 
     eval_split: str | None = None
-    """Split to evaluate on. Unset: `split`."""
+    """Split to evaluate on. Default: `split`."""
 
     eval_limit: int | None = Field(default=None, ge=1)
-    """Most prompts of an evaluation, the data set's first. Unset: 100 in serve, all in `evaluate`."""
+    """Most prompts of an evaluation, from the first row. Default: 100 in serve, all in `evaluate`."""
 
     eval_samples: int = Field(default=1, ge=1)
-    """Completions a prompt in an evaluation."""
+    """Completions per prompt in an evaluation."""
 
     eval_temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature of an evaluation; 0 is greedy. Unset: greedy for one completion a prompt, `temperature` for
-    several."""
+    """Sampling temperature of an evaluation; 0 is greedy. Default: greedy for one completion per prompt, `temperature`
+    for several."""
 
     reward_functions: list[str | RewardSpec] = Field(default_factory=list)
     """Rewards: names, or {type, weight, params}. A bare name has weight 1."""

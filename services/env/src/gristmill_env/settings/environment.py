@@ -11,16 +11,16 @@ from gristmill_env.settings.rewards import without_secrets
 
 
 class EnvironmentSpec(Settings):
-    """Which environment a run's rows are acted out in. A bare name stands for {type: name}."""
+    """The environment that defines the task. A bare name means {type: name}."""
 
     type: str = "dataset"
-    """Registered name, or a class of your own: path/to/file.py:Class, package.module:Class."""
+    """Registered name, or your own class: path/to/file.py:Class, package.module:Class."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment, e.g. {tries: 3}. Those that name a secret (api_key) are not recorded."""
+    """Options of the environment, e.g. {tries: 3}. Secrets (api_key) are not recorded."""
 
     step_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one call of a method (reset, step, close) may take; then the attempt's group is dropped."""
+    """Seconds that one call of a method (reset, step, close) may take. Then the group is dropped."""
 
     @model_validator(mode="before")
     @classmethod

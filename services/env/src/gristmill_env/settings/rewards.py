@@ -18,7 +18,7 @@ class RewardSpec(Settings):
     function: trl:package.module:function. verifiers is the rubric of the environment in dataset_name: verifiers:ID."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """What it is called in scores and metrics; unset, its own name. Tells two uses of one reward apart."""
+    """Name in scores and metrics. Default: its own name. Distinguishes two uses of one reward."""
 
     weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor in the total. 0 keeps the reward as a metric only."""
@@ -27,8 +27,8 @@ class RewardSpec(Settings):
     """Options of the reward, e.g. {target_tokens: 64}."""
 
     process: bool = False
-    """Call it in reward_processes processes of its own, each of which is killed when a call overruns, even one that is
-    stuck in C code. Each imports the reward again; what the reward keeps in memory is not shared."""
+    """Call the reward in reward_processes separate processes. A process is killed if a call overruns, even in C code.
+    Each process imports the reward again, and processes share no memory."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_unset(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

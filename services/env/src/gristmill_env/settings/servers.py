@@ -25,10 +25,10 @@ class ServerConfig(Settings):
     """A model server. With several, all must serve the same model; requests go where the fewest tokens are due."""
 
     model_name: str | None = None
-    """Model that must be served there. Unset: whatever is."""
+    """Model that must be served there. Default: the served model."""
 
     base_url: Url = MODEL_URL
-    """Its address, with or without /v1. GRISTMILL_MODEL_URL stands above that of a single server in a YAML."""
+    """Its address, with or without /v1. GRISTMILL_MODEL_URL overrides the address of a single server in the YAML."""
 
     api_key: SecretStr | None = None
     """Sent as a bearer token; write ${VAR} to keep it out of the file. Never recorded."""
@@ -38,21 +38,21 @@ class ServerConfig(Settings):
     any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
 
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds that one request may take, all its completions included. Then its row is dropped as `timeout`; a server
-    that answers nothing at all any more is benched instead."""
+    """Seconds that one request may take, with all its completions. Then its row is dropped as `timeout`. A server that
+    answers no request at all gets no requests for a pause instead."""
 
     weight: float = Field(default=1.0, gt=0)
-    """Share of the load among several servers: one of weight 2 has twice the tokens in the works of one of weight 1."""
+    """Share of the load among several servers: a server of weight 2 gets twice the tokens of a server of weight 1."""
 
     num_max_requests_at_once: int = Field(default=512, ge=1)
     """Requests in flight at this server. One request asks for a whole group, unless n_kwarg_is_ignored."""
 
     num_requests_for_eval: int = Field(default=64, ge=1)
-    """How many of them may be of an evaluation."""
+    """Requests of an evaluation among these."""
 
     n_kwarg_is_ignored: bool = False
-    """The server gives one completion whatever `n` says, so each is asked for by itself. A text server that does so is
-    found out without this; one that refuses n is not."""
+    """Request each completion separately, because the server ignores `n`. A text server that ignores `n` is detected
+    without this; a server that rejects `n` is not."""
 
     @property
     def root_url(self) -> str:
