@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward, registry, reward, reward_names
@@ -80,8 +81,12 @@ async def test_a_failing_part_costs_the_sample_unless_it_is_a_metric() -> None:
     first, second = await score(combined("up", "down"), broken, "up 1 down 1")
     assert (first.total, second.total) == (None, 2.0)
     assert first.parts == {"combined": None, "combined/up": None, "combined/down": 2.0}
-    assert first.error is not None
-    assert first.error.startswith("combined/up: ValueError: could not convert")
+    assert first.failed["combined"] == first.failed["combined/up"]
+    assert (first.failed["combined"].code, first.failed["combined"].values) == (
+        "reward_raised",
+        {"error": "ValueError"},
+    )
+    assert first.error == str(first.failed["combined/up"])
     [metric] = await score(combined({"type": "up", "weight": 0.0}, "down"), broken)
     assert (metric.total, metric.error) == (2.0, None)
     assert list(metric.failed) == ["combined/up"]
@@ -120,29 +125,31 @@ async def test_cascading_r1() -> None:
 
 
 async def test_a_composed_reward_asks_for_what_its_parts_ask_for() -> None:
-    with pytest.raises(RewardError, match=r"'accuracy' compares with the row's answer; set dataset\.answer_field"):
+    with raises(RewardError, "no_answer_field", reward="accuracy"):
         Scorer([WeightedReward(create_reward("r1"), 1.0)], has_answer=False)
 
 
 @pytest.mark.parametrize(
-    ("specification", "told"),
+    ("specification", "code", "values"),
     [
-        (combined(), r"parameter 'rewards' of reward 'combined': List should have at least 1 item"),
-        (combined("up", "up"), r"'combined' has two parts 'up'; give each a name of its own"),
-        (combined("dow"), r"no reward 'dow'.*Did you mean 'down'\?"),
+        (combined(), "parameter_invalid", {"reward": "combined", "parameter": "rewards", "problem": "too_short"}),
+        (combined("up", "up"), "duplicate_name", {"reward": "combined", "names": ["up"]}),
+        (combined("dow"), "unknown_reward", {"reward": "dow"}),
         (
             combined("up", normalization="max"),
-            r"parameter 'normalization' of reward 'combined': Input should be 'none'",
+            "parameter_invalid",
+            {"reward": "combined", "parameter": "normalization", "problem": "literal_error"},
         ),
-        (combined({"type": "up", "weight": 0}), r"all of its rewards have weight 0"),
+        (combined({"type": "up", "weight": 0}), "all_weights_zero", {"reward": "combined"}),
+        (combined({"type": "up", "weight": -1}, normalization="sum"), "negative_weight", {"reward": "combined"}),
+        ({"type": "combined"}, "parameter_missing", {"reward": "combined", "parameter": "rewards"}),
         (
-            combined({"type": "up", "weight": -1}, normalization="sum"),
-            r"a weight is negative; there is no weighted mean",
+            {"type": "r1", "params": {"format_weight": 0, "accuracy_weight": 0}},
+            "all_weights_zero",
+            {"reward": "r1"},
         ),
-        ({"type": "combined"}, r"'combined' needs the parameter 'rewards'"),
-        ({"type": "r1", "params": {"format_weight": 0, "accuracy_weight": 0}}, r"both of its weights are 0"),
     ],
 )
-def test_what_cannot_be_composed(specification: Any, told: str) -> None:
-    with pytest.raises(RewardError, match=told):
+def test_what_cannot_be_composed(specification: Any, code: str, values: dict[str, Any]) -> None:
+    with raises(RewardError, code, **values):
         create_reward(specification)

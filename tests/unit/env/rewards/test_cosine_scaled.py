@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.embeddings_server import LettersServer
+from tests.support.errors import raises
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
@@ -104,66 +105,69 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(server: LettersServer, 
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("status", "says"), [(401, "HTTP 401.*set api_key"), (404, "model_name"), (400, "too long.*set max_characters")]
-)
+@pytest.mark.parametrize(("status", "remedy"), [(401, "api_key"), (404, "model_name"), (400, "max_characters")])
 def test_a_refusal_is_an_error_with_its_remedy_and_not_tried_again(
-    server: LettersServer, status: int, says: str
+    server: LettersServer, status: int, remedy: str
 ) -> None:
     server.replies = [(status, {"error": {"message": "no"}})]
-    with pytest.raises(RewardError, match=says):
+    with raises(RewardError, "embeddings_refused", url=f"{server.url}/v1/embeddings", status=status) as raised:
         similarity(server, "a", "a")
+    assert remedy in str(raised.value)
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
-    ("reply", "says"),
+    ("reply", "code"),
     [
-        ({"data": []}, "sent 2 texts and did not return a vector for each"),
-        ({"data": [{"index": 0, "embedding": [1.0]}] * 2}, "did not return a vector for each"),
+        ({"data": []}, "embeddings_incomplete"),
+        ({"data": [{"index": 0, "embedding": [1.0]}] * 2}, "embeddings_incomplete"),
         (
             {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]},
-            "did not return a vector for each",
+            "embeddings_incomplete",
         ),
-        ({"data": [{"index": 0, "embedding": [0.0]}, {"index": 1, "embedding": [1.0]}]}, "no direction"),
-        ({"data": [{"index": 0, "embedding": "AACAPw=="}]}, "does not answer as OpenAI's does"),
-        ({"object": "list"}, "does not answer as OpenAI's does"),
+        (
+            {"data": [{"index": 0, "embedding": [0.0]}, {"index": 1, "embedding": [1.0]}]},
+            "embedding_without_direction",
+        ),
+        ({"data": [{"index": 0, "embedding": "AACAPw=="}]}, "embeddings_invalid"),
+        ({"object": "list"}, "embeddings_invalid"),
     ],
 )
-def test_what_is_no_answer_is_an_error(server: LettersServer, reply: Any, says: str) -> None:
+def test_what_is_no_answer_is_an_error(server: LettersServer, reply: Any, code: str) -> None:
     server.replies = [(200, reply)]
-    with pytest.raises(RewardError, match=says):
+    with raises(RewardError, code):
         similarity(server, "a", "b")
 
 
 def test_a_remembered_answer_of_another_length_is_an_error(server: LettersServer) -> None:
     similarity(server, "a", "ab")
     server.replies = [(200, {"data": [{"index": 0, "embedding": [1.0]}]})]  # another model under the same name
-    with pytest.raises(RewardError, match="embeddings of 1 and of 26 numbers"):
+    with raises(RewardError, "embedding_sizes", sizes=[1, 26]):
         similarity(server, "a", "ab")
 
 
 def test_a_server_that_is_not_there_is_an_error_that_names_it(server: LettersServer) -> None:
     server.close()
-    with pytest.raises(RewardError, match=rf"{server.url}/v1/embeddings does not answer.*is it running"):
+    with raises(RewardError, "embeddings_unreachable", url=f"{server.url}/v1/embeddings"):
         similarity(server, "a", "b")
 
 
 @pytest.mark.parametrize("params", [{}, {"local": True, "base_url": "http://localhost:1"}])
 def test_one_of_server_and_local_is_wanted(params: dict[str, Any]) -> None:
-    with pytest.raises(RewardError, match="base_url, of an embeddings server, or local: true"):
+    with raises(RewardError, "embeddings_source"):
         create_reward("cosine_scaled", params)
 
 
 def test_an_address_without_http_is_refused_at_the_start() -> None:
-    with pytest.raises(RewardError, match="http://"):
+    with raises(RewardError, "parameter_invalid", parameter="base_url"):
         create_reward("cosine_scaled", {"base_url": "localhost:8080"})
 
 
 def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [])  # nothing that is not imported yet is found
-    with pytest.raises(RewardError, match=r'pip install "gristmill-env\[embeddings\]"'):
+    with raises(RewardError, "extra_missing", extra="embeddings") as raised:
         create_reward("cosine_scaled", {"local": True})
+    assert 'pip install "gristmill-env[embeddings]"' in str(raised.value)
 
 
 def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +189,7 @@ def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog:
             "params": {"rewards": [{"type": "cosine_scaled", "params": {"scale_factor": 2.0}}, "length"]},
         },
     ]
-    assert KEY not in f"{recorded} {error.value} {reward!r} {caplog.text}"
+    assert KEY not in f"{recorded} {error.value} {error.value.values} {reward!r} {caplog.text}"
     assert server.authorization == [f"Bearer {KEY}"]
 
 

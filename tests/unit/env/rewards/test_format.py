@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
@@ -52,5 +53,5 @@ def test_format(params: dict[str, Any], completion: str, score: float) -> None:
 
 
 def test_a_list_of_no_tags_is_refused() -> None:
-    with pytest.raises(RewardError, match="preferred_tags"):
+    with raises(RewardError, "parameter_invalid", parameter="preferred_tags", problem="too_short"):
         scored("format", {"preferred_tags": []}, "<answer>25</answer>")

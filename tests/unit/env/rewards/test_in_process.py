@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.launch import Launch
@@ -18,7 +19,8 @@ from gristmill_env.settings import EnvConfig, RewardSpec
 from gristmill_env.symbolic.pool import symbolic_pool
 
 CODE = """
-import asyncio, os, re, time
+import asyncio, os, re, sys, time
+from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Detailed
 
 def words(completion: str, *, most: int = 10) -> float:
@@ -41,6 +43,10 @@ def detailed(completion: str) -> Detailed:
 def fails(completion: str) -> float:
     raise KeyError(completion)
 
+def refuses(completions: list[str]) -> list[float | Exception]:
+    error = RewardError("picture_missing", "no picture", path="a.png", sizes=[1, 2])
+    return [Detailed(1.0, {"picture": error}) if text == "silent" else error for text in completions]
+
 def stuck(completion: str) -> float:
     if completion == "bad":
         re.match("(a+)+$", "a" * 60 + "b")
@@ -56,6 +62,13 @@ def naps(completion: str) -> float:
 
 def trl(completions, level, **kwargs):
     return [float(len(text)) for text in completions]
+
+class OnlyHere:
+    def __init__(self):
+        if "gristmill_env.running.child" in sys.orig_argv:
+            raise OSError("not in a worker process")
+    def __call__(self, completion: str) -> float:
+        return 1.0
 
 class Counts:
     def __init__(self, *, start: int):
@@ -99,12 +112,26 @@ async def _both(make: Make, reward: str, **params: Any) -> tuple[list[Score], li
     ("reward", "params"),
     [
         ("code.py:words", {"most": 3}), ("code.py:longest", {}), ("code.py:judged", {}), ("code.py:detailed", {}),
-        ("code.py:fails", {}), ("trl:code.py:trl", {}), ("code.py:Counts", {"start": 3}), ("accuracy", {}),
+        ("code.py:fails", {}), ("code.py:refuses", {}), ("trl:code.py:trl", {}),
+        ("code.py:Counts", {"start": 3}), ("accuracy", {}),
     ],
 )  # fmt: skip
 async def test_scores_are_the_same_as_without_a_process(scorer: Make, reward: str, params: dict[str, Any]) -> None:
     there, here = await _both(scorer, reward, **params)
     assert there == here
+
+
+async def test_errors_keep_their_codes_and_values_across_the_process_boundary(scorer: Make) -> None:
+    there, _ = await _both(scorer, "code.py:refuses")
+    whole, part = there[0].failed["it"], there[1].failed["it/picture"]
+    for failure in (whole, part):
+        assert (failure.code, failure.values) == ("picture_missing", {"path": "a.png", "sizes": [1, 2]})
+    raising, _ = await _both(scorer, "code.py:fails")
+    assert raising[0].failed["it"].code == "reward_raised"
+    assert raising[0].failed["it"].values == {"error": "KeyError"}
+    lost = scorer({"type": "code.py:OnlyHere", "process": True})
+    [score] = await lost.score([Sample("")])
+    assert score.failed["OnlyHere"].code == "reward_not_made"
 
 
 async def test_it_runs_in_another_process_until_the_scorer_is_closed(scorer: Make) -> None:
@@ -125,6 +152,8 @@ async def test_a_call_that_overruns_is_killed_and_costs_its_own_sample(
     made = scorer({"type": reward, "process": True}, limits=limits)
     scores = await made.score([Sample("good"), Sample("bad"), Sample("good")])
     assert [score.error is None for score in scores] == [True, False, True]
+    (failure,) = scores[1].failed.values()
+    assert (failure.code, failure.values["job"]) == ("job_overran", "the call")
 
 
 async def test_waiting_for_a_process_is_not_the_calls_own_time(scorer: Make) -> None:
@@ -134,7 +163,7 @@ async def test_waiting_for_a_process_is_not_the_calls_own_time(scorer: Make) -> 
 
 
 def test_a_composed_reward_takes_it_on_its_parts_only(scorer: Make) -> None:
-    with pytest.raises(RewardError, match="process: true on those"):
+    with raises(RewardError, "composed_in_process", reward="r1"):
         scorer({"type": "r1", "process": True})
     part = {"type": "code.py:words", "process": True}
     scorer({"type": "combined", "params": {"rewards": [part, "length"]}})

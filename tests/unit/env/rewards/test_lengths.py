@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.errors import raises
 from tests.support.scoring import scored_length
 
 from gristmill_env.errors import RewardError
@@ -86,6 +87,6 @@ def test_cosine_length_never_rises_nor_leaves_its_bounds(tokens: int, limit: int
 @pytest.mark.parametrize("params", [{"type": "length"}, {"type": "cosine_length", "params": {"max_tokens": 9}}])
 def test_a_length_that_is_not_known_is_an_error_and_no_length_of_0(params: dict[str, object]) -> None:
     made = create_reward(params)
-    with pytest.raises(RewardError, match=r"it counts tokens.*score\(completions, tokens=\[\[\.\.\.\], \.\.\.\]\)"):
+    with raises(RewardError, "tokens_unknown"):
         made.score(["a long text"])
     assert made.score(["a long text", ""], tokens=[[7] * 500, []]) in ([1.0, 0.0], [0.0, 1.0])

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 
-import pytest
+from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, create_reward
@@ -67,24 +67,24 @@ def same(completions: list[str], answer: str) -> list[float]:
 
 def test_a_failure_is_raised_with_its_cause() -> None:
     reward = create_reward(lambda completion: 1 / 0, name="broken")
-    with pytest.raises(RewardError, match="broken: ZeroDivisionError: division by zero") as error:
+    with raises(RewardError, "reward_raised", error="ZeroDivisionError") as error:
         reward.score(["4"])
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_what_cannot_be_scored() -> None:
     reward = create_reward("accuracy")
-    with pytest.raises(RewardError, match=r"'accuracy'.*answer.*give it by its name: score\(completions, answer=...\)"):
+    with raises(RewardError, "no_answer_field", reward="accuracy"):
         reward.score(["4"])
-    with pytest.raises(RewardError, match=r"answer has 1 items for 2 completions; a list holds one each"):
+    with raises(RewardError, "length_mismatch", reward="accuracy", field="answer"):
         reward.score(["4", "5"], answer=["4"])
-    with pytest.raises(RewardError, match=r"takes a list of completions; write \[completion\]"):
+    with raises(RewardError, "completions_not_a_list", reward="accuracy"):
         reward.score("4", answer="4")
-    with pytest.raises(RewardError, match=r"completion 1 is None; text is wanted"):
+    with raises(RewardError, "completion_not_text", at=1):
         reward.score(["4", None], answer="4")  # type: ignore[list-item]
-    with pytest.raises(RewardError, match=r"'answer' is not the same for all completions; ask for its plural"):
+    with raises(RewardError, "input_differs", input="answer"):
         create_reward(same).score(["4", "5"], answer=["4", "5"])
-    with pytest.raises(RewardError, match=r"a Sample holds all inputs"):
+    with raises(RewardError, "samples_and_inputs"):
         reward.score([Sample("4")], answer="4")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.mcq import mcq
@@ -151,11 +152,15 @@ def test_a_letter_beyond_the_choices_is_none_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
-    [("Rome", "a list of texts"), ({"label": ["A"]}, "a list of texts"), (["x"] * 11, "11 choices")],
+    ("choices", "code", "values"),
+    [
+        ("Rome", "choices_invalid", {}),
+        ({"label": ["A"]}, "choices_invalid", {}),
+        (["x"] * 11, "too_many_choices", {"choices": 11, "letters": 10}),
+    ],
 )
-def test_choices_that_are_none_are_an_error(choices: object, message: str) -> None:
-    with pytest.raises(RewardError, match=message):
+def test_choices_that_are_none_are_an_error(choices: object, code: str, values: dict[str, int]) -> None:
+    with raises(RewardError, code, **values):
         mcq("Answer: C", "C", {"choices": choices})
 
 

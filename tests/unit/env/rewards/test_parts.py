@@ -29,7 +29,9 @@ async def test_a_part_that_fails_is_counted_and_the_value_stands() -> None:
         nothing, failed, good = await scorer.score(SAMPLES)
         assert scorer.errors == {"sizes/vowels": 1}
     assert (nothing.total, dict(nothing.parts)) == (None, {"sizes": None, "sizes/vowels": None})
-    assert (failed.total, failed.error, failed.failed) == (1.0, None, {"sizes/vowels": "ValueError: no vowel"})
+    assert (failed.total, failed.error, list(failed.failed)) == (1.0, None, ["sizes/vowels"])
+    assert failed.failed["sizes/vowels"].code == "reward_raised"
+    assert failed.failed["sizes/vowels"].values == {"error": "ValueError"}
     assert (good.total, good.parts["sizes/vowels"]) == (1.0, 1.0)
 
 
@@ -39,7 +41,8 @@ async def test_a_value_that_is_no_number_is_an_error_with_its_parts_told() -> No
 
     async with Scorer([WeightedReward(create_reward(sizes), 1.0)], has_answer=False) as scorer:
         (score,) = await scorer.score(SAMPLES[:1])
-    assert score.error == "sizes: a reward returns a finite number or None, not nan"
+    assert score.failed["sizes"].code == "value_invalid"
+    assert score.error == str(score.failed["sizes"])
     assert (score.total, score.parts["sizes"], score.parts["sizes/letters"]) == (None, None, 1)
 
 

@@ -9,12 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from gristmill_env.errors import RewardError
 
 
 def worker(settings: bytes) -> Callable[[bytes], bytes]:
     """Does what a job names, and answers with the settings and the job."""
     if settings == b"broken":
         raise ValueError("there is nothing to work with")
+    if settings == b"refused":
+        _refuse("")
 
     def work(job: bytes) -> bytes:
         what, _, argument = job.decode().partition(":")
@@ -36,6 +41,10 @@ def _stick_in_c(_: str) -> None:
 
 def _raise(_: str) -> None:
     raise KeyError("mark")
+
+
+def _refuse(_: str) -> None:
+    raise RewardError("picture_missing", "no picture", path=Path("/a/b"), sizes=(1, 2), of={1: None})
 
 
 def _print(text: str) -> None:
@@ -63,6 +72,7 @@ _DO: dict[str, Callable[[str], object]] = {
     "compute": _compute,
     "stick in C": _stick_in_c,
     "raise": _raise,
+    "refuse": _refuse,
     "exit": lambda code: os._exit(int(code)),
     "print": _print,
     "child": _child,

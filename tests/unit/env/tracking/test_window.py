@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill_env.drops import DropReason
-from gristmill_env.rewards import Score, create_reward, deciding_reward
+from gristmill_env.rewards import Failure, Score, create_reward, deciding_reward
 from gristmill_env.tally import Tally
 from gristmill_env.tracking import ScoredPrompt
 from gristmill_env.tracking.window import Window
@@ -100,7 +100,7 @@ def test_a_failure_is_an_error_and_not_a_skip() -> None:
     window = Window(BY_ACCURACY)
     said = Score(1.0, {"judge": 1.0, "length": 1.0})
     silent = Score(1.0, {"judge": None, "length": 1.0})
-    failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": "boom"})
+    failed = Score(1.0, {"judge": None, "length": 1.0}, failed={"judge": Failure("judge", "boom", "reward_raised")})
     window.add(ScoredPrompt([said, silent, failed, failed], [1] * 4, ["stop"] * 4, 1.0, 0))
     values = window.take(None)
     assert (values["reward/judge/skipped"], values["reward/judge/errors"]) == (0.25, 0.5)

@@ -23,6 +23,7 @@ from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.messages import Message
 from gristmill_env.rewards.sample import private
 from gristmill_env.running import Call, Limits, Runner
+from gristmill_env.running.errors import CallError
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class _MethodCall(Call[_Result]):
 
     def run(self) -> _Result:
         if not self.needed:
-            return self.failed("it is not needed any more")
+            return self.not_needed()
         try:
             value = self._method(*self._arguments)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a step must not end this thread
@@ -194,23 +195,29 @@ class _MethodCall(Call[_Result]):
         if inspect.isawaitable(value):
             if inspect.iscoroutine(value):
                 value.close()
-            return self.failed("it returns an awaitable but is not `async def`")
+            return self.failed(CallError("not_async", "it returns an awaitable but is not `async def`"))
         return value, None
 
     async def run_async(self) -> _Result:
         if not self.needed:
-            return self.failed("it is not needed any more")
+            return self.not_needed()
         try:
             return await self._method(*self._arguments), None
         except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the result
             return self.failed(error)
 
-    def failed(self, why: BaseException | str) -> _Result:
+    def failed(self, why: BaseException) -> _Result:
+        if isinstance(why, CallError):
+            return None, EpisodeError(why.code, redact_text(f"{self.name}: {why}"), method=self.name, **why.values)
         if isinstance(why, EnvError):
             return None, why
-        text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-        error = EpisodeError(redact_text(f"{self.name}: {text}"))
-        error.__cause__ = why if isinstance(why, BaseException) else None
+        error = EpisodeError(
+            "environment_raised",
+            redact_text(f"{self.name}: {type(why).__name__}: {why}"),
+            method=self.name,
+            error=type(why).__name__,
+        )
+        error.__cause__ = why
         if isinstance(why, Exception):
             logger.error("environment %s failed", self.name, exc_info=why)
         return None, error

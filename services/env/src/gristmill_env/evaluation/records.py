@@ -71,7 +71,7 @@ def answered(number: int, rollout: Rollout, decision: Decision) -> PromptRecord:
                 total=score.total,
                 parts=dict(score.parts),
                 error=score.error,
-                failed=dict(score.failed),
+                failed={name: failure.text for name, failure in score.failed.items()},
                 versions=list(dict.fromkeys(span.version for span in attempt.labels)),
             )
         )

@@ -24,13 +24,14 @@ from gristmill_env.rewards.deciding import Decision, deciding_reward
 from gristmill_env.rewards.inputs import Execution
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Detailed, Sample, Score
+from gristmill_env.rewards.sample import Detailed, Failure, Sample, Score
 from gristmill_env.rewards.scorer import Scorer, WeightedReward
 
 __all__ = [
     "Decision",
     "Detailed",
     "Execution",
+    "Failure",
     "Reward",
     "Sample",
     "Score",

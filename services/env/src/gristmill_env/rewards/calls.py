@@ -11,23 +11,9 @@ from typing import Any
 
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import Detailed, Sample
+from gristmill_env.rewards.sample import Detailed, Failure, Sample
 from gristmill_env.running import Call
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A reward that gave no value where it should have."""
-
-    reward: str
-    text: str
-    """What went wrong, in one line."""
-    cause: BaseException | None = None
-    """What it raised."""
-
-    def __str__(self) -> str:
-        return f"{self.reward}: {self.text}"
-
+from gristmill_env.running.errors import CallError
 
 Outcome = float | None | Failure
 """A value; None: nothing to say; or an error, which is never a 0."""
@@ -76,33 +62,28 @@ class RewardCall(Call[list[Said]]):
 
     def run(self) -> list[Said]:
         if not self.needed:
-            return self.failed("it is not needed any more")
+            return self.not_needed()
         try:
             value = self.task.function(**self.task.gather(self.samples))
             if inspect.isawaitable(value):
                 if inspect.iscoroutine(value):
                     value.close()
-                raise RewardError("it returns an awaitable but is not `async def`")
+                raise RewardError("not_async", "it returns an awaitable but is not `async def`")
             return self._read(value)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a reward must not end this thread
             return self.failed(error)
 
     async def run_async(self) -> list[Said]:
         if not self.needed:
-            return self.failed("it is not needed any more")
+            return self.not_needed()
         try:
             return self._read(await self.task.function(**self.task.gather(self.samples)))
         except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the outcomes
             return self.failed(error)
 
-    def failed(self, why: BaseException | str) -> list[Said]:
+    def failed(self, why: BaseException) -> list[Said]:
         """The same failure for all of its samples."""
-        if isinstance(why, str):
-            return [Failure(self.task.name, redact_text(why))] * len(self.samples)
-        text = str(why) if isinstance(why, RewardError) else f"{type(why).__name__}: {why}"
-        if isinstance(why, TypeError):
-            text += self.task.hint
-        return [Failure(self.task.name, redact_text(text), why)] * len(self.samples)
+        return [_failure(self.task.name, why, self.task.hint)] * len(self.samples)
 
     def _read(self, value: object) -> list[Said]:
         if not self.task.group_level:
@@ -110,9 +91,16 @@ class RewardCall(Call[list[Said]]):
         if hasattr(value, "tolist"):  # arrays and tensors
             value = value.tolist()
         if not isinstance(value, list | tuple):
-            raise RewardError(f"a group-level reward returns a list, one value a completion, not {_short(value)}")
+            raise RewardError(
+                "not_a_list", f"a group-level reward returns a list, one value a completion, not {_short(value)}"
+            )
         if len(value) != len(self.samples):
-            raise RewardError(f"it returned {len(value)} values for {len(self.samples)} completions")
+            raise RewardError(
+                "value_count",
+                f"it returned {len(value)} values for {len(self.samples)} completions",
+                values=len(value),
+                completions=len(self.samples),
+            )
         return [_said(self.task.name, item) for item in value]
 
 
@@ -126,8 +114,7 @@ def _said(reward: str, value: object) -> Said:
 
 def _outcome(reward: str, value: object) -> Outcome:
     if isinstance(value, Exception):
-        text = str(value) if isinstance(value, RewardError) else f"{type(value).__name__}: {value}"
-        return Failure(reward, redact_text(text), value)
+        return _failure(reward, value)
     if hasattr(value, "tolist"):  # numbers of numpy and torch
         value = value.tolist()
     if value is None:
@@ -137,7 +124,18 @@ def _outcome(reward: str, value: object) -> Outcome:
             return float(value)
     except OverflowError:
         pass
-    return Failure(reward, f"a reward returns a finite number or None, not {_short(value)}")
+    return Failure(reward, f"a reward returns a finite number or None, not {_short(value)}", "value_invalid")
+
+
+def _failure(reward: str, error: BaseException, hint: str = "") -> Failure:
+    """The failure of a reward that raised `error`, or whose call ended with a CallError. `hint`: for a TypeError."""
+    if isinstance(error, RewardError):
+        return Failure(reward, redact_text(str(error)), error.code, error.values, error)
+    if isinstance(error, CallError):
+        return Failure(reward, redact_text(str(error)), error.code, error.values)
+    kind = type(error).__name__
+    text = f"{kind}: {error}{hint if isinstance(error, TypeError) else ''}"
+    return Failure(reward, redact_text(text), "reward_raised", {"error": kind}, error)
 
 
 def _short(value: object) -> str:

@@ -33,11 +33,15 @@ class Choices:
             labels, texts = texts.get("label", ()), texts.get("text")
         if isinstance(texts, str) or not isinstance(texts, Sequence):
             raise RewardError(
-                f"mcq: a row's 'choices' are a list of texts, or lists 'label' and 'text'; not {column!r}"
+                "choices_invalid",
+                f"mcq: a row's 'choices' are a list of texts, or lists 'label' and 'text'; not {column!r}",
             )
         if len(texts) > len(letters):
             raise RewardError(
-                f"mcq: a row has {len(texts)} choices and there are {len(letters)} letters; set 'letters'"
+                "too_many_choices",
+                f"mcq: a row has {len(texts)} choices and there are {len(letters)} letters; set 'letters'",
+                choices=len(texts),
+                letters=len(letters),
             )
         return cls(
             letters[: len(texts)] if texts else letters,

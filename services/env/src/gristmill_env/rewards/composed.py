@@ -52,9 +52,17 @@ class Combined(Composed):
         self.parts = [RewardSpec(type=item) if isinstance(item, str) else item for item in rewards]
         self._normalization = normalization
         if all(part.weight == 0 for part in self.parts):
-            raise RewardError("reward 'combined': all of its rewards have weight 0; nothing is left to add up")
+            raise RewardError(
+                "all_weights_zero",
+                "reward 'combined': all of its rewards have weight 0; nothing is left to add up",
+                reward="combined",
+            )
         if normalization == "sum" and any(part.weight < 0 for part in self.parts):
-            raise RewardError("reward 'combined': a weight is negative; there is no weighted mean, use none or minmax")
+            raise RewardError(
+                "negative_weight",
+                "reward 'combined': a weight is negative; there is no weighted mean, use none or minmax",
+                reward="combined",
+            )
 
     def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
         """Sum them up, completion by completion."""
@@ -82,7 +90,9 @@ class R1(Composed):
 
     def __init__(self, *, format_weight: Weight = 0.5, accuracy_weight: Weight = 1.0) -> None:
         if format_weight == accuracy_weight == 0:
-            raise RewardError("reward 'r1': both of its weights are 0; nothing is left to add up")
+            raise RewardError(
+                "all_weights_zero", "reward 'r1': both of its weights are 0; nothing is left to add up", reward="r1"
+            )
         self.parts = [
             RewardSpec(type="format", weight=format_weight),
             RewardSpec(type="accuracy", weight=accuracy_weight),

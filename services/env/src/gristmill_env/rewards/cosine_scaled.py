@@ -41,7 +41,10 @@ class CosineScaled:
     ) -> None:
         """Raises RewardError: there is neither a server nor a local model, or both, or the extra is missing."""
         if local == (base_url is not None):
-            raise RewardError("cosine_scaled wants base_url, of an embeddings server, or local: true; set one of both")
+            raise RewardError(
+                "embeddings_source",
+                "cosine_scaled wants base_url, of an embeddings server, or local: true; set one of both",
+            )
         self._embedder: Embedder = (
             LocalModel(model_name) if base_url is None else EmbeddingServer(base_url, model_name, api_key)
         )

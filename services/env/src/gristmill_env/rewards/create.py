@@ -37,7 +37,9 @@ def create_reward(
     """
     if not isinstance(what, str | Mapping | RewardSpec):
         if not callable(what):
-            raise RewardError(f"a reward is a name, a specification, a function or a class, not {what!r:.60}")
+            raise RewardError(
+                "not_a_reward", f"a reward is a name, a specification, a function or a class, not {what!r:.60}"
+            )
         definition = registered(what) or Definition.of(name or _own_name(what), what)
         return _made(definition, params or {}, name, folder)
     spec = _specification(what)
@@ -73,16 +75,20 @@ def _specification(what: str | Mapping[str, Any] | RewardSpec) -> RewardSpec:
     try:
         return parse(RewardSpec, dict(what), "reward")
     except ConfigError as error:
-        raise RewardError(str(error)) from error
+        raise RewardError(error.code, str(error), **error.values) from error
 
 
 def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
     try:
         target = load_plugin(reference, folder)
     except PluginError as error:
-        raise RewardError(f"reward '{reference}': {error}") from error
+        raise RewardError(error.code, f"reward '{reference}': {error}", reward=reference, **error.values) from error
     if not callable(target):
-        raise RewardError(f"reward '{reference}' is {target!r:.60}; a function or a class is wanted")
+        raise RewardError(
+            "reward_not_callable",
+            f"reward '{reference}' is {target!r:.60}; a function or a class is wanted",
+            reward=reference,
+        )
     found: Callable[..., Any] = target
     return found
 
@@ -90,7 +96,7 @@ def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
 def _own_name(target: Callable[..., Any]) -> str:
     name = getattr(target, "__name__", None) or type(target).__name__
     if name == "<lambda>":
-        raise RewardError("a lambda has no name to stand in scores: create_reward(..., name='...')")
+        raise RewardError("reward_unnamed", "a lambda has no name to stand in scores: create_reward(..., name='...')")
     return str(name)
 
 
@@ -102,7 +108,12 @@ def _made(definition: Definition, params: Mapping[str, Any], name: str | None, f
         for spec in function.parts:
             part = create_reward(spec, folder=folder)
             if part.name in parts:
-                raise RewardError(f"reward '{name}' has two parts '{part.name}'; give each a name of its own (name:)")
+                raise RewardError(
+                    "duplicate_name",
+                    f"reward '{name}' has two parts '{part.name}'; give each a name of its own (name:)",
+                    reward=name,
+                    names=[part.name],
+                )
             parts[part.name] = part
         metrics = frozenset(part for part, spec in zip(parts, function.parts, strict=True) if spec.weight == 0)
         return ComposedReward(name, parts, metrics, function)

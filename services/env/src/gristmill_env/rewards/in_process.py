@@ -17,20 +17,27 @@ from typing import Any
 import msgspec
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, Parted, RewardCall, Said, Task
+from gristmill_env.rewards.calls import Outcome, Parted, RewardCall, Said, Task
 from gristmill_env.rewards.inputs import Known
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Detailed, Sample
+from gristmill_env.rewards.sample import Detailed, Failure, Sample
 from gristmill_env.running.processes import ProcessPool
-from gristmill_env.running.protocol import Order
+from gristmill_env.running.protocol import Order, plain
+
+
+class _Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A failure as it is sent back."""
+
+    text: str
+    code: str
+    values: dict[str, Any]
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
     """One outcome as it is sent back: no pickle, for the process runs code that is not ours."""
 
-    value: float | None
-    failure: str | None
-    parts: dict[str, tuple[float | None, str | None]] | None = None
+    said: float | _Failure | None
+    parts: dict[str, float | _Failure | None] | None = None
 
 
 _ANSWERS = msgspec.msgpack.Decoder(list[_Answer])
@@ -64,7 +71,11 @@ class ProcessReward(Reward):
     def bind(self, known: Known, name: str) -> Task:
         here = self.inner.bind(known, name)
         if not isinstance(here, Task):
-            raise RewardError(f"reward '{self.name}' is made of others; set process: true on those, not on the whole")
+            raise RewardError(
+                "composed_in_process",
+                f"reward '{self.name}' is made of others; set process: true on those, not on the whole",
+                reward=self.name,
+            )
         remote = _Remote(self.spec, self.folder, known, here)
         gather = lambda samples: {"samples": samples}  # noqa: E731
         return Task(name, remote, True, here.group_level, gather, here.hint, remote.close)
@@ -90,7 +101,11 @@ class _Remote:
         try:
             job = pickle.dumps(list(samples))
         except Exception as error:  # a column may hold anything
-            raise RewardError(f"its samples cannot be sent to a process: {type(error).__name__}: {error}") from error
+            raise RewardError(
+                "samples_not_picklable",
+                f"its samples cannot be sent to a process: {type(error).__name__}: {error}",
+                error=type(error).__name__,
+            ) from error
         values = [_value(answer) for answer in _ANSWERS.decode(await self._pool.do(job, "the call"))]
         return values if self._group_level else values[0]
 
@@ -117,18 +132,22 @@ def serve(settings: bytes) -> Callable[[bytes], bytes]:
 
 def _answer(said: Said) -> _Answer:
     if isinstance(said, Parted):
-        return _Answer(*_flat(said.whole), {name: _flat(part) for name, part in said.parts.items()})
-    return _Answer(*_flat(said))
+        return _Answer(_sent(said.whole), {name: _sent(part) for name, part in said.parts.items()})
+    return _Answer(_sent(said))
 
 
-def _flat(outcome: Outcome) -> tuple[float | None, str | None]:
-    return (None, outcome.text) if isinstance(outcome, Failure) else (outcome, None)
+def _sent(outcome: Outcome) -> float | _Failure | None:
+    if not isinstance(outcome, Failure):
+        return outcome
+    return _Failure(outcome.text, outcome.code, {name: plain(value) for name, value in outcome.values.items()})
 
 
 def _value(answer: _Answer) -> float | Exception | Detailed | None:
-    if answer.failure is not None:
-        return RewardError(answer.failure)
-    if answer.parts is None:
-        return answer.value
-    found = answer.parts.items()
-    return Detailed(answer.value, {part: value if why is None else RewardError(why) for part, (value, why) in found})
+    said = _received(answer.said)
+    if answer.parts is None or isinstance(said, Exception):
+        return said
+    return Detailed(said, {name: _received(part) for name, part in answer.parts.items()})
+
+
+def _received(said: float | _Failure | None) -> float | RewardError | None:
+    return RewardError(said.code, said.text, **said.values) if isinstance(said, _Failure) else said

@@ -88,7 +88,9 @@ class Inputs:
         for name, getter in self.singular.items():
             for sample in samples[1:]:
                 if (other := getter(sample)) is not given[name] and other != given[name]:
-                    raise RewardError(f"'{name}' is not the same for all completions; ask for its plural")
+                    raise RewardError(
+                        "input_differs", f"'{name}' is not the same for all completions; ask for its plural", input=name
+                    )
         given |= {name: [getter(sample) for sample in samples] for name, getter in self.plural.items()}
         return {name: private(value) for name, value in given.items()}
 
@@ -109,18 +111,30 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
                 getters[name] = _getter(field)
             elif not argument.optional:
                 remedy = "set dataset.answer_field or dataset.ground_truth_field"
-                raise RewardError(f"reward '{reward}' compares with the row's answer; {remedy}")
+                raise RewardError(
+                    "no_answer_field", f"reward '{reward}' compares with the row's answer; {remedy}", reward=reward
+                )
         elif name in known.columns:
             singular[name] = _column(name)
         elif (column := _singular(name, known.columns)) is not None:
             plural[name] = _column(column)
         elif not argument.optional:
-            raise RewardError(_unknown(reward, name, known))
+            raise RewardError(
+                "unknown_input",
+                _unknown(reward, name, known),
+                reward=reward,
+                input=name,
+                columns=list(known.columns),
+            )
     if plural and (mixed := [name for name in singular if name in OF_COMPLETION]):
         remedy = ", ".join(f"'{more}' for '{one}'" for more, one in PLURALS.items() if one in mixed)
         raise RewardError(
+            "mixed_inputs",
             f"reward '{reward}' asks for {', '.join(map(repr, plural))}, so it is called once for all completions, "
-            f"and for {', '.join(map(repr, mixed))} of one; write {remedy}, or no plural at all"
+            f"and for {', '.join(map(repr, mixed))} of one; write {remedy}, or no plural at all",
+            reward=reward,
+            plural=list(plural),
+            singular=mixed,
         )
     return Inputs(singular, plural)
 
@@ -133,8 +147,9 @@ def known_tokens(sample: Sample) -> Sequence[int]:
     """The sample's token ids. Raises RewardError where they are not known: none would be a length of 0."""
     if sample.tokens is None:
         raise RewardError(
+            "tokens_unknown",
             "it counts tokens, and those of the completion are not known; take a model server that gives token ids, "
-            "not text only. (In score(), give a list a completion: score(completions, tokens=[[...], ...]))"
+            "not text only. (In score(), give a list a completion: score(completions, tokens=[[...], ...]))",
         )
     return sample.tokens
 
@@ -145,7 +160,10 @@ def _column(name: str) -> Getter:
             return sample.row[name]
         except KeyError:
             raise RewardError(
-                f"the row has no '{name}'; it has {', '.join(map(str, sample.row)) or 'nothing'}"
+                "column_missing",
+                f"the row has no '{name}'; it has {', '.join(map(str, sample.row)) or 'nothing'}",
+                column=name,
+                columns=list(map(str, sample.row)),
             ) from None
 
     return get

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure
 from gristmill_env.rewards.inputs import PLURALS, Execution, Known
 from gristmill_env.rewards.plan import Node, calls, outcomes
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.sample import Failure, Sample
 from gristmill_env.running import Runner
 
 _FIELDS = frozenset(field.name for field in fields(Sample)) - {"completion", "row"}
@@ -22,20 +21,26 @@ def score_now(
 ) -> list[float | None]:
     """Score these completions as one group, on the threads that all library calls share. Raises RewardError."""
     if isinstance(completions, str):
-        raise RewardError(f"reward '{name}': score() takes a list of completions; write [completion]")
+        raise RewardError(
+            "completions_not_a_list",
+            f"reward '{name}': score() takes a list of completions; write [completion]",
+            reward=name,
+        )
     samples = _samples(name, completions, inputs)
     if not samples:
         return []
     try:
         node = bind(_known(samples), name)
     except RewardError as error:
-        raise RewardError(f"{error} (In score(), give it by its name: score(completions, answer=...))") from error
+        raise RewardError(
+            error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
+        ) from error
     made = calls([node], samples)
     _shared_runner().submit(call for group in made.values() for call in group).done.result()
     found = outcomes([node], made)[name]
     for outcome in found:
         if isinstance(outcome, Failure):
-            raise RewardError(str(outcome)) from outcome.cause
+            raise RewardError(outcome.code, str(outcome), **outcome.values) from outcome.cause
     return [None if isinstance(outcome, Failure) else outcome for outcome in found]
 
 
@@ -54,7 +59,11 @@ def _known(samples: Sequence[Sample]) -> Known:
 def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str, Any]) -> list[Sample]:
     if any(isinstance(completion, Sample) for completion in completions):
         if inputs or not all(isinstance(completion, Sample) for completion in completions):
-            raise RewardError(f"reward '{name}': a Sample holds all inputs; give samples only, or texts and inputs")
+            raise RewardError(
+                "samples_and_inputs",
+                f"reward '{name}': a Sample holds all inputs; give samples only, or texts and inputs",
+                reward=name,
+            )
         return [completion for completion in completions if isinstance(completion, Sample)]
     size = len(completions)
     columns: dict[str, list[Any]] = {}
@@ -62,8 +71,11 @@ def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str
         if isinstance(value, list) and not _one_message_list(key, value):
             if len(value) != size:
                 raise RewardError(
+                    "length_mismatch",
                     f"reward '{name}': {key} has {len(value)} items for {size} completions; a list holds one each, "
-                    'anything else is shared by all. (Share a list as a column: row={"name": [...]})'
+                    'anything else is shared by all. (Share a list as a column: row={"name": [...]})',
+                    reward=name,
+                    field=key,
                 )
             columns[_singular(key)] = value
         else:
@@ -71,7 +83,12 @@ def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str
     samples = []
     for at, completion in enumerate(completions):
         if not isinstance(completion, str):
-            raise RewardError(f"reward '{name}': completion {at} is {completion!r:.60}; text is wanted")
+            raise RewardError(
+                "completion_not_text",
+                f"reward '{name}': completion {at} is {completion!r:.60}; text is wanted",
+                reward=name,
+                at=at,
+            )
         own = {key: _as_text(key, values[at]) for key, values in columns.items()}
         row = {**own.pop("row", {}), **{key: own.pop(key) for key in [*own] if key not in _FIELDS}}
         samples.append(Sample(completion, row=row, **own))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gristmill_env.rewards.calls import Failure, Outcome, Parted, RewardCall, Said, Task
-from gristmill_env.rewards.sample import Sample
+from gristmill_env.rewards.calls import Outcome, Parted, RewardCall, Said, Task
+from gristmill_env.rewards.sample import Failure, Sample
 
 
 class Combination(Protocol):
@@ -40,7 +40,8 @@ class Branch:
             values[short] = [None if isinstance(item := column[at], Failure) else item for at in good]
         outcomes: list[Outcome] = list(failures)
         for at, value in zip(good, self.combination.combine(values) if good else [], strict=True):
-            outcomes[at] = value if value is None or math.isfinite(value) else Failure(self.name, "its sum overflows")
+            overflows = value is not None and not math.isfinite(value)
+            outcomes[at] = Failure(self.name, "its sum overflows", "sum_overflows") if overflows else value
         return outcomes
 
     def _failure(self, columns: Mapping[str, Sequence[Outcome]], at: int) -> Failure | None:

@@ -66,7 +66,7 @@ class Definition:
             raise
         except Exception as error:  # the user's __init__
             reason = f"reward '{self.name}' cannot be made with these params: {type(error).__name__}: {error}"
-            raise RewardError(reason) from error
+            raise RewardError("reward_not_made", reason, reward=self.name, error=type(error).__name__) from error
 
 
 _REGISTRY: dict[str, Definition] = {}
@@ -85,7 +85,12 @@ def reward(name: str, *, states: States | None = None) -> Callable[[_Target], _T
     def register(target: _Target) -> _Target:
         definition = Definition.of(name, target, states)
         if name in _REGISTRY and (there := place(_REGISTRY[name].target)) != place(target):
-            raise RewardError(f"reward '{name}' is registered twice: by {there} and by {place(target)}; rename one")
+            raise RewardError(
+                "reward_registered_twice",
+                f"reward '{name}' is registered twice: by {there} and by {place(target)}; rename one",
+                reward=name,
+                places=[there, place(target)],
+            )
         _REGISTRY[name] = definition
         return target
 
@@ -109,7 +114,12 @@ def find(name: str) -> Definition:
         if (entry := _offered().get(known)) is not None:
             return _load(entry)
     names = sorted([*reward_names(), VERIFIERS])
-    raise RewardError(f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}")
+    raise RewardError(
+        "unknown_reward",
+        f"no reward '{name}' is registered; there are {', '.join(names)}.{did_you_mean(name, names)}",
+        reward=name,
+        known=names,
+    )
 
 
 def registered(target: object) -> Definition | None:
@@ -126,9 +136,14 @@ def _load(entry: EntryPoint) -> Definition:
     try:
         target = entry.load()
     except (Exception, SystemExit) as error:
-        raise RewardError(str(import_error(where, error))) from error
+        told = import_error(where, error)
+        raise RewardError(told.code, str(told), **told.values) from error
     if entry.name not in _REGISTRY:  # its own decorator may have registered it
         if not callable(target):
-            raise RewardError(f"{where} is a {type(target).__name__}, not a function or a class")
+            raise RewardError(
+                "reward_not_callable",
+                f"{where} is a {type(target).__name__}, not a function or a class",
+                reward=entry.name,
+            )
         _REGISTRY[entry.name] = Definition.of(entry.name, target)
     return _REGISTRY[entry.name]

@@ -103,7 +103,7 @@ class FunctionReward(Reward):
             return self.states(completion, private(row))
         except Exception as error:  # the user's code
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
-            raise RewardError(reason) from error
+            raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error
 
     def bind(self, known: Known, name: str) -> Task:
         inputs = resolve(self.name, self.arguments, known)

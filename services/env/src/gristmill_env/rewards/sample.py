@@ -50,6 +50,24 @@ class Detailed:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A reward gave no value where it should have."""
+
+    reward: str
+    text: str
+    """What went wrong, without secrets."""
+    code: str
+    """The error's code, "reward_raised" if the reward's code raised an error that has none."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The error's values."""
+    cause: BaseException | None = field(default=None, compare=False)
+    """What the reward raised; None if a worker process reported the failure."""
+
+    def __str__(self) -> str:
+        return f"{self.reward}: {self.text}"
+
+
+@dataclass(frozen=True)
 class Score:
     """What the rewards said of one completion."""
 
@@ -60,7 +78,7 @@ class Score:
     said nothing or failed."""
     error: str | None = None
     """The first reward of weight that failed, and how."""
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, Failure] = field(default_factory=dict)
     """Every reward that failed, and how: a metric (weight 0) fails here without costing the sample its total."""
 
 

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome
+from gristmill_env.rewards.calls import Outcome
 from gristmill_env.rewards.deciding import Decision, deciding_reward
 from gristmill_env.rewards.inputs import Execution, Known
 from gristmill_env.rewards.plan import calls, outcomes, tasks, weighted_sum
 from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Sample, Score
+from gristmill_env.rewards.sample import Failure, Sample, Score
 from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)
@@ -64,15 +64,18 @@ class Scorer:
         self.rewards = tuple(rewards)
         names = self.names
         if not names:
-            raise RewardError("reward_functions is empty; name at least one reward")
+            raise RewardError("no_rewards", "reward_functions is empty; name at least one reward")
         if twice := {name for name in names if names.count(name) > 1}:
             raise RewardError(
+                "duplicate_name",
                 f"reward_functions lists {', '.join(sorted(twice))} twice; once is enough, or give each a name of "
-                "its own (name:) if their params differ"
+                "its own (name:) if their params differ",
+                names=sorted(twice),
             )
         if all(weighted.weight == 0 for weighted in self.rewards):
             raise RewardError(
-                "all of reward_functions have weight 0: they are metrics, and nothing is left to score by"
+                "all_weights_zero",
+                "all of reward_functions have weight 0: they are metrics, and nothing is left to score by",
             )
         self.execution = execution
         known = Known(columns, has_answer, execution)
@@ -143,7 +146,7 @@ class Scorer:
             total = weighted_sum((w.weight, parts[w.reward.name]) for w in self.rewards)
             if total is not None and math.isinf(total):
                 total, error = None, "the weighted sum of the rewards overflows"
-        failed = {name: outcome.text for name, outcome in said.items() if isinstance(outcome, Failure)}
+        failed = {name: outcome for name, outcome in said.items() if isinstance(outcome, Failure)}
         return Score(total, parts, error, failed)
 
     def _watch(self, weighted: WeightedReward, column: Sequence[Outcome]) -> None:
@@ -158,7 +161,14 @@ class Scorer:
         last = " ".join(str(failures[-1]).split())
         limited = weighted.weight != 0
         if limited and len(recent) == _WINDOW and len(failures) > self._failure_limit * _WINDOW:
-            raise RewardError(f"{found}; reward_failure_limit is {self._failure_limit:.0%}; the last error: {last}")
+            raise RewardError(
+                "too_many_failures",
+                f"{found}; reward_failure_limit is {self._failure_limit:.0%}; the last error: {last}",
+                reward=name,
+                failures=len(failures),
+                failed=failures[-1].reward,
+                last=failures[-1].code,
+            )
         self._since_warning[name] += len(column)
         if len(failures) > _FEW and self._since_warning[name] >= _WINDOW:
             self._since_warning[name] = 0

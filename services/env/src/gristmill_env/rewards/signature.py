@@ -61,7 +61,11 @@ class Signature:
             if key not in self.options:
                 has = ", ".join(self.options) or "none"
                 raise RewardError(
-                    f"reward '{reward}' has no parameter '{key}'; it has {has}.{did_you_mean(str(key), self.options)}"
+                    "unknown_parameter",
+                    f"reward '{reward}' has no parameter '{key}'; it has {has}.{did_you_mean(str(key), self.options)}",
+                    reward=reward,
+                    parameter=key,
+                    known=list(self.options),
                 )
             try:
                 checked[key] = self.options[key].type.validate_python(value)
@@ -69,9 +73,16 @@ class Signature:
                 first = error.errors()[0]
                 where = "".join(f"[{step!r}]" for step in first["loc"])
                 reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {redact(value, key)!r})"
-                raise RewardError(reason) from error
+                raise RewardError(
+                    "parameter_invalid", reason, reward=reward, parameter=f"{key}{where}", problem=first["type"]
+                ) from error
         if missing := [key for key, option in self.options.items() if option.default is REQUIRED and key not in params]:
-            raise RewardError(f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params")
+            raise RewardError(
+                "parameter_missing",
+                f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params",
+                reward=reward,
+                parameter=missing[0],
+            )
         return checked
 
 
@@ -84,14 +95,21 @@ def read_signature(reward: str, target: Callable[..., Any]) -> Signature:
     if not inspect.isclass(target):
         return Signature(*_split(reward, target))
     if not any("__call__" in vars(base) for base in target.__mro__):
-        raise RewardError(f"reward '{reward}' is a class ({place(target)}) without __call__; its inputs belong there")
+        raise RewardError(
+            "reward_not_callable",
+            f"reward '{reward}' is a class ({place(target)}) without __call__; its inputs belong there",
+            reward=reward,
+        )
     inputs, stray = _split(reward, target.__call__, method=True)
     wrong, options = _split(reward, target)
     if stray or wrong:
-        names = ", ".join([*stray, *(argument.name for argument in wrong)])
+        names = [*stray, *(argument.name for argument in wrong)]
         raise RewardError(
-            f"reward '{reward}' ({place(target)}): {names} in the wrong place; __init__ takes the options "
-            "(after a *), __call__ the inputs (no * there)"
+            "argument_misplaced",
+            f"reward '{reward}' ({place(target)}): {', '.join(names)} in the wrong place; __init__ takes the options "
+            "(after a *), __call__ the inputs (no * there)",
+            reward=reward,
+            arguments=names,
         )
     return Signature(inputs, options)
 
@@ -116,7 +134,11 @@ def _split(
     try:
         parameters = [*inspect.signature(target).parameters.values()][int(method) :]
     except (TypeError, ValueError) as error:
-        raise RewardError(f"reward '{reward}' ({place(target)}): {error}; wrap it in a function") from error
+        raise RewardError(
+            "signature_unreadable",
+            f"reward '{reward}' ({place(target)}): {error}; wrap it in a function",
+            reward=reward,
+        ) from error
     inputs: list[Argument] = []
     options: list[inspect.Parameter] = []
     for parameter in parameters:
@@ -127,8 +149,11 @@ def _split(
         else:
             what = f"{parameter.replace(annotation=parameter.empty)} ({parameter.kind.description})"
             raise RewardError(
+                "argument_without_name",
                 f"reward '{reward}' ({place(target)}) takes {what}; name the inputs that it needs, each is passed by "
-                "its name. (A TRL reward function runs as it is: type: trl:<module or file.py>:<function>)"
+                "its name. (A TRL reward function runs as it is: type: trl:<module or file.py>:<function>)",
+                reward=reward,
+                argument=parameter.name,
             )
     types = _types(reward, target, options)
     return tuple(inputs), {option.name: Option(types[option.name], option.default) for option in options}
@@ -147,5 +172,7 @@ def _types(reward: str, target: Callable[..., Any], options: list[inspect.Parame
         return {option.name: TypeAdapter(hints.get(option.name, Any)) for option in options}
     except (NameError, TypeError, PydanticUserError) as error:
         raise RewardError(
-            f"reward '{reward}' ({place(target)}): an option's annotation cannot be read: {error}"
+            "annotation_unreadable",
+            f"reward '{reward}' ({place(target)}): an option's annotation cannot be read: {error}",
+            reward=reward,
         ) from error

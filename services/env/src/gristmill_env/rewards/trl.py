@@ -43,7 +43,7 @@ class TrainerState:
     def global_step(self) -> int:
         """Optimizer steps done. Raises RewardError where nothing is trained."""
         if self.step is None:
-            raise RewardError("trainer_state.global_step is asked for, but nothing is trained here")
+            raise RewardError("no_trainer_state", "trainer_state.global_step is asked for, but nothing is trained here")
         return self.step
 
 
@@ -76,8 +76,12 @@ class TrlReward(Reward):
             if argument.default is argument.empty and argument.name not in given:
                 has = ", ".join(known.columns) or "no columns"
                 raise RewardError(
+                    "unknown_input",
                     f"TRL reward '{self.name}' wants '{argument.name}', a column; the data set has {has}."
-                    f"{did_you_mean(argument.name, sorted(given))}"
+                    f"{did_you_mean(argument.name, sorted(given))}",
+                    reward=self.name,
+                    input=argument.name,
+                    columns=list(known.columns),
                 )
         return Task(name, self.function, is_async(self.function), True, self._gather, _HINT)
 
@@ -111,17 +115,27 @@ def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any])
     params = dict(params)
     conversational = params.pop("conversational", None)
     if conversational is not None and not isinstance(conversational, bool):
-        raise RewardError(f"parameter 'conversational' of TRL reward '{name}' is {conversational!r}; true or false?")
+        raise RewardError(
+            "parameter_invalid",
+            f"parameter 'conversational' of TRL reward '{name}' is {conversational!r}; true or false?",
+            reward=name,
+            parameter="conversational",
+            problem="bool_type",
+        )
     if inspect.isclass(target) or not _takes_completions(target):
         _check(name, target, params)
         try:
             target = target(**params)
         except Exception as error:  # the user's code
             reason = f"TRL reward '{name}' cannot be made with these params: {type(error).__name__}: {error}"
-            raise RewardError(reason) from error
+            raise RewardError("reward_not_made", reason, reward=name, error=type(error).__name__) from error
         params = {}
         if not callable(target) or not _takes_completions(target):
-            raise RewardError(f"'{name}' takes neither completions nor prompts: it is no TRL reward function")
+            raise RewardError(
+                "not_a_trl_reward",
+                f"'{name}' takes neither completions nor prompts: it is not a TRL reward function",
+                reward=name,
+            )
     _check(name, target, params)
     parameters = inspect.signature(target).parameters.values()
     return TrlReward(
@@ -146,7 +160,11 @@ def _check(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> 
         if key not in options:
             known = ", ".join(options)
             raise RewardError(
-                f"TRL reward '{name}' has no parameter '{key}'; it has {known}.{did_you_mean(key, options)}"
+                "unknown_parameter",
+                f"TRL reward '{name}' has no parameter '{key}'; it has {known}.{did_you_mean(key, options)}",
+                reward=name,
+                parameter=key,
+                known=options,
             )
 
 

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from gristmill_env.running.errors import CallError
+
 T = TypeVar("T")
 
 
@@ -26,12 +28,16 @@ class Limits:
         computing = "" if math.isinf(self.cpu) else f"{self.cpu:g} s of processor time, "
         return f"{computing}{self.wall:g} s in all"
 
-    def overrun(self, cpu: float | None, wall: float) -> str | None:
-        """What to say of a call that took so long; None if it is within its limits. `cpu`: None if nobody knows."""
+    def overrun(self, cpu: float | None, wall: float) -> CallError | None:
+        """Returns the error of a call that took this many seconds; None if the call is within its limits.
+
+        `cpu`: None if nobody knows."""
         if cpu is not None and cpu > self.cpu:
-            return f"it took longer than {self.cpu:g} s of processor time"
+            return CallError(
+                "call_overran", f"it took longer than {self.cpu:g} s of processor time", limit="cpu", seconds=self.cpu
+            )
         if wall > self.wall:
-            return f"it took longer than {self.wall:g} s"
+            return CallError("call_overran", f"it took longer than {self.wall:g} s", limit="wall", seconds=self.wall)
         return None
 
 
@@ -63,8 +69,12 @@ class Call(ABC, Generic[T]):
         """Run an async call. It raises nothing: what goes wrong is in the result."""
 
     @abstractmethod
-    def failed(self, why: BaseException | str) -> T:
-        """The result of a call that failed."""
+    def failed(self, why: BaseException) -> T:
+        """The result of a call that failed. `why`: what the code raised, or a CallError."""
+
+    def not_needed(self) -> T:
+        """The result of a call that was not run, because nobody waits for it."""
+        return self.failed(CallError("call_not_needed", "it is not needed any more"))
 
     @property
     def is_open(self) -> bool:

@@ -14,7 +14,18 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from gristmill_env.running.protocol import HEAD, Broken, Done, Failed, Ready, Report, decode_order, framed
+from gristmill_env.running.protocol import (
+    HEAD,
+    Broken,
+    Done,
+    Failed,
+    Ready,
+    Report,
+    decode_order,
+    error_code,
+    error_values,
+    framed,
+)
 
 _REASON = 300
 
@@ -35,7 +46,7 @@ def main() -> None:
     try:
         work = getattr(importlib.import_module(module), factory)(order.settings)
     except Exception as error:  # noqa: BLE001  the owner tells it to whoever asks
-        _say(reports, Broken(f"{type(error).__name__}: {error}"[:_REASON]))
+        _say(reports, Broken(_reason(error), error_code(error), error_values(error)))
         return
     _say(reports, Ready())
     last = False
@@ -45,10 +56,14 @@ def main() -> None:
         try:
             report: Report = Done(work(job), last := order.grown is not None and _resident() > order.grown)
         except Exception as error:  # noqa: BLE001  what it raises belongs to this job
-            report = Failed(f"{type(error).__name__}: {error}"[:_REASON])
+            report = Failed(_reason(error), error_code(error), error_values(error))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _say(reports, report)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_REASON]
 
 
 def _resident() -> int:

@@ -1,8 +1,12 @@
-"""How a job in a process of its own ends without a result."""
+"""Errors of calls and of jobs that gave no result."""
 
 from __future__ import annotations
 
-from gristmill_env.errors import RewardError
+from gristmill_env.errors import EnvError, RewardError
+
+
+class CallError(EnvError):
+    """A call gave no result: it exceeded its limits, its event loop was blocked, or nobody waits for it."""
 
 
 class JobError(RewardError):

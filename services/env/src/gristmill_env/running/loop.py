@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import math
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -152,7 +153,7 @@ class LoopThread:
         if (timer := self._timers.pop(call, None)) is not None:
             timer.cancel()
         if not self._ending and call.is_open:  # it was cancelled before it began
-            call.settle(call.failed("it is not needed any more"))
+            call.settle(call.not_needed())
 
     def _cancel(self, calls: list[Call[Any]]) -> None:
         for call in calls:
@@ -174,7 +175,7 @@ class LoopThread:
         if call.held or late > _LATE:  # in the latter case the loop was held up by another: that time does not count
             due += self._limits.wall if call.held else 2 * late
             self._timers[call] = self._loop.call_at(due, self._expire, call, task, due)
-        elif call.settle(call.failed(f"it took longer than {self._limits.wall:g} s")):
+        elif (why := self._limits.overrun(None, math.inf)) is not None and call.settle(call.failed(why)):
             assert task is not None
             task.cancel()
 

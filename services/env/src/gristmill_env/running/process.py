@@ -40,7 +40,12 @@ class WorkerProcess:
                 start_new_session=True,  # its child processes are in its group, and are killed with it
             )
         except OSError as error:
-            raise NoProcess(f"no process for {what} could be started: {error}") from error
+            raise NoProcess(
+                "process_not_started",
+                f"no process for {what} could be started: {error}",
+                what=what,
+                error=type(error).__name__,
+            ) from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._jobs, self._reports = self._child.stdin, self._child.stdout
@@ -64,12 +69,19 @@ class WorkerProcess:
         except (OSError, EOFError, msgspec.DecodeError) as error:  # a TimeoutError is an OSError
             self.kill()
             raise NoProcess(
+                "process_not_started",
                 f"the process for {self._what} did not start ({_exit(self._child.returncode)}); is there memory left, "
-                f"and does `{' '.join(self._command)} < /dev/null` work?"
+                f"and does `{' '.join(self._command)} < /dev/null` work?",
+                what=self._what,
+                returncode=self._child.returncode,
             ) from error
         if isinstance(report, Broken):
             self.kill()
-            raise NoProcess(f"the process for {self._what} cannot work: {report.reason}")
+            raise NoProcess(
+                report.code or "process_broken",
+                f"the process for {self._what} cannot work: {report.reason}",
+                **report.values,
+            )
 
     def ask(self, job: bytes, shown: str) -> bytes:
         """Have `job` done. `shown`: what it is called in messages.
@@ -82,17 +94,30 @@ class WorkerProcess:
             report = self._read(self._order.wall)
         except TimeoutError:
             self.kill()
-            raise JobOverran(f"{shown} took more than {self._order.wall:g} s") from None
+            wall = self._order.wall
+            raise JobOverran(
+                "job_overran", f"{shown} took more than {wall:g} s", job=shown, limit="wall", seconds=wall
+            ) from None
         except (OSError, EOFError, msgspec.DecodeError) as error:
             self.kill()
             if self._child.returncode == -signal.SIGPROF:
-                raise JobOverran(f"{shown} took more than {self._order.cpu:g} s of processor time") from None
+                cpu = self._order.cpu
+                raise JobOverran(
+                    "job_overran",
+                    f"{shown} took more than {cpu:g} s of processor time",
+                    job=shown,
+                    limit="cpu",
+                    seconds=cpu,
+                ) from None
             raise JobDied(
+                "job_died",
                 f"the process of {shown} ended under it ({_exit(self._child.returncode)}); "
-                "it may have needed more memory than there is"
+                "it may have needed more memory than there is",
+                job=shown,
+                returncode=self._child.returncode,
             ) from error
         if isinstance(report, Failed):
-            raise JobFailed(f"{shown} failed: {report.reason}")
+            raise JobFailed(report.code or "job_failed", f"{shown} failed: {report.reason}", **report.values)
         assert isinstance(report, Done)
         if report.last:
             self.kill()

@@ -103,18 +103,26 @@ class ProcessPool:
             self._changed.notify_all()
         for job in waiting:
             if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(JobError(f"the pool of processes for {self._what} was closed"))
+                job.future.set_exception(self._closing())
         for thread in threads:
             thread.join()
 
     def _refusal(self, job: _Job) -> JobError | None:
         if self._closed:
-            return JobError(f"the pool of processes for {self._what} is closed")
+            return self._closing()
         if len(self._waiting) >= _WAITING:
-            return TooManyJobs(f"{_WAITING} jobs of {self._what} wait already; score fewer completions at once")
+            return TooManyJobs(
+                "too_many_jobs",
+                f"{_WAITING} jobs of {self._what} wait already; score fewer completions at once",
+                what=self._what,
+                waiting=_WAITING,
+            )
         if self._overran and self._overran.get(job.digest, 0.0) > time.monotonic():
-            return JobOverran(f"{job.shown} overran its limits a moment ago")
+            return JobOverran("job_overran_before", f"{job.shown} overran its limits a moment ago", job=job.shown)
         return None
+
+    def _closing(self) -> JobError:
+        return JobError("pool_closed", f"the pool of processes for {self._what} is closed", what=self._what)
 
     def _start_thread(self) -> None:
         self._threads.append(threading.Thread(target=self._work, name=f"process-{len(self._threads)}", daemon=True))

@@ -8,10 +8,18 @@ order.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from gristmill import GristmillError
+
 HEAD = struct.Struct("<I")
+
+_PLAIN = frozenset({type(None), bool, float, str})
+_MOST = 1 << 63
+"""Integers from here on do not fit into a message."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +50,9 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     """The process cannot work at all, and ends."""
 
     reason: str
+    code: str | None
+    """Of the error that the target raised, if it was one of Gristmill's."""
+    values: dict[str, Any]
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -53,9 +64,12 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The job raised; the process goes on."""
+    """The job raised; the process continues."""
 
     reason: str
+    code: str | None
+    """Of the error that the job raised, if it was one of Gristmill's."""
+    values: dict[str, Any]
 
 
 Report = Ready | Broken | Done | Failed
@@ -69,6 +83,29 @@ def framed(message: Order | Report | bytes) -> bytes:
     """The message as it goes over the pipe. A job is sent as it is."""
     body = message if isinstance(message, bytes) else _encoder.encode(message)
     return HEAD.pack(len(body)) + body
+
+
+def error_code(error: BaseException) -> str | None:
+    """Returns the code of one of Gristmill's errors; None for another error."""
+    return error.code if isinstance(error, GristmillError) else None
+
+
+def error_values(error: BaseException) -> dict[str, Any]:
+    """Returns the values of one of Gristmill's errors, in types that a message can hold; of another error its type."""
+    if not isinstance(error, GristmillError):
+        return {"error": type(error).__name__}
+    return {name: plain(value) for name, value in error.values.items()}
+
+
+def plain(value: object) -> Any:
+    """Returns a value of an error in types that a message can hold; another object as its text."""
+    if type(value) in _PLAIN or (type(value) is int and -_MOST <= value < _MOST):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    return str(value)
 
 
 def decode_order(body: bytes) -> Order:

@@ -20,8 +20,10 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+from gristmill import GristmillError
 from gristmill_env.errors import EnvError, RewardError
 from gristmill_env.running.calls import Batch, Call, Limits
+from gristmill_env.running.errors import CallError
 from gristmill_env.running.loop import LoopThread
 from gristmill_env.running.workers import Workers
 
@@ -75,9 +77,11 @@ class Runner:
         batch = Batch(calls)
         with self._changed:
             if self._fatal is not None:
-                raise self._error(str(self._fatal)) from self._fatal
+                if isinstance(self._fatal, GristmillError):
+                    raise self._error(self._fatal.code, str(self._fatal), **self._fatal.values) from self._fatal
+                raise self._error("watch_failed", str(self._fatal)) from self._fatal
             if self._closed:
-                raise self._error(self._closing())
+                raise self._closing()
             if not batch.calls:
                 return batch
             self._batches.add(batch)
@@ -109,11 +113,11 @@ class Runner:
             for loop in self._loops():
                 loop.close()
             for batch in list(self._batches):
-                batch.fail(self._error(self._closing()))
+                batch.fail(self._closing())
             self._changed.notify()
 
-    def _closing(self) -> str:
-        return f"the runner of the {self._what}s is closed"
+    def _closing(self) -> EnvError:
+        return self._error("runner_closed", f"the runner of the {self._what}s is closed", what=self._what)
 
     def _loops(self) -> list[LoopThread]:
         return [*([self._loop] if self._loop is not None else []), *self._own_loops.values()]
@@ -169,9 +173,13 @@ class Runner:
         if loop is self._loop:
             self._loop = None
         self._own_loops = {name: own for name, own in self._own_loops.items() if own is not loop}
-        seconds = f"{min(self._limits.cpu, self._limits.wall):g} s"
+        seconds = min(self._limits.cpu, self._limits.wall)
         if blocking is None:
-            why = f"the event loop of the {self._what}s was blocked for {seconds} by code that belongs to no task"
+            why = CallError(
+                "loop_blocked",
+                f"the event loop of the {self._what}s was blocked for {seconds:g} s by code that belongs to no task",
+                seconds=seconds,
+            )
             self._give_up(loop.thread, " or ".join(sorted({call.name for call in calls})))
             for call in calls:
                 call.settle(call.failed(why))
@@ -180,12 +188,16 @@ class Runner:
         mine = blocking.claim()  # not when it was settled before: then a task that it left behind blocks
         self._give_up(loop.thread, name)
         if mine:
-            why = f"it blocked its event loop for {seconds}; await what it waits for, or use def"
+            why = CallError(
+                "loop_blocked",
+                f"it blocked its event loop for {seconds:g} s; await what it waits for, or use def",
+                seconds=seconds,
+            )
             blocking.publish(blocking.failed(why))
         self._own_loops[name] = LoopThread(self._limits)
         for call in calls:
             if call.begun and not call.repeatable:
-                call.settle(call.failed(f"its event loop was blocked by {name}"))
+                call.settle(call.failed(CallError("loop_lost", f"its event loop was blocked by {name}", by=name)))
         self._on_loops(call for call in calls if call.is_open)
 
     def _give_up(self, thread: threading.Thread, name: str) -> None:
@@ -194,8 +206,11 @@ class Runner:
         if len(self._hanging) > MOST_HANGING:
             self._end(
                 self._error(
+                    "too_many_hanging",
                     f"{self._what} '{name}' hangs: {len(self._hanging)} threads are lost in calls that overran their "
-                    f"limits ({self._limits}); {self._remedy}"
+                    f"limits ({self._limits}); {self._remedy}",
+                    name=name,
+                    threads=len(self._hanging),
                 )
             )
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gristmill_env.running.calls import Call, Limits
+from gristmill_env.running.errors import CallError
 
 MOST_COMPUTING = 2
 """Threads that calls of one name may compute on; the others of that name wait, and those of other names pass them."""
@@ -91,10 +92,10 @@ class Workers:
             elif len(self._workers) < self._most and all(worker.slow(now) for worker in self._workers):
                 self._add()
 
-    def overdue(self, now: float, limits: Limits) -> list[tuple[Call[Any], threading.Thread, str]]:
+    def overdue(self, now: float, limits: Limits) -> list[tuple[Call[Any], threading.Thread, CallError]]:
         """Give up threads whose call has overrun its limits.
 
-        Returns the calls, claimed but not published, their threads, and what to say of them.
+        Returns the calls, claimed but not published, their threads, and their errors.
         """
         given_up = []
         for worker in list(self._workers):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tests.unit.env.rewards.running.misbehaving import BAD, GROUP, Make, fine, fine_async
 
+from gristmill_env.errors import RewardError
+
 
 def returning(value: object) -> Callable[[str], object]:
     def reward(completion: str) -> object:
@@ -28,6 +30,12 @@ def raises(completion: str) -> float:
 def leaves(completion: str) -> float:
     if completion == "bad":
         sys.exit(3)
+    return 1.0
+
+
+def refuses(completion: str) -> float:
+    if completion == "bad":
+        raise RewardError("picture_missing", "no picture", path="a.png")
     return 1.0
 
 
@@ -51,27 +59,30 @@ def group_with_a_nan(completions: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("reward", "told"),
+    ("reward", "code", "values"),
     [
-        (raises, "raises: KeyError: 'mark'"),
-        (raises_async, "raises_async: KeyError: 'mark'"),
-        (leaves, "leaves: SystemExit: 3"),
-        (cancels_itself, "cancels_itself: CancelledError: "),
-        (forgets_async, "forgets_async: it returns an awaitable but is not `async def`"),
-        (group_with_a_nan, "group_with_a_nan: a reward returns a finite number or None, not nan"),
+        (raises, "reward_raised", {"error": "KeyError"}),
+        (raises_async, "reward_raised", {"error": "KeyError"}),
+        (leaves, "reward_raised", {"error": "SystemExit"}),
+        (cancels_itself, "reward_raised", {"error": "CancelledError"}),
+        (refuses, "picture_missing", {"path": "a.png"}),
+        (forgets_async, "not_async", {}),
+        (group_with_a_nan, "value_invalid", {}),
         *[
-            (returning(value), f"reward: a reward returns a finite number or None, not {value!r}")
+            (returning(value), "value_invalid", {})
             for value in (float("nan"), float("inf"), -float("inf"), "1", [1.0], 1j)
         ],
     ],
 )
 async def test_the_sample_it_fails_on_is_an_error_and_the_others_are_not(
-    scorer: Make, reward: Callable[..., Any], told: str
+    scorer: Make, reward: Callable[..., Any], code: str, values: dict[str, str]
 ) -> None:
     made = scorer(fine, reward, fine_async)
     scores = await made.score(GROUP)
     assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
-    assert [score.error for score in scores] == [None, told, None, None]
+    failure = scores[1].failed[reward.__name__]
+    assert (failure.code, failure.values) == (code, values)
+    assert [score.error for score in scores] == [None, str(failure), None, None]
     assert scores[1].parts == {"fine": 1.0, reward.__name__: None, "fine_async": 1.0}
     assert made.errors == {reward.__name__: 1}
 
@@ -105,18 +116,22 @@ async def raises_for_all(completions: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("reward", "told"),
+    ("reward", "code", "values"),
     [
-        (too_few, "it returned 3 values for 4 completions"),
-        (too_many, "it returned 5 values for 4 completions"),
-        (one_for_all, "a group-level reward returns a list, one value a completion, not 1.0"),
-        (raises_for_all, "ValueError: no"),
+        (too_few, "value_count", {"values": 3, "completions": 4}),
+        (too_many, "value_count", {"values": 5, "completions": 4}),
+        (one_for_all, "not_a_list", {}),
+        (raises_for_all, "reward_raised", {"error": "ValueError"}),
     ],
 )
-async def test_a_group_level_failure_is_one_of_all_samples(scorer: Make, reward: Callable[..., Any], told: str) -> None:
+async def test_a_group_level_failure_is_one_of_all_samples(
+    scorer: Make, reward: Callable[..., Any], code: str, values: dict[str, Any]
+) -> None:
     made = scorer(fine, reward)
     scores = await made.score(GROUP)
-    assert [score.error for score in scores] == [f"{reward.__name__}: {told}"] * 4
+    failures = [score.failed[reward.__name__] for score in scores]
+    assert [(failure.code, failure.values) for failure in failures] == [(code, values)] * 4
+    assert [score.error for score in scores] == [str(failure) for failure in failures]
     assert [score.parts["fine"] for score in scores] == [1.0] * 4
     assert made.errors == {reward.__name__: 4}
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, Waiting, fine, fine_async
 
 from gristmill_env.errors import RewardError
@@ -125,5 +126,5 @@ async def test_a_closed_scorer_leaves_no_thread_behind() -> None:
         thread.join(10)
     assert ours
     assert not any(thread.is_alive() for thread in ours)
-    with pytest.raises(RewardError, match="closed"):
+    with raises(RewardError, "runner_closed"):
         await made.score(GROUP)

@@ -26,8 +26,15 @@ def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
     Raises RewardError for vectors of other lengths, or of no direction (all zeros, or not finite).
     """
     if vectors.shape[1] != len(other):
-        raise RewardError(f"embeddings of {vectors.shape[1]} and of {len(other)} numbers cannot be compared")
+        raise RewardError(
+            "embedding_sizes",
+            f"embeddings of {vectors.shape[1]} and of {len(other)} numbers cannot be compared",
+            sizes=[vectors.shape[1], len(other)],
+        )
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(other)
     if not np.all(np.isfinite(norms) & (norms > 0)):
-        raise RewardError("an embedding has no direction (all zeros, or not finite); is this an embedding model?")
+        raise RewardError(
+            "embedding_without_direction",
+            "an embedding has no direction (all zeros, or not finite); is this an embedding model?",
+        )
     return np.asarray(1 - vectors @ other / norms, np.float64)

@@ -29,8 +29,10 @@ class LocalModel:
         """Raises RewardError when the extra is missing. The model itself is loaded later: that takes long."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise RewardError(
+                "extra_missing",
                 "local: true needs sentence-transformers, which is not installed: "
-                'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url'
+                'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url',
+                extra="embeddings",
             )
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
@@ -49,4 +51,8 @@ def _load(name: str) -> Any:
     try:
         return SentenceTransformer(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise RewardError(f"model_name '{name}' cannot be loaded as a sentence-transformers model: {error}") from error
+        raise RewardError(
+            "embedding_model_not_loaded",
+            f"model_name '{name}' cannot be loaded as a sentence-transformers model: {error}",
+            model=name,
+        ) from error

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from pydantic import SecretStr
 
+from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.embeddings.embedder import Vectors
 
@@ -49,10 +50,17 @@ class EmbeddingServer:
         try:
             data = msgspec.json.decode(answer.content, type=_Embeddings).data
         except msgspec.DecodeError as error:
-            raise RewardError(f"{self._named} does not answer as OpenAI's does: {error}") from error
+            raise RewardError(
+                "embeddings_invalid", f"{self._named} does not answer as OpenAI's does: {error}", url=self._shown
+            ) from error
         rows = {item.index: item.embedding for item in data}
         if sorted(rows) != list(range(len(texts))) or len({len(row) for row in rows.values()}) != 1:
-            raise RewardError(f"{self._named} was sent {len(texts)} texts and did not return a vector for each")
+            raise RewardError(
+                "embeddings_incomplete",
+                f"{self._named} was sent {len(texts)} texts and did not return a vector for each",
+                url=self._shown,
+                texts=len(texts),
+            )
         return np.array([rows[index] for index in range(len(texts))], np.float64)
 
     @property
@@ -61,7 +69,12 @@ class EmbeddingServer:
 
     @property
     def _named(self) -> str:
-        return f"the embeddings server at {self._url}"
+        return f"the embeddings server at {self._shown}"
+
+    @property
+    def _shown(self) -> str:
+        """The address for messages: without a password."""
+        return redact_text(self._url)
 
     async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:
         problem = ""
@@ -72,12 +85,21 @@ class EmbeddingServer:
                     return answer
                 problem = f"HTTP {answer.status_code}: {answer.text[:300]}"
                 if answer.status_code < 500 and answer.status_code != 429:
-                    raise RewardError(f"{self._named} refuses: {problem}{_REMEDIES.get(answer.status_code, '')}")
+                    raise RewardError(
+                        "embeddings_refused",
+                        f"{self._named} refuses: {problem}{_REMEDIES.get(answer.status_code, '')}",
+                        url=self._shown,
+                        status=answer.status_code,
+                    )
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
             if pause is not None:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        raise RewardError(f"{self._named} does not answer ({problem}); is it running, and is base_url its address?")
+        raise RewardError(
+            "embeddings_unreachable",
+            f"{self._named} does not answer ({problem}); is it running, and is base_url its address?",
+            url=self._shown,
+        )
 
 
 _TOO_LONG = "; where a text is too long for the model, set max_characters"
