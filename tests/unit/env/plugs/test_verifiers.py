@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import verifiers as vf
+from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 from verifiers.types import ClientConfig, Response, ResponseMessage, Usage
 
@@ -216,9 +217,10 @@ async def test_a_function_that_fails_is_an_error_of_its_completion_and_no_zero(p
     good, bad, infinite = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["2", "two", "inf"], row=0)
     assert (good.total, good.error) == (2.0, None)
     assert bad.total is None
-    assert bad.error == "verifiers: picky: ValueError: could not convert string to float: 'two'"
+    assert (bad.failed["verifiers"].code, bad.failed["verifiers"].values) == ("reward_raised", {"error": "ValueError"})
+    assert str(bad.error).startswith("verifiers: picky: ")
     assert infinite.total is None
-    assert "finite" in str(infinite.error)
+    assert infinite.failed["verifiers"].code == "value_invalid"
 
 
 @pytest.mark.parametrize("returned", ["[1.0]", "None", "{'a': 1.0}", "'much'"])
@@ -226,6 +228,7 @@ async def test_what_is_no_number_is_an_error(package: Package, returned: str) ->
     code = simple(f"def odd(completion):\n    return {returned}", "odd")
     (score,) = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["a"], row=0)
     assert score.total is None
+    assert score.failed["verifiers"].code == "reward_raised"
     assert str(score.error).startswith("verifiers: odd: ")
 
 
@@ -244,7 +247,9 @@ async def test_a_metric_that_fails_costs_nobody_the_total(package: Package) -> N
     with_x, without = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["..x", "..."], row=0)
     assert (with_x.total, with_x.parts["verifiers/watch"], with_x.failed) == (0.75, 2, {})
     assert (without.total, without.error, without.parts["verifiers/watch"]) == (0.75, None, None)
-    assert without.failed == {"verifiers/watch": "ValueError: substring not found"}
+    assert list(without.failed) == ["verifiers/watch"]
+    assert without.failed["verifiers/watch"].code == "reward_raised"
+    assert without.failed["verifiers/watch"].values == {"error": "ValueError"}
 
 
 async def test_several_rubrics_and_what_they_lay_down_in_setup_and_state(package: Package) -> None:
@@ -297,7 +302,7 @@ async def test_a_prompt_that_is_changed_in_setup_is_refused(package: Package) ->
             return Changed(dataset=Dataset.from_list([{"question": "q", "answer": "a"}]), rubric=vf.Rubric([one]))
     """
     (score,) = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["a"], row=0)
-    assert "changes the prompt" in str(score.error)
+    assert score.failed["verifiers"].code == "prompt_changed"
 
 
 async def test_the_prompt_that_the_model_was_given_is_what_functions_see(package: Package) -> None:
@@ -330,25 +335,17 @@ def test_handlers_of_signals_stay_those_of_the_run(package: Package) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "found"),
     [
-        (
-            {"kind": "vf.ToolEnv", "arguments": "tools=[]"},
-            r"is a ToolEnv, no vf\.SingleTurnEnv: its turns would not be played; only one prompt and one reply",
-        ),
-        (
-            {"arguments": "tool_defs=[{'name': 't', 'description': '', 'parameters': {}}]"},
-            "gives the model tools",
-        ),
-        ({"arguments": "message_type='completion'"}, "message_type 'completion', and prompts here are chat messages"),
+        ({"kind": "vf.ToolEnv", "arguments": "tools=[]"}, "ToolEnv"),
+        ({"arguments": "tool_defs=[{'name': 't', 'description': '', 'parameters': {}}]"}, "tools"),
+        ({"arguments": "message_type='completion'"}, "completion"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:message_type is deprecated")
-def test_what_is_not_one_prompt_and_one_reply_is_refused(
-    package: Package, changes: dict[str, str], reason: str
-) -> None:
+def test_what_is_not_one_prompt_and_one_reply_is_refused(package: Package, changes: dict[str, str], found: str) -> None:
     name = package(simple("def one(completion):\n    return 1.0", "one", **changes))
-    with pytest.raises(PluginError, match=reason):
+    with raises(PluginError, "environment_unsupported", found=found):
         PromptDataset(config(dataset_name=f"verifiers:{name}"), None)
 
 
@@ -356,34 +353,38 @@ def test_what_cannot_be_loaded_says_why(package: Package) -> None:
     def load(**values: Any) -> None:
         PromptDataset(config(**values), None)
 
-    with pytest.raises(PluginError, match=r"'not-there' cannot be loaded: ModuleNotFoundError: .*'not_there'"):
+    with raises(PluginError, "environment_not_loaded", environment="not-there", error="ModuleNotFoundError"):
         load(dataset_name="verifiers:not-there")
-    with pytest.raises(PluginError, match="unexpected keyword argument 'rowz'"):
+    with raises(PluginError, "environment_not_loaded", error="TypeError") as raised:
         load(dataset_name=f"verifiers:{package(SUMS)}", dataset_args={"rowz": 3})
-    with pytest.raises(DatasetError, match="has no split 'test'; it has train and eval"):
+    assert "'rowz'" in str(raised.value)
+    with raises(DatasetError, "split_missing", split="test", known=["train", "eval"]):
         load(dataset_name=f"verifiers:{package(SUMS)}", split="test")
     one = package(simple("def one(completion):\n    return 1.0", "one"))
-    with pytest.raises(DatasetError, match="has no eval data; set split to train"):
+    with raises(DatasetError, "split_missing", environment=one, split="eval"):
         load(dataset_name=f"verifiers:{one}", split="eval")
-    with pytest.raises(ConfigError, match="dataset_args are for a verifiers environment"):
+    with raises(ConfigError, "invalid_settings", problems={"settings": "args_without_taker"}):
         load(dataset_name="openai/gsm8k", dataset_args={"rows": 3})
 
 
 def test_the_reward_wants_an_environment_and_its_rows(package: Package) -> None:
-    with pytest.raises(RewardError, match=r"id.*dataset_name: verifiers:<id>"):
+    with raises(RewardError, "invalid_settings", problems={"id": "missing"}) as raised:
         create_reward("verifiers")
+    assert "verifiers:<id>" in str(raised.value)
     reward = create_reward({"type": "verifiers", "params": {"id": package(SUMS)}})
-    with pytest.raises(RewardError, match="a column 'prompt'; the data set has question, answer"):
+    with raises(RewardError, "unknown_input", input="prompt", columns=["question", "answer"]):
         Scorer([WeightedReward(reward, 1.0)], has_answer=False, columns=["question", "answer"])
 
 
 def test_without_the_extra_the_line_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    remedy = r'pip install "gristmill-env\[verifiers\]"'
+    remedy = 'pip install "gristmill-env[verifiers]"'
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(PluginError, match=remedy):
+    with raises(PluginError, "extra_missing", extra="verifiers") as raised:
         PromptDataset(config(dataset_name="verifiers:any"), None)
+    assert remedy in str(raised.value)
     later = ModuleType("verifiers")
     later.__dict__["__version__"] = "0.4.0"
     monkeypatch.setitem(sys.modules, "verifiers", later)
-    with pytest.raises(PluginError, match=rf"verifiers 0\.4\.0 has no SingleTurnEnv.*{remedy}"):
+    with raises(PluginError, "extra_version", extra="verifiers", version="0.4.0") as raised:
         PromptDataset(config(dataset_name="verifiers:any"), None)
+    assert remedy in str(raised.value)

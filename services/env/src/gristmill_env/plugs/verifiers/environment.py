@@ -46,14 +46,30 @@ def environment_rows(environment_id: str, arguments: Mapping[str, Any], split: s
     """
     label = f"verifiers environment '{environment_id}'"
     if split not in _SPLITS:
-        raise DatasetError(f"{label} has no split '{split}'; it has train and eval.{did_you_mean(split, _SPLITS)}")
+        raise DatasetError(
+            "split_missing",
+            f"{label} has no split '{split}'; it has train and eval.{did_you_mean(split, _SPLITS)}",
+            split=split,
+            known=list(_SPLITS),
+        )
     environment = load_environment(environment_id, arguments)
     try:
         rows = getattr(environment, _SPLITS[split])()
     except Exception as error:  # the environment's code
-        raise DatasetError(f"{label}: its {split} data cannot be built: {type(error).__name__}: {error}") from error
+        raise DatasetError(
+            "environment_raised",
+            f"{label}: its {split} data cannot be built: {type(error).__name__}: {error}",
+            environment=environment_id,
+            split=split,
+            error=type(error).__name__,
+        ) from error
     if rows is None:
-        raise DatasetError(f"{label} has no {split} data; set split to {'eval' if split == 'train' else 'train'}")
+        raise DatasetError(
+            "split_missing",
+            f"{label} has no {split} data; set split to {'eval' if split == 'train' else 'train'}",
+            environment=environment_id,
+            split=split,
+        )
     return rows
 
 
@@ -62,14 +78,19 @@ def _verifiers(environment_id: str) -> Any:
         import verifiers
     except ImportError as error:
         raise PluginError(
+            "extra_missing",
             f"verifiers environment '{environment_id}' needs the package verifiers, which cannot be imported "
-            f"({error}): {_INSTALL}"
+            f"({error}): {_INSTALL}",
+            extra="verifiers",
         ) from error
     if not hasattr(verifiers, "SingleTurnEnv"):
         version = getattr(verifiers, "__version__", "as it is installed")
         raise PluginError(
+            "extra_version",
             f"verifiers environment '{environment_id}' cannot be loaded: verifiers {version} has no SingleTurnEnv "
-            f"(it went with 0.4): {_INSTALL}"
+            f"(it went with 0.4): {_INSTALL}",
+            extra="verifiers",
+            version=version,
         )
     return verifiers
 
@@ -80,23 +101,32 @@ def _load(vf: Any, environment_id: str, arguments: Mapping[str, Any]) -> Any:
     except Exception as error:  # the environment's code; verifiers puts what it raised below an error of its own
         cause = error.__cause__ or error
         raise PluginError(
+            "environment_not_loaded",
             f"verifiers environment '{environment_id}' cannot be loaded: {type(cause).__name__}: {cause}; is its "
-            "package installed (prime env install, pip), and do dataset_args fit its load_environment?"
+            "package installed (prime env install, pip), and do dataset_args fit its load_environment?",
+            environment=environment_id,
+            error=type(cause).__name__,
         ) from error
 
 
 def _check(vf: Any, environment_id: str, environment: Any) -> None:
-    reason = None
+    reason = found = None
     if not isinstance(environment, vf.SingleTurnEnv):
-        reason = f"is a {type(environment).__name__}, no vf.SingleTurnEnv: its turns would not be played"
+        found = type(environment).__name__
+        reason = f"is a {found}, no vf.SingleTurnEnv: its turns would not be played"
     elif environment.tool_defs:
+        found = "tools"
         reason = "gives the model tools, which nobody would answer"
     elif environment.message_type != "chat":
-        reason = f"has message_type '{environment.message_type}', and prompts here are chat messages"
+        found = environment.message_type
+        reason = f"has message_type '{found}', and prompts here are chat messages"
     if reason is not None:
         raise PluginError(
+            "environment_unsupported",
             f"verifiers environment '{environment_id}' {reason}; only one prompt and one reply can be run. Several "
-            "turns are a class of your own: environment: {type: path/to/file.py:Class}"
+            "turns are a class of your own: environment: {type: path/to/file.py:Class}",
+            environment=environment_id,
+            found=found,
         )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from gristmill_env.errors import RewardError
+
 
 @dataclass(frozen=True)
 class FunctionFailure:
@@ -61,7 +63,7 @@ def _told(function: Callable[..., Any], *, counts: bool, alone: bool) -> Callabl
             plain = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
             for number in plain if isinstance(plain, list | tuple) and not alone else (plain,):
                 if not math.isfinite(float(number)):
-                    raise ValueError(f"a reward is a finite number, not {number!r}")
+                    raise RewardError("value_invalid", f"a reward is a finite number, not {number!r}")
             return value
         except Exception as error:
             _failures.get()[function.__name__] = FunctionFailure(error, counts)

@@ -26,13 +26,16 @@ class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is a
 
     async def to_native_tool(self, tool: Any) -> Any:
         """Raises RewardError: the model has been given no tools."""
-        raise RewardError(f"the row gives the model a tool, {tool.name}, which nobody would answer")
+        raise RewardError(
+            "tool_in_row", f"the row gives the model a tool, {tool.name}, which nobody would answer", tool=tool.name
+        )
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
         """Raises RewardError for another prompt than the completion's: setup_state or get_prompt_messages made it."""
         if [(message.role, message.content) for message in messages] != self._prompt:
             raise RewardError(
-                "the environment's code changes the prompt, which the model was given as it is in the row"
+                "prompt_changed",
+                "the environment's code changes the prompt, which the model was given as it is in the row",
             )
         return messages, {}
 

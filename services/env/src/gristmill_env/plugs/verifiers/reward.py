@@ -53,8 +53,12 @@ class RubricReward(Reward):
     def bind(self, known: Known, name: str) -> Task:
         if _PROMPT not in known.columns:
             raise RewardError(
+                "unknown_input",
                 f"reward '{self.name}' scores rows of its verifiers environment, with a column '{_PROMPT}'; the data "
-                f"set has {', '.join(known.columns) or 'no columns'}"
+                f"set has {', '.join(known.columns) or 'no columns'}",
+                reward=self.name,
+                input=_PROMPT,
+                columns=list(known.columns),
             )
         # Alone where it may: then what goes wrong costs one completion, not its group.
         in_group = self.environment.rubric.has_group_rewards
@@ -74,7 +78,7 @@ class RubricReward(Reward):
                 await rubric.cleanup(state)
         for function, failure in failures.items():
             if failure.counts:
-                raise RewardError(f"{function}: {type(failure.error).__name__}: {failure.error}") from failure.error
+                raise _named(function, failure.error) from failure.error
         failed = {function: failure.error for function, failure in failures.items()}
         return [Detailed(state["reward"], {**state["metrics"], **failed}) for state in states]
 
@@ -87,9 +91,9 @@ class RubricReward(Reward):
         state = await self.environment.rollout({**private(sample.row), _PROMPT: prompt}, client, "policy", {})
         if (error := state.get("error")) is not None:
             cause = error.__cause__ or error  # verifiers puts what went wrong below an error of its own
-            ours = isinstance(cause, RewardError)
-            told = str(cause) if ours else f"the environment's rollout: {type(cause).__name__}: {cause}"
-            raise RewardError(told) from error
+            if isinstance(cause, RewardError):
+                raise RewardError(cause.code, str(cause), **cause.values) from error
+            raise _named("the environment's rollout", cause) from error
         return state
 
 
@@ -102,8 +106,16 @@ def rubric_reward(name: str, params: Mapping[str, Any]) -> RubricReward:
         wanted = parse(RubricParams, dict(params), f"params of reward '{name}'")
     except ConfigError as error:
         remedy = "; it takes those of dataset.dataset_name: verifiers:<id> where there are none" if not params else ""
-        raise RewardError(f"{error}{remedy}") from error
+        raise RewardError(error.code, f"{error}{remedy}", **error.values) from error
     return RubricReward(name, load_environment(wanted.id, wanted.args))
+
+
+def _named(what: str, error: BaseException) -> RewardError:
+    """The error of the environment's code that raised `error`. `what`: which code, for the message."""
+    if isinstance(error, RewardError):
+        return RewardError(error.code, f"{what}: {error}", **error.values)
+    kind = type(error).__name__
+    return RewardError("reward_raised", f"{what}: {kind}: {error}", error=kind)
 
 
 def _messages(sample: Sample) -> list[dict[str, Any]]:
