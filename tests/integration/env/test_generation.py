@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.errors import raises
 from tests.support.stack import Vllm
 
 from gristmill import Manifest, SamplingParams
@@ -146,5 +147,6 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_servers_words(
     server: ModelServers, question: GenerationRequest
 ) -> None:
     request = GenerationRequest(token_ids=list(question.token_ids) * 400, sampling=SAMPLING)
-    with pytest.raises(InferenceError, match=r"refused /inference/v1/generate: HTTP 400.*2048"):
+    with raises(InferenceError, "request_refused", status=400, path="/inference/v1/generate") as raised:
         await server.generate(request)
+    assert "2048" in str(raised.value)

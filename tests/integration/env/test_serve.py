@@ -98,7 +98,7 @@ def test_weights_that_nobody_published_are_never_trained_on(
 ) -> None:
     environments.here(trainer.url)
     trainer.take(label="default")  # as after a restart of the model server
-    _until(lambda: "has lost the weights in training" in caplog.text)
+    _until(lambda: "state=unpublished" in caplog.text)
     time.sleep(1.0)
     assert trainer.api.status("sums").ready == 0
     trainer.label("1.0")

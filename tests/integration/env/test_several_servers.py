@@ -18,6 +18,7 @@ from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, Output, Vllm, start_vllm
 
 from gristmill import SamplingParams
+from gristmill.logs import line
 from gristmill_env.inference import GenerationRequest, ModelServers
 from gristmill_env.settings import ServerConfig
 from local_processes import LocalStack, Service
@@ -83,8 +84,8 @@ def test_no_row_of_a_run_is_lost_with_a_server_and_it_gets_work_when_it_is_back(
                 groups += trainer.train(until=trainer.step + 1)
         with proxy.under(Fault(refuse=True)):
             groups += trainer.train(until=trainer.step + 1)
-        assert caplog.text.count(f"model server at {failing}: ") == 1
-        while f"model server at {failing} answers again" not in caplog.text:
+        assert caplog.text.count(line("model server", state="away", url=failing)) == 1
+        while line("model server", state="up", url=failing) not in caplog.text:
             assert trainer.step < 200, "it was never asked again"
             groups += trainer.train(until=trainer.step + 1)
         trainer.api.finish("sums", trainer.incarnation)

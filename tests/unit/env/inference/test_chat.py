@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
 from gristmill import SamplingParams
@@ -79,17 +80,17 @@ async def test_a_completion_that_was_broken_off_is_asked_for_again(text_server: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "settings"),
     [
-        ({"prefill": "<think>"}, "prefill"),
-        ({"stop_token_ids": [7]}, "stop_token_ids"),
-        ({"stop_token_ids": [7], "prefill": "<"}, "prefill and stop_token_ids"),
+        ({"prefill": "<think>"}, ["prefill"]),
+        ({"stop_token_ids": [7]}, ["stop_token_ids"]),
+        ({"stop_token_ids": [7], "prefill": "<"}, ["prefill", "stop_token_ids"]),
     ],
 )
 async def test_what_only_vllm_can_do_is_refused_elsewhere(
-    text_server: FailingServer, changes: dict[str, Any], named: str
+    text_server: FailingServer, changes: dict[str, Any], settings: list[str]
 ) -> None:
-    with pytest.raises(InferenceError, match=rf"^{named} cannot be asked of .* not vLLM"):
+    with raises(InferenceError, "needs_vllm", settings=settings):
         await ask(text_server, dataclasses.replace(ASK, **changes))
     assert text_server.bodies == []
 

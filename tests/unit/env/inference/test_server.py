@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
 from gristmill import Manifest
@@ -18,17 +19,18 @@ from .conftest import ASK, CHAT, GENERATE, answers, choice, client
 async def test_an_unreachable_server_is_named_with_how_long_it_was_tried() -> None:
     async with client("http://127.0.0.1:1") as server:
         started = time.monotonic()
-        with pytest.raises(
-            InferenceError, match=r"http://127\.0\.0\.1:1 did not answer for \d s \(/v1/models: .*running"
-        ):
+        with raises(InferenceError, "server_unreachable", urls=["http://127.0.0.1:1"]) as raised:
             await server.connect(patience=1.2)
+        assert "/v1/models" in raised.value.values["problems"][0]
+        assert raised.value.values["seconds"] >= 1.2
         assert time.monotonic() - started >= 1.2
 
 
 async def test_another_model_names_the_line_to_change(failing_server: FailingServer) -> None:
     async with client(failing_server, model_name="smollm2") as server:
-        with pytest.raises(InferenceError, match=r"wants model 'smollm2'.*serves 'tiny'; set MODEL=smollm2 in \.env"):
+        with raises(InferenceError, "model_not_served", model="smollm2", known=["tiny"]) as raised:
             await server.connect(patience=1)
+    assert "MODEL=smollm2" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", [None, "tiny", "/models/tiny", "hub/original"])
@@ -45,7 +47,7 @@ async def test_a_model_may_be_called_by_any_of_its_names(failing_server: Failing
 async def test_a_catalogue_of_models_wants_a_name(failing_server: FailingServer) -> None:
     failing_server.answers["/v1/models"] = lambda: (200, {"data": [{"id": "a"}, {"id": "b"}, {"id": "c"}]})
     async with client(failing_server) as server:
-        with pytest.raises(InferenceError, match="serves 'a' and 2 more; set model_name"):
+        with raises(InferenceError, "several_models", known=["a", "b", "c"]):
             await server.connect(patience=1)
     async with client(failing_server, model_name="b") as server:
         assert (await server.connect(patience=1)).name == "b"
@@ -64,25 +66,26 @@ async def test_a_server_without_token_ids_is_refused(failing_server: FailingServ
     failing_server.answers[GENERATE] = lambda: answer
     async with client(failing_server) as server:
         await server.connect(patience=1)
-        with pytest.raises(InferenceError, match=r"training needs token ids.*--enable-scale-out"):
+        with raises(InferenceError, "no_token_ids", url=failing_server.url) as raised:
             await server.generate(ASK)
+    assert "--enable-scale-out" in str(raised.value)
 
 
 async def test_a_text_server_is_known_and_refused_for_training(failing_server: FailingServer) -> None:
     failing_server.takes_tokens = False
     async with client(failing_server) as server:
         assert (await server.connect(patience=1)).text_only
-        with pytest.raises(InferenceError, match=r"gives text only; training needs token ids.*--enable-scale-out"):
+        with raises(InferenceError, "no_token_ids", url=failing_server.url):
             server.refuse_text_only()
     async with client(failing_server, server_type="vllm") as server:
-        with pytest.raises(InferenceError, match=r"has no /inference/v1/generate; training needs token ids"):
+        with raises(InferenceError, "no_token_ids", url=failing_server.url):
             await server.connect(patience=1)
 
 
 async def test_server_type_openai_takes_text_of_a_server_that_has_token_ids(failing_server: FailingServer) -> None:
     async with client(failing_server, server_type="openai") as server:
         assert (await server.connect(patience=1)).text_only
-        with pytest.raises(InferenceError, match="gives text only"):
+        with raises(InferenceError, "no_token_ids", url=failing_server.url):
             server.refuse_text_only()
     async with client(failing_server) as server:
         assert not (await server.connect(patience=1)).text_only
@@ -90,36 +93,45 @@ async def test_server_type_openai_takes_text_of_a_server_that_has_token_ids(fail
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "code", "values"),
     [
-        ((200, {"choices": [choice(token_ids=[6])]}), "log-probabilities of other tokens"),
-        ((200, {"choices": [choice()] * 2}), "returned 2 of 1 completions"),
-        ((200, {"text": "hello"}), "does not answer .* as it should"),
-        ((400, {"error": {"message": "prompt is longer than 1024"}}), "HTTP 400.*prompt is longer than 1024"),
-        ((404, {"error": {"message": "The model `x` does not exist."}}), "HTTP 404.*does not exist"),
-        ((401, {"error": "no"}), "set api_key"),
+        ((200, {"choices": [choice(token_ids=[6])]}), "logprobs_mismatch", {}),
+        ((200, {"choices": [choice()] * 2}), "completion_count", {"found": 2, "wanted": 1}),
+        ((200, {"text": "hello"}), "answer_invalid", {"path": GENERATE}),
+        ((400, {"error": {"message": "prompt is longer than 1024"}}), "request_refused", {"status": 400}),
+        ((404, {"error": {"message": "The model `x` does not exist."}}), "request_refused", {"status": 404}),
+        ((401, {"error": "no"}), "api_key_refused", {"status": 401, "path": GENERATE}),
     ],
 )
-async def test_a_refusal_is_told_at_once(failing_server: FailingServer, answer: tuple[int, Any], message: str) -> None:
+async def test_a_refusal_is_told_at_once(
+    failing_server: FailingServer, answer: tuple[int, Any], code: str, values: dict[str, Any]
+) -> None:
     failing_server.answers[GENERATE] = lambda: answer
     async with client(failing_server, patience=30) as server:
         await server.connect(patience=1)
-        with pytest.raises(InferenceError, match=message):
+        with raises(InferenceError, code, url=failing_server.url, **values) as raised:
             await server.generate(ASK)
+    if code == "request_refused":
+        assert answer[1]["error"]["message"] in str(raised.value)
     assert failing_server.asked.count(GENERATE) == 1
 
 
 @pytest.mark.parametrize(
-    "answer", [(500, {"error": "engine died"}), (200, {"choices": [choice(finish_reason="abort")]})]
+    ("answer", "told"),
+    [((500, {"error": "engine died"}), "HTTP 500"), ((200, {"choices": [choice(finish_reason="abort")]}), "'abort'")],
 )
 async def test_a_server_in_trouble_is_asked_again_until_patience_ends(
-    failing_server: FailingServer, answer: tuple[int, Any]
+    failing_server: FailingServer, answer: tuple[int, Any], told: str
 ) -> None:
     failing_server.answers[GENERATE] = lambda: answer
     async with client(failing_server, patience=2.0) as server:
         await server.connect(patience=1)
-        with pytest.raises(InferenceError, match=rf"did not answer for [2-9] s \({GENERATE}: (HTTP 500|.*'abort')"):
+        with raises(InferenceError, "server_unreachable", urls=[failing_server.url]) as raised:
             await server.generate(ASK)
+    assert raised.value.values["seconds"] >= 2.0
+    [problem] = raised.value.values["problems"]
+    assert problem.startswith(GENERATE)
+    assert told in problem
     assert failing_server.asked.count(GENERATE) >= 3
 
 
@@ -135,15 +147,20 @@ async def test_a_server_that_asks_for_time_gets_it(failing_server: FailingServer
 
 
 @pytest.mark.parametrize(
-    ("settings", "path"), [({}, CHAT), ({"server_type": "openai"}, CHAT), ({"server_type": "vllm"}, GENERATE)]
+    ("settings", "path", "code"),
+    [
+        ({}, CHAT, "request_refused"),
+        ({"server_type": "openai"}, CHAT, "request_refused"),
+        ({"server_type": "vllm"}, GENERATE, "no_token_ids"),
+    ],
 )
 async def test_where_an_address_without_a_path_is_asked(
-    failing_server: FailingServer, settings: dict[str, Any], path: str
+    failing_server: FailingServer, settings: dict[str, Any], path: str, code: str
 ) -> None:
     failing_server.takes_tokens = "vllm" in settings.values()
     async with client(f"{failing_server.url}/", **settings) as server:
         await server.connect(patience=1)
-        with pytest.raises(InferenceError, match=r"HTTP 404|has no"):
+        with raises(InferenceError, code):
             await server.generate(ASK)
     assert failing_server.asked[-1] == path
 
@@ -151,7 +168,7 @@ async def test_where_an_address_without_a_path_is_asked(
 async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer) -> None:
     async with client(f"{failing_server.url}/beta/openai", server_type="openai", model_name="m") as server:
         assert (await server.connect(patience=1)).name == "m"  # no list of models there: the name is taken at its word
-        with pytest.raises(InferenceError, match="HTTP 404"):
+        with raises(InferenceError, "request_refused", status=404):
             await server.generate(ASK)
     assert failing_server.asked == ["/beta/openai/models", "/beta/openai/chat/completions"]
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 
+from gristmill.logs import line
 from gristmill_env.errors import InferenceError, RequestTimeoutError
 from gristmill_env.inference import ModelServers
 
@@ -105,7 +107,7 @@ async def test_a_failed_request_moves_on_at_once_and_the_server_is_left_alone(
     assert worked(well) == 20
     # Its share of the first wave, and one or two when it is tried again. Failing fast, it always has the least to do.
     assert 10 <= worked(sick) < 20
-    assert caplog.text.count("the others take its requests") == 1
+    assert caplog.text.count(line("model server", state="away", url=sick.url)) == 1
 
 
 async def test_a_server_that_is_back_gets_work_again(two_servers: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +123,7 @@ async def test_a_server_that_is_back_gets_work_again(two_servers: Pair, caplog: 
             while worked(sick) < 3:
                 await many(servers, 2)
                 await asyncio.sleep(0.05)
-    assert f"model server at {sick.url} answers again" in caplog.text
+    assert line("model server", state="up", url=sick.url) in caplog.text
 
 
 async def test_a_server_that_takes_requests_only_to_fail_them_is_asked_ever_more_rarely(two_servers: Pair) -> None:
@@ -150,21 +152,20 @@ async def test_when_all_are_away_a_call_waits_and_says_so_once(
         good(two_servers[1])
         async with asyncio.timeout(10):
             await asyncio.gather(*calls)
-        assert caplog.text.count("no model server answers") == 1
+        assert caplog.text.count(line("model servers", state="away")) == 1
         bad(two_servers[1])
         call = asyncio.create_task(servers.generate(ASK))
         await asyncio.sleep(1.0)
         call.cancel()
-    assert caplog.text.count("no model server answers") == 2  # that was another time
-    assert "no model server answers; trying on for up to 30 s" in caplog.text
+    assert caplog.text.count(line("model servers", state="away")) == 2  # that was another time
+    assert caplog.text.count(" 30 s") == 2
     assert caplog.text.count("HTTP 503") == 2  # each server's trouble, however often it was tried
 
 
 async def test_when_all_stay_away_all_are_named() -> None:
     async with client("http://127.0.0.1:1", "http://127.0.0.1:2") as servers:
-        with pytest.raises(
-            InferenceError, match=r"none of the 2 model servers.*127\.0\.0\.1:1 .*127\.0\.0\.1:2 .*server_conf"
-        ):
+        urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+        with raises(InferenceError, "server_unreachable", urls=urls):
             await servers.connect(patience=0.5)
 
 
@@ -176,10 +177,8 @@ async def test_a_dead_address_beside_a_living_one_costs_nothing(
     async with client("http://127.0.0.1:1", failing_server, patience=30) as servers:
         async with asyncio.timeout(30):
             assert (await servers.connect(patience=3600)).name == "tiny"
-        assert (
-            "model server at http://127.0.0.1:1: All connection attempts failed; it joins when it answers"
-            in caplog.text
-        )
+        away = line("model server", state="away", url="http://127.0.0.1:1", problem="All connection attempts failed")
+        assert away in caplog.text
         await many(servers, 10)
     assert worked(failing_server) == 10
 
@@ -203,7 +202,7 @@ async def test_slow_request_fails_alone_and_does_not_bench_its_server(
     async with client(failing_server, patience=0.1, timeout=1.0) as servers:
         await servers.connect(patience=5)
         for _ in range(3):  # each is the second, third, ... time-out within far more than `patience`
-            with pytest.raises(RequestTimeoutError):
+            with raises(RequestTimeoutError, "request_too_slow", url=failing_server.url, timeout=1.0):
                 await servers.generate(slow)
             await servers.generate(ASK)
     assert failing_server.asked.count(GENERATE) == 6, "a slow request is not repeated"
@@ -214,16 +213,17 @@ async def test_slow_request_raises_inference_error_if_all_requests_time_out_for_
     failing_server: FailingServer,
 ) -> None:
     slow_for(failing_server, 1.5, list(ASK.token_ids))
-    seen: list[type[Exception]] = []
+    seen: list[tuple[type[Exception], str]] = []
+    alone, all_of_them = (RequestTimeoutError, "request_too_slow"), (InferenceError, "servers_too_slow")
     async with client(failing_server, patience=0.1, timeout=0.5) as servers:
         await servers.connect(patience=5)
-        while not seen or seen[-1] is RequestTimeoutError:
+        while not seen or seen[-1] == alone:
             try:
                 await servers.generate(ASK)
             except (RequestTimeoutError, InferenceError) as error:
-                seen.append(type(error))
-    assert seen[0] is RequestTimeoutError
-    assert seen[-1] is InferenceError
+                seen.append((type(error), error.code))
+    assert seen[0] == alone
+    assert seen[-1] == all_of_them
 
 
 async def test_slow_request_benches_a_server_that_answers_nothing_any_more(
@@ -260,7 +260,7 @@ async def test_request_that_fails_while_others_are_answered_fails_alone(failing_
         poisoned = asyncio.create_task(servers.generate(dataclasses.replace(ASK, token_ids=[9])))
         while not poisoned.done():
             await servers.generate(ASK)
-        with pytest.raises(RequestTimeoutError):
+        with raises(RequestTimeoutError, "request_failed"):
             await poisoned
         await servers.generate(ASK)
 
@@ -268,16 +268,16 @@ async def test_request_that_fails_while_others_are_answered_fails_alone(failing_
 async def test_different_models_are_refused_naming_both(two_servers: Pair) -> None:
     two_servers[1].answers["/v1/models"] = lambda: (200, {"data": [{"id": "other"}]})
     async with client(*two_servers) as servers:
-        with pytest.raises(InferenceError, match=r"'tiny' at http://.*, 'other' at http://.*must serve the same"):
+        urls = [server.url for server in two_servers]
+        with raises(InferenceError, "models_differ", models=["tiny", "other"], urls=urls):
             await servers.connect(patience=2)
 
 
 async def test_text_and_token_ids_are_not_mixed(two_servers: Pair) -> None:
     two_servers[1].takes_tokens = False
     async with client(*two_servers) as servers:
-        with pytest.raises(
-            InferenceError, match=rf"{two_servers[1].url} gives text only, .*{two_servers[0].url} token"
-        ):
+        ids, text_only = (server.url for server in two_servers)
+        with raises(InferenceError, "server_kinds_differ", text_only=text_only, token_ids=ids):
             await servers.connect(patience=2)
 
 
@@ -302,7 +302,7 @@ async def test_a_server_that_comes_back_with_another_model_stays_out(
         await asyncio.sleep(1.5)
         await many(servers, 10)
         assert worked(changed) == before
-    assert caplog.text.count("'other' at") == 1
+    assert caplog.text.count("[models_differ]") == 1
 
 
 def by(label: str) -> dict[str, Any]:
@@ -331,7 +331,7 @@ async def test_a_server_without_the_published_weights_gets_no_work_until_it_has_
             while worked(lost) < 3:
                 await many(servers, 2)
                 await asyncio.sleep(0.05)
-    assert caplog.text.count(f"{lost.url} has lost the weights in training") == 1
+    assert caplog.text.count(line("model server", state="unpublished", url=lost.url)) == 1
 
 
 async def test_waiting_for_the_trainer_has_no_end(failing_server: FailingServer) -> None:
@@ -376,5 +376,6 @@ async def test_a_refusal_of_one_of_many_is_told_as_it_is(failing_server: Failing
     failing_server.answers[GENERATE] = lambda: (400, {"error": "too long"})
     async with client(failing_server, n_kwarg_is_ignored=True) as servers:
         await servers.connect(patience=2)
-        with pytest.raises(InferenceError, match="too long"):
+        with raises(InferenceError, "request_refused", status=400) as raised:
             await servers.generate(ASK.with_count(4))
+    assert "too long" in str(raised.value)

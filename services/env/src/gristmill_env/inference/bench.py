@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from gristmill.logs import line
 from gristmill_env.errors import EnvError, InferenceError, RequestTimeoutError
 from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
 from gristmill_env.inference.http import ServerTroubleError
@@ -89,7 +90,7 @@ class Bench:
             lane.pauses.start_again()
             self._all_away_told = False
             if lane.told:
-                logger.info("model server at %s answers again", lane.server.url)
+                logger.info(line("model server", state="up", url=lane.server.url))
             lane.told = False
 
     def trouble(self, lane: Lane, turn: int, error: ServerTroubleError) -> None:
@@ -110,7 +111,9 @@ class Bench:
             return
         if self._answered_at >= failing_since:
             raise RequestTimeoutError(
-                f"the request failed for {seconds:.0f} s while others were answered ({self._problems()})"
+                "request_failed",
+                f"the request failed for {seconds:.0f} s while others were answered ({self._problems()})",
+                seconds=seconds,
             )
         if all(lane.state is LaneState.AWAY for lane in self._lanes):
             raise self.gave_up(seconds)
@@ -127,11 +130,18 @@ class Bench:
         remedy = "raise timeout in server_configs, or lower max_tokens or group_size"
         if (seconds := now - self._slow_since) >= max(self._patience, allowed):
             return InferenceError(
+                "servers_too_slow",
                 f"for {seconds:.0f} s the model servers completed no request within their timeout, "
-                f"{allowed:g} s at {lane.server.url}, though they answer other questions; {remedy}"
+                f"{allowed:g} s at {lane.server.url}, though they answer other questions; {remedy}",
+                url=lane.server.url,
+                timeout=allowed,
+                seconds=seconds,
             )
         return RequestTimeoutError(
-            f"the model server at {lane.server.url} did not complete the request within {allowed:g} s; {remedy}"
+            "request_too_slow",
+            f"the model server at {lane.server.url} did not complete the request within {allowed:g} s; {remedy}",
+            url=lane.server.url,
+            timeout=allowed,
         )
 
     def late(self, lane: Lane, error: ServerTroubleError) -> None:
@@ -150,8 +160,12 @@ class Bench:
         if len(self._lanes) == 1:
             return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
         return InferenceError(
+            "server_unreachable",
             f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {self._problems()}; are they "
-            "running, and are these their addresses (server_configs)?"
+            "running, and are these their addresses (server_configs)?",
+            urls=[lane.server.url for lane in self._lanes],
+            problems=[lane.problem for lane in self._lanes],
+            seconds=seconds,
         )
 
     async def close(self) -> None:
@@ -189,7 +203,7 @@ class Bench:
                 lane.state, lane.problem = LaneState.UNPUBLISHED, _LOST_WEIGHTS
             except InferenceError as error:
                 if str(error) != lane.problem:
-                    logger.error("%s", error)
+                    logger.error("%s", error.report())
                 lane.state, lane.problem = LaneState.AWAY, str(error)
             else:
                 self.up(lane)
@@ -199,16 +213,16 @@ class Bench:
 
     def _say_away(self, lane: Lane, problem: str, what_now: str) -> None:
         if not lane.told:
-            logger.warning("model server at %s: %s; %s", lane.server.url, problem, what_now)
+            logger.warning(line("model server", state="away", url=lane.server.url, problem=problem, remedy=what_now))
         lane.told = True
 
     def _say_lost(self, lane: Lane) -> None:
-        logger.warning("the model server at %s %s", lane.server.url, _LOST_WEIGHTS)
+        logger.warning(line("model server", state="unpublished", url=lane.server.url, problem=_LOST_WEIGHTS))
         lane.told = True
 
     def _say_all_away(self) -> None:
         if not self._all_away_told and len(self._lanes) > 1:
-            logger.warning("no model server answers; %s", self._trying_on())
+            logger.warning(line("model servers", state="away", remedy=self._trying_on()))
         self._all_away_told = True
 
     def _trying_on(self) -> str:
@@ -223,6 +237,10 @@ class Bench:
 def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
     """The error when there was no answer of the server at `url` for `seconds`."""
     return InferenceError(
+        "server_unreachable",
         f"the model server at {url} did not answer for {seconds:.0f} s ({problem}); "
-        "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?"
+        "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?",
+        urls=[url],
+        problems=[problem],
+        seconds=seconds,
     )

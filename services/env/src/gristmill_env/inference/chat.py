@@ -29,7 +29,11 @@ async def generate_text(
     chatted = await http.ask("POST", url, Chatted, json=body)
     if len(chatted.choices) not in {1, request.count}:
         raise InferenceError(
-            f"the model server at {http.url} returned {len(chatted.choices)} of {request.count} completions"
+            "completion_count",
+            f"the model server at {http.url} returned {len(chatted.choices)} of {request.count} completions",
+            url=http.url,
+            found=len(chatted.choices),
+            wanted=request.count,
         )
     counted = chatted.usage.completion_tokens if chatted.usage is not None and len(chatted.choices) == 1 else None
     return [_completion(http.path(url), choice, counted) for choice in chatted.choices]
@@ -70,8 +74,10 @@ def _refuse_vllm_only(request: GenerationRequest) -> None:
     }
     if refused := [name for name, there in wanted.items() if there]:
         raise InferenceError(
+            "needs_vllm",
             f"{' and '.join(refused)} cannot be asked of an OpenAI-compatible server that is not vLLM; "
-            "leave it out, or serve the model with vLLM"
+            "leave it out, or serve the model with vLLM",
+            settings=refused,
         )
 
 

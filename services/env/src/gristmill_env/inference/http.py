@@ -38,8 +38,9 @@ class SlowAnswerError(ServerTroubleError):
 class RefusedError(InferenceError):
     """The server understood, and does not do it. Asking again changes nothing."""
 
-    def __init__(self, message: str, status: int, text: str) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, message: str, /, *, text: str, status: int, **values: object) -> None:
+        """`text`: the body of the server's answer. `status`: its HTTP status."""
+        super().__init__(code, message, status=status, **values)
         self.status = status
         self.text = text
 
@@ -91,7 +92,10 @@ class ServerHttp:
             return msgspec.json.decode(answer.content, type=kind)
         except msgspec.DecodeError as error:
             raise InferenceError(
-                f"the model server at {self.url} does not answer {told} as it should: {error}"
+                "answer_invalid",
+                f"the model server at {self.url} does not answer {told} as it should: {error}",
+                url=self.url,
+                path=told,
             ) from error
 
     def path(self, url: str) -> str:
@@ -103,10 +107,24 @@ class ServerHttp:
         await self._client.aclose()
 
     def _refusal(self, answer: httpx.Response, path: str) -> RefusedError:
-        message = f"the model server at {self.url} refused {path}: HTTP {answer.status_code}: {answer.text[:300]}"
-        if answer.status_code in (401, 403):
-            message = f"the model server at {self.url} refuses {path}: set api_key in server_configs"
-        return RefusedError(message, answer.status_code, answer.text)
+        status, text = answer.status_code, answer.text
+        if status in (401, 403):
+            return RefusedError(
+                "api_key_refused",
+                f"the model server at {self.url} refuses {path}: set api_key in server_configs",
+                text=text,
+                status=status,
+                url=self.url,
+                path=path,
+            )
+        return RefusedError(
+            "request_refused",
+            f"the model server at {self.url} refused {path}: HTTP {status}: {text[:300]}",
+            text=text,
+            status=status,
+            url=self.url,
+            path=path,
+        )
 
 
 def _seconds(retry_after: str | None) -> float:

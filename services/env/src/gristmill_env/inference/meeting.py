@@ -77,18 +77,28 @@ def check_same(agreed: ServedModel, there: str, served: ServedModel, here: str) 
     """Whether `served` may stand in for `agreed`. Raises InferenceError that names both."""
     if served.name != agreed.name and (served.root is None or served.root != agreed.root):
         raise InferenceError(
+            "models_differ",
             f"the model servers serve different models: '{agreed.name}' at {there}, '{served.name}' at {here}; "
-            "all of server_configs must serve the same"
+            "all of server_configs must serve the same",
+            models=[agreed.name, served.name],
+            urls=[there, here],
         )
     if served.text_only != agreed.text_only:
         plain, ids = (here, there) if served.text_only else (there, here)
         raise InferenceError(
+            "server_kinds_differ",
             f"the model server at {plain} gives text only, the one at {ids} token ids; "
-            "server_configs must be of one kind"
+            "server_configs must be of one kind",
+            text_only=plain,
+            token_ids=ids,
         )
     wanted, found = agreed.max_model_len, served.max_model_len
     if wanted is not None and found is not None and found < wanted:
         raise InferenceError(
+            "context_too_short",
             f"the model server at {here} takes {found} tokens, less than the {wanted} at {there}; "
-            "start it with the same --max-model-len"
+            "start it with the same --max-model-len",
+            url=here,
+            found=found,
+            wanted=wanted,
         )

@@ -88,7 +88,7 @@ class ModelServer:
                 return [ModelCard(self._config.model_name)]  # not every such server lists its models
             raise
         if not cards:
-            raise InferenceError(f"the model server at {self.url} serves no model")
+            raise InferenceError("no_model", f"the model server at {self.url} serves no model", url=self.url)
         return cards
 
     async def _is_text_only(self) -> bool:
@@ -116,15 +116,22 @@ class ModelServer:
                 return card
         if wanted is not None:
             raise InferenceError(
+                "model_not_served",
                 f"the configuration wants model '{wanted}', but the model server at {self.url} serves "
                 f"'{cards[0].id}'{_and_others(cards)}; set MODEL={wanted} in .env and restart the model service, "
-                "or leave model_name out to use what is served"
+                "or leave model_name out to use what is served",
+                url=self.url,
+                model=wanted,
+                known=[card.id for card in cards],
             )
         # vLLM lists adapters after its model; a list of anyone else's is a catalogue.
         if len(cards) > 1 and cards[0].owned_by != "vllm":
             raise InferenceError(
+                "several_models",
                 f"the model server at {self.url} serves '{cards[0].id}'{_and_others(cards)}; set model_name in "
-                "server_configs to the one that is meant"
+                "server_configs to the one that is meant",
+                url=self.url,
+                known=[card.id for card in cards],
             )
         return cards[0]
 

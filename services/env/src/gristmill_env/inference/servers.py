@@ -94,7 +94,7 @@ class ModelServers:
         except RefusedError as refusal:
             if self._served is not None and self._served.text_only and refusal.may_mean_the_prompt:
                 await self._ask_briefly(request, evaluation)
-                raise PromptRefusedError(str(refusal)) from refusal
+                raise PromptRefusedError(refusal.code, str(refusal), **refusal.values) from refusal
             raise
 
     async def weight_label(self) -> str:
@@ -122,9 +122,11 @@ class ModelServers:
             await self._answer(request.with_short_prompt(), evaluation)
         except RefusedError as refusal:
             raise InferenceError(
+                "every_prompt_refused",
                 f"{refusal}; that was said of a short prompt ('Hi') too, so no row is to blame: look at the "
                 "settings that go with every prompt (model_name, max_tokens, temperature, top_p, stop, thinking, "
-                "system_prompt)"
+                "system_prompt)",
+                **refusal.values,
             ) from refusal
 
     async def _complete(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
@@ -176,7 +178,7 @@ class ModelServers:
     async def _check(self, lane: Lane) -> None:
         served = await lane.server.meet(self._manifest)
         if self._served is None:  # lanes come to the bench after the meeting only
-            raise InferenceError("the model servers were asked before they were connected to")
+            raise InferenceError("not_connected", "the model servers were asked before they were connected to")
         check_same(self._served, self.description, served, lane.server.url)
         if self._is_published is not None and not self._is_published(await lane.server.weight_label()):
             raise UnpublishedError

@@ -43,7 +43,11 @@ async def generate_tokens(http: ServerHttp, model: str, request: GenerationReque
     completions = [_completion(http.url, choice) for choice in generated.choices]
     if len(completions) != request.count:
         raise InferenceError(
-            f"the model server at {http.url} returned {len(completions)} of {request.count} completions"
+            "completion_count",
+            f"the model server at {http.url} returned {len(completions)} of {request.count} completions",
+            url=http.url,
+            found=len(completions),
+            wanted=request.count,
         )
     return completions
 
@@ -51,8 +55,10 @@ async def generate_tokens(http: ServerHttp, model: str, request: GenerationReque
 def no_token_ids(url: str, what: str) -> InferenceError:
     """The error of a server that cannot be trained with. `what`: how that shows."""
     return InferenceError(
+        "no_token_ids",
         f"the model server at {url} {what}; training needs token ids: "
-        "serve the model with vLLM and --enable-scale-out (process, evaluate and try do without)"
+        "serve the model with vLLM and --enable-scale-out (process, evaluate and try do without)",
+        url=url,
     )
 
 
@@ -80,7 +86,9 @@ def _completion(url: str, choice: Choice) -> Completion:
     if not choice.token_ids or logprobs is None:
         raise no_token_ids(url, "returns no token ids with log-probabilities")
     if [token.token_id for token in logprobs] != choice.token_ids:
-        raise InferenceError(f"the model server at {url} returned log-probabilities of other tokens")
+        raise InferenceError(
+            "logprobs_mismatch", f"the model server at {url} returned log-probabilities of other tokens", url=url
+        )
     return Completion(
         choice.token_ids,
         [token.logprob for token in logprobs],
