@@ -25,10 +25,18 @@ class ServerState:
     """What one model server says at this moment."""
 
     url: str
-    problem: str | None
+    problem: PublishError | None
     """Why it did not answer; None when it did."""
     paused: bool = False
     version: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What holds a step up: a stable code, and the same in a sentence."""
+
+    code: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ def look_at(server: ModelServer) -> ServerState:
         paused = bool(server.ask("GET", "/is_paused", "is_paused", timeout=5.0))
         version = str(server.ask("GET", "/weight_info", "weight_version", timeout=5.0))
     except PublishError as error:
-        return ServerState(server.url, str(error))
+        return ServerState(server.url, error)
     return ServerState(server.url, None, paused, version)
 
 
@@ -61,12 +69,15 @@ def diagnose(
     servers: list[ServerState],
     version: str,
     publishing: bool = False,
-) -> str:
-    """One line. `waited`: seconds; `before`: the status of the last word, or of the start of the wait; `version`: the
+) -> Diagnosis:
+    """The message is one line.
+
+    `waited`: seconds; `before`: the status of the last word, or of the start of the wait; `version`: the
     weights that the servers should serve; `publishing`: they are just being brought there."""
     ready = status.ready if wanted.unit == "groups" else status.sequences.get("ready", 0)
     head = f"no batch for {waited:.0f} s: {ready} of {wanted.amount} {wanted.unit} ready"
-    return f"{head}; {_cause(wanted, before, status, servers, version, publishing)}"
+    cause = _cause(wanted, before, status, servers, version, publishing)
+    return Diagnosis(cause.code, f"{head}; {cause.message}")
 
 
 def _cause(
@@ -76,51 +87,60 @@ def _cause(
     servers: list[ServerState],
     version: str,
     publishing: bool,
-) -> str:
+) -> Diagnosis:
     permits = wanted.unit == "groups"
     submitted = _ago("the last group came", status.last_submit_s, "no group ever came")
     if permits and status.outstanding == 0 and (status.last_asked_s is None or status.last_asked_s > _ASKS_WITHIN):
         asked = _ago("the last request was", status.last_asked_s, "none ever did")
-        return (
+        return Diagnosis(
+            "no_environment",
             f"no environment asks for permits ({asked}; {submitted}): start one, "
-            "python -m gristmill_env --config CONFIG, or look at its log"
+            "python -m gristmill_env --config CONFIG, or look at its log",
         )
     so_far = f"the environment holds {status.outstanding} permits and {submitted}" if permits else submitted
     for server in servers:
         problem = _problem(server, version if wanted.published else None, publishing)
         if problem is not None:
-            return f"{so_far}: {problem}"
+            return Diagnosis(problem.code, f"{so_far}: {problem.message}")
     dropped = _newly_dropped(before, status)
     if dropped and (before is None or status.accepted == before.accepted):
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items(), key=lambda pair: -pair[1]))
-        return (
-            f"every group that was generated is dropped ({told}): a reward that tells completions apart, or other rows"
+        return Diagnosis(
+            "groups_dropped",
+            f"every group that was generated is dropped ({told}): a reward that tells completions apart, or other rows",
         )
     if permits and status.outstanding == 0:
-        return (
+        return Diagnosis(
+            "no_permits",
             f"the environment asks for permits and gets none, and {submitted}: {status.accepted} groups are accepted, "
-            f"{status.leased} of them leased; is another trainer of this run at work?"
+            f"{status.leased} of them leased; is another trainer of this run at work?",
         )
     if before is not None and status.accepted > before.accepted:
-        return f"{so_far}, {status.accepted - before.accepted} groups came meanwhile: generation is slow"
-    if not permits:
-        return f"{so_far}, and the model server answers: look at the log of the environments of Atropos'"
-    return f"{so_far}, and the model server answers: completions are long, or scoring hangs"
+        return Diagnosis(
+            "generation_slow",
+            f"{so_far}, {status.accepted - before.accepted} groups came meanwhile: generation is slow",
+        )
+    advice = "completions are long, or scoring hangs" if permits else "look at the log of the environments of Atropos'"
+    return Diagnosis("no_groups_come", f"{so_far}, and the model server answers: {advice}")
 
 
-def _problem(server: ServerState, version: str | None, publishing: bool) -> str | None:
+def _problem(server: ServerState, version: str | None, publishing: bool) -> Diagnosis | None:
     """What is wrong with one server. `version`: what it should serve; None: whatever it likes."""
     if server.problem is not None:
-        return server.problem
+        return Diagnosis(server.problem.code, str(server.problem))
     other = version is not None and server.version != version
     if publishing and (server.paused or other):
-        return f"version {version} is being published to the model server at {server.url}"
+        return Diagnosis("publishing", f"version {version} is being published to the model server at {server.url}")
     if server.paused:
-        return f"the model server at {server.url} is paused; POST {server.url}/resume lets it go on"
+        return Diagnosis(
+            "model_server_paused",
+            f"the model server at {server.url} is paused; POST {server.url}/resume lets it go on",
+        )
     if other:
-        return (
+        return Diagnosis(
+            "other_version_served",
             f"the model server at {server.url} serves version {server.version}, not {version}; it was restarted, and "
-            "is published to again"
+            "is published to again",
         )
     return None
 
@@ -170,5 +190,6 @@ class Watchdog:
         status = self._api.status(self._run_id)
         states = [look_at(server) for server in self._servers]
         waited = now - self._since
-        self._tell(diagnose(waited, self._wanted, self._before, status, states, version, publishing))
+        found = diagnose(waited, self._wanted, self._before, status, states, version, publishing)
+        self._tell(f"[{found.code}] {found.message}")
         self._told, self._before = now, status
