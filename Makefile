@@ -1,15 +1,3 @@
-# make setup      install what running needs: .venv (all but vLLM) and .venv-model (vLLM)
-# make local      set up, then train the quickstart from start to end without Docker
-# make dev        install what the tests need too: more packages in .venv, and .venv-atropos (atroposlib's server)
-# make secure     create tokens and a Redis password for `docker compose up` and `make local`; ARGS=--off removes them
-# make test       lint, types, unit, integration and end-to-end tests: what CI runs
-# make test-long  the tests that are too slow for every change
-# make mutants    run the tests on every mutant of the store's Lua scripts; ARGS="lease.lua take.lua" selects scripts
-# make bench-api  compare the trajectory API with atroposlib's server: half an hour on an idle machine
-# make bench-env  compare serve with a bare client; start, memory and the accuracy reward: ten minutes
-# make bench-trainer  compare the trainer's step with TRL's: speed, and memory with a large vocabulary: five minutes
-# make bench-learning  whole trainings; ARGS=objectives, staleness (half an hour each) or smollm2 (an hour)
-# make bench-durability  the cost of a SIGKILL of Redis under appendfsync always and everysec: half an hour
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
@@ -18,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -27,9 +15,9 @@ MODEL_READY := .venv-model/.ready-$(DEVICE)
 ATROPOS_READY := .venv-atropos/.ready-any
 pins = $(patsubst %,requirements/%.txt,$(1))
 
-setup: $(READY) $(MODEL_READY)
+setup: $(READY) $(MODEL_READY) ## install the packages that running needs, in .venv and .venv-model; DEVICE=cuda for NVIDIA GPUs
 
-dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY)
+dev: $(DEV_READY) $(MODEL_READY) $(ATROPOS_READY) ## install the packages that the tests need too, in .venv and .venv-atropos
 
 $(READY): scripts/make_venv.sh $(call pins,build run torch-cpu trainer-cuda) sdk/pyproject.toml $(wildcard services/*/pyproject.toml)
 	PYTHON=$(PYTHON) DEVICE=$(DEVICE) scripts/make_venv.sh main
@@ -43,65 +31,78 @@ $(MODEL_READY): scripts/make_venv.sh $(call pins,build model-cpu model-cuda smol
 $(ATROPOS_READY): scripts/make_venv.sh $(call pins,atropos atroposlib)
 	PYTHON=$(PYTHON) scripts/make_venv.sh atropos
 
-# Further options: make local ARGS="--preset qwen"; see scripts/launch_local_dataset_run.py --help.
-local: setup
+local: setup ## set up, then train the quickstart without Docker; ARGS=--help lists the options
 	$(VENV)/python scripts/launch_local_dataset_run.py $(ARGS)
 
-# Needs no environment: whatever Python there is.
-secure:
+# Needs no virtual environment: any Python 3 works.
+secure: ## create tokens and a Redis password for Compose and make local; ARGS=--off removes them
 	python3 scripts/secure.py $(ARGS)
 
-# The cheapest failure first.
-test: lint types unit integration e2e
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: $(DEV_READY)
+fmt: $(DEV_READY) ## format the Python files and apply ruff's safe fixes
+	$(VENV)/ruff check --fix-only .
+	$(VENV)/ruff format .
+
+# Left out of `make quick`: tests that import torch, start processes, or wait for time limits. Below tests/unit.
+SLOW_UNIT := benchmarks model trainer api/test_archive_writer.py env/evaluation/test_samples.py env/inference env/plugs \
+  env/running env/symbolic env/tracking env/test_acting.py env/test_cli.py env/test_secrets.py env/rewards/running \
+  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere in_process trl) \
+  scripts/test_launcher_checks.py scripts/test_make_venv.py
+
+quick: $(DEV_READY) ## run the fast unit tests: less than a minute on two cores
+	$(VENV)/pytest tests/unit $(SLOW_UNIT:%=--ignore=tests/unit/%) -m "not long" -n 2
+
+# The cheapest failure first.
+test: lint types unit integration e2e ## run what CI runs: lint, types, unit, integration and end-to-end tests
+
+lint: $(DEV_READY) ## check the style of Python and shell files, and which packages import which
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/lint-imports
+	$(VENV)/shellcheck .ci/run scripts/*.sh
 
-types: $(DEV_READY)
+types: $(DEV_READY) ## check the types of all Python files with mypy
 	$(VENV)/mypy sdk/src services/*/src scripts tests benchmarks
 
-unit: $(DEV_READY)
+unit: $(DEV_READY) ## run the unit tests
 	$(VENV)/pytest tests/unit -m "not long" -n 2
 
-integration: dev
+integration: dev ## run the tests with a real Redis and a real vLLM
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
 	  -m "not long" -n 2 --dist loadfile
 	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
 
-e2e: dev
+e2e: dev ## run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests/e2e -m "not long" --timeout 1800
 
 # Slow: two mutants at a time. New survivors are added to tests/mutation/survivors.toml; write there why no test finds them.
-mutants: $(DEV_READY)
+mutants: $(DEV_READY) ## run the store's tests on every mutant of its Lua scripts: hours; ARGS=lease.lua selects scripts
 	PYTHONPATH=.:scripts $(VENV)/python -m tests.mutation.run $(ARGS)
 
-test-long: dev
+test-long: dev ## run the tests that are too slow for every change
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
 	$(VENV)/pytest tests -m long --timeout 3600
 
-# A first look: make bench-api ARGS=--quick; cases and options: ARGS=--help.
-bench-api: $(DEV_READY) $(ATROPOS_READY)
+bench-api: $(DEV_READY) $(ATROPOS_READY) ## compare the trajectory API with atroposlib's server: half an hour; ARGS=--quick is shorter
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
 
 # Needs the env image too, to measure its memory: `docker compose build env` after scripts/prepare_images.sh.
-bench-env: dev
+bench-env: dev ## compare serve with a bare client: start, memory, the accuracy reward: ten minutes
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
 
-# On a CUDA card: make bench-trainer ARGS="--device cuda".
-bench-trainer: $(DEV_READY)
+bench-trainer: $(DEV_READY) ## compare the trainer's step with TRL's: five minutes; ARGS="--device cuda" for a GPU
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/trainer.py --results benchmarks/results $(ARGS)
 
-bench-learning: dev
+bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an hour each), or smollm2 (an hour)
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/learning.py --results benchmarks/results $(ARGS)
 
-bench-durability: $(DEV_READY)
+bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
-# Environments, local models, Redis data. Runs stay.
-clean:
+clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill
