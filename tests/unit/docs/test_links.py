@@ -1,4 +1,4 @@
-"""Links of README.md and docs/ lead to files and headings that exist."""
+"""Links of README.md, docs/ and the other pages lead to files and headings that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, ROOT / "requirements" / "README.md", ROOT / "tests" / "README.md"]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -43,7 +44,7 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_links_lead_to_files_and_headings(page: Path) -> None:
     assert broken(page) == []
 
@@ -51,7 +52,7 @@ def test_page_links_lead_to_files_and_headings(page: Path) -> None:
 def test_index_links_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {link.partition("#")[0] for link in LINK.findall(index.read_text())}
-    assert {page.name for page in PAGES[1:]} - linked - {"README.md"} == set()
+    assert {page.name for page in DOCS} - linked - {"README.md"} == set()
 
 
 def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:
