@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 
@@ -28,10 +28,10 @@ async def test_archived_groups_leave_and_only_they(bench: Bench) -> None:
     assert (await bench.store.status(RUN)).archive_lost == 1
     await bench.store.archive.archived(RUN, [a], lost=True)
     assert (await bench.store.status(RUN)).archive_lost == 1, "it was archived before, so it is not lost"
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await bench.store.archive.archived("nowhere", [a])
     await bench.store.close_run(RUN)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.delete_run(RUN)
     assert refused.value.status == 409
     assert "1 " in refused.value.message

@@ -18,8 +18,8 @@ from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, MetricsRow
-from gristmill_api.access.table import rules
-from gristmill_api.errors import Refused
+from gristmill_api.access.permissions import rules
+from gristmill_api.errors import ApiProblem
 from gristmill_api.store import envs, journal, keys, store
 from gristmill_api.store.records import MOST_SETTINGS_BYTES
 
@@ -28,7 +28,7 @@ LONG = "a" * (MOST_SETTINGS_BYTES + 1)
 
 
 async def refusal(call: Any) -> tuple[str, int]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await call
     return refused.value.code, refused.value.status
 

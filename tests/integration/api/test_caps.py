@@ -7,13 +7,13 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 from tests.integration.api.bench import RUN, Bench, submission
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
 
 async def refusal(bench: Bench, group_id: str) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.submit("env-1", group_id)
     assert refused.value.status == 429
     return refused.value.message
@@ -60,7 +60,7 @@ async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
     a, b, c = await bench.ask("env-1", 3)
     await bench.submit("env-1", a)
     await bench.submit("env-1", b)
-    with pytest.raises(Refused, match="200 bytes are stored; 100 more would pass 250") as refused:
+    with pytest.raises(ApiProblem, match="200 bytes are stored; 100 more would pass 250") as refused:
         await bench.submit("env-1", c)
     assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
     assert not await bench.submit("env-1", a), "a retry needs no room"
@@ -76,14 +76,14 @@ async def test_a_runs_caps_hold(bench: Bench) -> None:
     bench.store = Store(bench.redis, Limits(max_run_bytes=250))
     await bench.submit("env-1", a)
     await bench.submit("env-1", b)
-    with pytest.raises(Refused, match="run 'run-1' holds 2 groups of 200 bytes") as refused:
+    with pytest.raises(ApiProblem, match="run 'run-1' holds 2 groups of 200 bytes") as refused:
         await bench.submit("env-1", c)
     assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
     bench.store = Store(bench.redis, Limits(max_run_groups=2))
-    with pytest.raises(Refused, match="API_MAX_RUN_GROUPS"):
+    with pytest.raises(ApiProblem, match="API_MAX_RUN_GROUPS"):
         await bench.submit("env-1", c)
     await bench.lease(incarnation, "b1", 1)
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await bench.submit("env-1", c)
     await bench.store.ack(RUN, incarnation, ["b1"])
     assert await bench.submit("env-1", c)
@@ -109,7 +109,7 @@ async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis,
     assert await bench.submit("env-1", a)
     large = submission(c, size=100_000)
     before = await sets(redis)
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await bench.store.submit(RUN, "env-1", large)
     assert await sets(redis) == before, "a large payload is sent only if there is room"
     for _ in range(4):

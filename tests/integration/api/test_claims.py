@@ -10,7 +10,7 @@ from tests.integration.api.bench import PREFIX, RUN, Bench
 from tests.support.api_server import ApiServer
 
 from gristmill import ApiError, Client
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.store.claims import MOST_CLAIMS
 
 HOUR = 3_600_000
@@ -58,7 +58,7 @@ async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench
     names = [f"work-{number}" for number in range(MOST_CLAIMS)]
     for name in names:
         await claims.claim(RUN, name, "a", HOUR)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await claims.claim(RUN, "more", "a", HOUR)
     assert (refused.value.code, refused.value.status) == ("too_many_claims", 409)
     assert await claims.claim(RUN, names[0], "a", HOUR) == "a", "one that is held may be renewed"
@@ -66,7 +66,7 @@ async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench
     await run_out(bench, *names[:3])
     for name in ("more", "and more", "a third"):
         assert await claims.claim(RUN, name, "b", HOUR) == "b"
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await claims.claim(RUN, names[0], "b", HOUR)
     assert await bench.redis.hlen(PREFIX + "claimants") == await bench.redis.zcard(PREFIX + "claims") == MOST_CLAIMS
 
@@ -77,7 +77,7 @@ async def test_deleting_a_run_deletes_its_claims(bench: Bench) -> None:
     assert await bench.store.claims.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
     await bench.store.delete_run(RUN)
     assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.claims.claim(RUN, "work", "a", HOUR)
     assert refused.value.code == "run_missing"
 

@@ -17,7 +17,7 @@ from tests.support.api_server import ApiServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
 from gristmill import PolicyVersion, SyncClient
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.scripts import Scripts
@@ -73,7 +73,7 @@ async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(bench:
     first, second = await bench.ask("env-1", 2)
     await step_clock(redis, HOUR_MS)
     assert await bench.ask("env-2", 3) == [first, second, "g00000002"]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.submit("env-1", first)
     assert refused.value.code == "permit_lost"
     assert await bench.submit("env-2", first)

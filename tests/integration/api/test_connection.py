@@ -17,9 +17,9 @@ from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 
 from gristmill import ConfigError
-from gristmill_api import watch
-from gristmill_api.changes import Changes
+from gristmill_api import notifications
 from gristmill_api.metrics import Metrics
+from gristmill_api.notifications import Notifications
 from gristmill_api.store import keys
 from gristmill_api.store.connection import ask, check_server, connect
 
@@ -154,8 +154,8 @@ async def test_old_redis_that_comes_later_is_reported() -> None:
 async def test_listener_notices_a_connection_that_went_silent(
     redis: Redis, shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_IDLE_S", 0.3)
-    metrics, changes = Metrics(None), Changes()
+    monkeypatch.setattr(notifications, "_IDLE_S", 0.3)
+    metrics, waiting = Metrics(None), Notifications()
 
     async def up(value: float) -> None:
         while metrics.registry.get_sample_value("gristmill_api_redis_up") != value:  # noqa: ASYNC110
@@ -163,15 +163,15 @@ async def test_listener_notices_a_connection_that_went_silent(
 
     with FaultProxy(shared_redis.port) as proxy:
         async with connected(f"redis://127.0.0.1:{proxy.port}/0", "socket_timeout=0.5") as client:
-            with changes.listening("topic") as woken:
-                listener = asyncio.create_task(watch.watch(client, changes, metrics))
+            with waiting.listening("topic") as woken:
+                listener = asyncio.create_task(notifications.listen_to_redis(client, waiting, metrics))
                 await asyncio.wait_for(woken.wait(), 20)  # It is subscribed, and has no other questions to Redis.
             assert metrics.registry.get_sample_value("gristmill_api_redis_up") == 1
             proxy.set(Fault(answer=Way(swallow=True)))
             await up(0)
             proxy.heal()
             await up(1)
-            with changes.listening("topic") as woken:
+            with waiting.listening("topic") as woken:
                 await redis.publish(keys.EVENTS, "topic")
                 await asyncio.wait_for(woken.wait(), 20)
             listener.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
@@ -50,7 +50,7 @@ async def test_purged_letters_are_dropped_and_their_bytes_go(bench: Bench) -> No
     assert audit.dropped == {a: "purged", b: "purged"}
     status = await bench.store.status(RUN)
     assert (status.accepted, status.dead, status.bytes, status.dropped) == (2, 0, 200, {"purged": 2})
-    with pytest.raises(Refused, match=r"dropped \(purged\)"):
+    with pytest.raises(ApiProblem, match=r"dropped \(purged\)"):
         await bench.submit("env-1", a)
 
 
@@ -73,7 +73,7 @@ async def test_tombstones_are_trimmed_and_a_late_retry_is_still_not_stored(bench
     await bench.lease(incarnation, "b2", 2)
     await bench.store.ack(RUN, incarnation, ["b2"])
     assert await bench.redis.llen(PREFIX + "tombs") == 65536
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.submit("env-1", a)
     assert refused.value.code == "permit_lost"
     assert not await bench.submit("env-1", b)

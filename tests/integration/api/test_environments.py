@@ -10,7 +10,7 @@ from tests.integration.atropos_queue.bench import registration, scored
 
 from gristmill_api.atropos.messages import RegisterEnv
 from gristmill_api.atropos.queue import Queue
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Amount
 
@@ -28,7 +28,7 @@ async def test_environments_keep_what_they_registered_last(bench: Bench) -> None
     await bench.redis.zadd(PREFIX + "envs", {"env-1": 1})
     await envs.heartbeat(RUN, "env-1")
     assert (await envs.all(RUN))[0].alive
-    with pytest.raises(Refused, match="env-2"):
+    with pytest.raises(ApiProblem, match="env-2"):
         await envs.heartbeat(RUN, "env-2")
 
 

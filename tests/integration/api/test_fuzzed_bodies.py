@@ -26,7 +26,7 @@ from tests.support.redis_contents import Snapshot, contents
 from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, GroupError, TrajectoryGroup
-from gristmill_api.routes.refusals import Refusal
+from gristmill_api.http.error_handlers import Refusal
 
 GROUP: Final = under_way.HELD
 BODY: Final = make_group(GROUP, RUN).encode()

@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE
 from gristmill_api import atropos
-from gristmill_api.access.table import rules
+from gristmill_api.access.permissions import rules
 
 EVIL = "rebind.evil.example:8000"
 

@@ -6,7 +6,7 @@ import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, submission
 
 from gristmill import MetricsRow
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 
 DAY_MS = 86_400_000
 MOST_BYTES = 2**20
@@ -31,7 +31,7 @@ async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None
     assert [(row.step, row.values.get("loss")) for row in rows] == [(9998, None), (9999, 1.0), (10_000, 3.0)]
     assert (await journal.rows(RUN, "trainer", -1, 1))[0].step == 1
     assert await journal.sources(RUN) == ["env-1", "trainer"]
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await journal.measure("nowhere", MetricsRow(source="t", step=1, values={}))
 
 

@@ -20,7 +20,8 @@ from tests.support.groups import make_group
 
 from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup, compression
 from gristmill_api.app import create_app
-from gristmill_api.atropos import inflate, scored
+from gristmill_api.atropos import fast_parse
+from gristmill_api.http import content_coding
 from gristmill_api.routes import groups, journal
 from gristmill_api.settings import Settings
 from gristmill_api.store import store
@@ -102,9 +103,9 @@ async def test_native_groups_of_more_than_64_kib_leave_the_event_loop(
 async def test_groups_of_atropos_of_more_than_64_kib_leave_the_event_loop(
     http: httpx.AsyncClient, threads: Threads, large: bool
 ) -> None:
-    threads.watch(scored, "_read")
-    threads.watch(scored, "from_message")
-    threads.watch(inflate, "_inflate")
+    threads.watch(fast_parse, "_read")
+    threads.watch(fast_parse, "from_message")
+    threads.watch(content_coding, "_gunzip")
     row = list(range(40_000 if large else 40))
     group = {"tokens": [row], "masks": [row], "scores": [1.0]}
     irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow way
@@ -112,7 +113,7 @@ async def test_groups_of_atropos_of_more_than_64_kib_leave_the_event_loop(
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
         answer = await http.post("/scored_data", content=gzip.compress(body), headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"status": "received"})
-    assert threads.off_loop == {"_read": {large}, "from_message": {large}, "_inflate": {large}}
+    assert threads.off_loop == {"_read": {large}, "from_message": {large}, "_gunzip": {large}}
 
 
 async def test_audit_of_many_groups_leaves_the_event_loop(

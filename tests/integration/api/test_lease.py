@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, submission
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Amount, Store
 
@@ -34,7 +34,7 @@ async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
     assert (await bench.whereabouts())["ready"] == ids
     assert await bench.lease(incarnation, "b1", 2) == first, "put back, but nobody took them"
     await bench.store.ack(RUN, incarnation, ["b1"])
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.lease(incarnation, "b1", 2)
     assert refused.value.code == "batch_acked"
 
@@ -143,7 +143,7 @@ async def test_a_fenced_trainer_gives_nothing_back(bench: Bench) -> None:
     new = await bench.start()
     await bench.fill(1)
     await bench.lease(new, "b1", 1)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.nack(RUN, old, ["b1"])
     assert refused.value.code == "fenced"
     assert (await bench.store.status(RUN)).leased == 1

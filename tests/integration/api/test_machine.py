@@ -37,7 +37,7 @@ from tests.integration.api.model import (
 )
 from tests.support.redis_server import RedisServer
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Amount, Store, keys
 
@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The answer, or the code of the refusal."""
         try:
             return self.wait(call)
-        except Refused as refused:
+        except ApiProblem as refused:
             return refused.code
 
     @initialize()

@@ -13,7 +13,7 @@ from tests.support.api_server import ApiServer
 from tests.support.redis_contents import contents
 from tests.support.redis_server import RedisServer
 
-from gristmill_api.routes.refusals import Refusal
+from gristmill_api.http.error_handlers import Refusal
 
 HALF_A_PAIR = r'"\ud800"'
 ODD = {

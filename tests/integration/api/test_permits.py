@@ -6,7 +6,7 @@ import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
 from gristmill import Protocol
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 
 
 async def test_none_before_a_trainer_published_its_first_version(bench: Bench) -> None:
@@ -76,7 +76,7 @@ async def test_dropped_groups_free_their_capacity_and_are_recorded(bench: Bench)
     status = await bench.store.status(RUN)
     assert status.dropped == {"same_scores": 2, "too_long": 1}
     assert (await bench.store.audit(RUN)).dropped == {ids[0]: "same_scores", ids[1]: "same_scores", ids[2]: "too_long"}
-    with pytest.raises(Refused, match="dropped") as refused:
+    with pytest.raises(ApiProblem, match="dropped") as refused:
         await bench.submit("env-1", ids[0])
     assert refused.value.code == "permit_lost"
 
@@ -98,10 +98,10 @@ async def test_only_the_holder_gives_back(bench: Bench) -> None:
     held, submitted = await bench.ask("env-1", 2)
     await bench.submit("env-1", submitted)
     for reason in ("abandoned", "too_long"):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.store.give_back(RUN, "env-2", held, reason)
         assert refused.value.code == "permit_lost"
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.store.give_back(RUN, "env-1", submitted, reason)
         assert refused.value.code == "conflict"
     assert await bench.whereabouts() == {"ready": [submitted], "outstanding": [held]}
@@ -141,6 +141,6 @@ async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_aga
 
 async def test_a_run_fed_by_atropos_has_no_permits(bench: Bench) -> None:
     await bench.store.create_run("other", {}, 2, None, Protocol.ATROPOS)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.permits("other", "env-1", 1)
     assert refused.value.code == "no_permits"

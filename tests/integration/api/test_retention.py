@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
-from gristmill_api import retention
-from gristmill_api.errors import Refused
+from gristmill_api import background
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys, store
 
@@ -85,9 +85,9 @@ async def test_a_deletion_that_was_interrupted_is_continued_by_the_next_sweep(be
 
 
 async def test_the_task_deletes_what_is_old(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(background, "_RETENTION_PAUSE_S", 0.05)
     await finished(bench, "old")
-    task = asyncio.create_task(retention.keep_retention(bench.store, 0.001))
+    task = asyncio.create_task(background.keep_retention(bench.store, 0.001))
     async with asyncio.timeout(30):
         while "old" in await runs(bench):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -147,7 +147,7 @@ async def test_runs_of_an_older_version_are_found(bench: Bench) -> None:
     await age(bench, "old")
     await bench.store.index()
     assert await bench.store.delete_old_runs(MONTH) == ["old"]
-    with pytest.raises(Refused):
+    with pytest.raises(ApiProblem):
         await bench.store.record("old")
 
 

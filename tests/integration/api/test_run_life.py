@@ -13,14 +13,14 @@ from tests.integration.api.ear import Ear
 from tests.support.redis_contents import key_names
 
 from gristmill import MetricsRow, Protocol, RunRecord, RunState
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.store import Amount, keys, store
 
 OTHER = "other"
 
 
-async def refusal(call: Awaitable[Any]) -> Refused:
-    with pytest.raises(Refused) as refused:
+async def refusal(call: Awaitable[Any]) -> ApiProblem:
+    with pytest.raises(ApiProblem) as refused:
         await call
     return refused.value
 
@@ -362,7 +362,7 @@ async def test_a_deletion_that_was_interrupted_is_continued(bench: Bench, at_onc
         assert (await refusal(bench.store.audit(RUN))).code == "run_missing"
         assert [record.run_id for record in await bench.store.runs()] == [OTHER]
     if at_once % 2:
-        with contextlib.suppress(Refused):  # done already
+        with contextlib.suppress(ApiProblem):  # done already
             await bench.store.delete_run(RUN)
         assert {name for name in await key_names(bench.redis) if name.startswith(PREFIX)} == {PREFIX + "fence"}
     record = await create(bench)

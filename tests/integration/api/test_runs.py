@@ -7,7 +7,7 @@ from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
 from tests.support.redis_contents import key_names
 
 from gristmill import MetricsRow
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.store import Amount, keys
 
 
@@ -16,14 +16,14 @@ async def test_the_same_settings_join_and_others_are_refused_by_name(bench: Benc
     record, new = await bench.store.create_run(RUN, {"dataset": "d"}, 2)
     assert not new
     assert record.state == "open"
-    with pytest.raises(Refused, match=r"dataset: 'd' -> 'e'; group_size: 2 -> 4") as refused:
+    with pytest.raises(ApiProblem, match=r"dataset: 'd' -> 'e'; group_size: 2 -> 4") as refused:
         await bench.store.create_run(RUN, {"dataset": "e"}, 4)
     assert refused.value.code == "config_differs"
 
 
 async def test_one_run_is_open_at_a_time(bench: Bench) -> None:
     await bench.store.envs.register(RUN, "env-1", None, None)
-    with pytest.raises(Refused, match=RUN) as refused:
+    with pytest.raises(ApiProblem, match=RUN) as refused:
         await bench.store.create_run("other", {}, 2)
     assert refused.value.code == "run_open"
     incarnation = await bench.start()
@@ -48,7 +48,7 @@ async def test_a_finished_run_is_told_so(bench: Bench) -> None:
         bench.store.record_version(RUN, incarnation, 1),
         bench.submit("env-1", held[0]),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await call
         assert refused.value.code == "finished"
 
@@ -62,12 +62,12 @@ async def test_an_operator_ends_a_run_whoever_has_it(bench: Bench, taken: bool) 
     assert (await bench.store.close_run(RUN)).state == "finished", "a retry"
     if taken:
         assert await bench.whereabouts() == {"ready": ready}, "closing loses nothing"
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.lease(incarnation, "b", 1)
         assert refused.value.code == "finished"
     _, new = await bench.store.create_run("other", {}, 2)
     assert new
-    with pytest.raises(Refused, match="no run 'nowhere'"):
+    with pytest.raises(ApiProblem, match="no run 'nowhere'"):
         await bench.store.close_run("nowhere")
 
 
@@ -83,7 +83,7 @@ async def test_an_operator_ends_a_run_whoever_has_it(bench: Bench, taken: bool) 
 async def test_a_trainer_whose_numbers_do_not_fit_is_refused(
     bench: Bench, change: dict[str, object], told: str
 ) -> None:
-    with pytest.raises(Refused, match=told) as refused:
+    with pytest.raises(ApiProblem, match=told) as refused:
         await bench.store.take(RUN, {**trainer(), **change}, [])
     assert refused.value.status == 422
     assert (await bench.store.record(RUN)).incarnation == 0
@@ -93,7 +93,7 @@ async def test_another_trainer_half_is_refused(bench: Bench) -> None:
     record = await bench.store.take(RUN, trainer(learning_rate=1e-3), [])
     assert (record.incarnation, record.groups_per_step, record.training_steps) == (1, 4, 10)
     await bench.store.record_version(RUN, 1, 1)
-    with pytest.raises(Refused, match=r"learning_rate: 0.001 -> 0.01") as refused:
+    with pytest.raises(ApiProblem, match=r"learning_rate: 0.001 -> 0.01") as refused:
         await bench.store.take(RUN, trainer(learning_rate=1e-2), [])
     assert refused.value.code == "config_differs"
     assert (await bench.store.take(RUN, trainer(learning_rate=1e-3), [])).incarnation == 2
@@ -111,7 +111,7 @@ async def test_a_taken_run_fences_the_trainer_before(bench: Bench) -> None:
         bench.store.record_version(RUN, old, 5),
         bench.store.finish(RUN, old),
     ):
-        with pytest.raises(Refused, match=f"incarnation {old} .* replaced by incarnation {new}") as refused:
+        with pytest.raises(ApiProblem, match=f"incarnation {old} .* replaced by incarnation {new}") as refused:
             await call
         assert refused.value.code == "fenced"
     assert (await bench.store.record(RUN)).version == "2.0"
@@ -177,7 +177,7 @@ async def test_take_refuses_a_checkpoint_of_another_creation_of_the_run(bench: B
     second = await bench.store.record(RUN)
     assert len({first.creation, second.creation, ""}) == 3
     for ids, step in ((covered, 1), ([], 1), ([], 0)):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.store.take(RUN, trainer(), ids, step, first.creation)
         assert (refused.value.status, refused.value.code) == (409, "other_creation")
     assert await bench.whereabouts() == {"ready": covered}, "nothing was settled"
@@ -191,7 +191,7 @@ async def test_versions_only_go_forward(bench: Bench) -> None:
     incarnation = await bench.start()
     await bench.store.record_version(RUN, incarnation, 3)
     assert (await bench.store.record_version(RUN, incarnation, 3)).version == "1.3"
-    with pytest.raises(Refused, match=r"step 3.*step 2") as refused:
+    with pytest.raises(ApiProblem, match=r"step 3.*step 2") as refused:
         await bench.store.record_version(RUN, incarnation, 2)
     assert refused.value.code == "version_backwards"
     # A trainer that resumes from an earlier checkpoint repeats steps under a new incarnation.
@@ -205,7 +205,7 @@ async def test_a_finished_runs_version_may_be_told_again(bench: Bench) -> None:
     await bench.store.record_version(RUN, incarnation, 2)
     await bench.store.finish(RUN, incarnation)
     assert (await bench.store.record_version(RUN, incarnation, 2)).version == f"{incarnation}.2"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.record_version(RUN, incarnation, 3)
     assert refused.value.code == "finished"
 
@@ -228,7 +228,7 @@ async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
     assert len(leased.groups) == 3
     await bench.store.ack(other, incarnation, ["b1"])
     assert await bench.whereabouts() == {"leased": ids[:2], "ready": ids[2:]}
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.store.delete_run(other)
     assert refused.value.code == "run_open"
     await bench.store.close_run(other)
@@ -238,7 +238,7 @@ async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
     assert await bench.redis.keys("*run-2*") == [b"gm:{run-2}:fence"]
     assert int(await bench.redis.get(keys.BYTES) or 0) == 400
     assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 2
-    with pytest.raises(Refused, match="no run 'run-2'"):
+    with pytest.raises(ApiProblem, match="no run 'run-2'"):
         await bench.store.delete_run(other)
 
 
@@ -248,7 +248,7 @@ async def test_a_run_without_a_stack_stands_in_nobodys_way(bench: Bench) -> None
         assert new
     assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
     await bench.store.envs.register("a", "env-1", None, None)
-    with pytest.raises(Refused, match="stack: None -> 'default'"):
+    with pytest.raises(ApiProblem, match="stack: None -> 'default'"):
         await bench.store.create_run("a", {}, 2)
     await bench.store.close_run("a")
     assert (await bench.store.open_run()).run_id == RUN  # type: ignore[union-attr]
@@ -300,7 +300,7 @@ async def test_a_run_that_is_not_there_is_missing_to_every_verb(bench: Bench) ->
         store.envs.leave(run, "env-1"),
         store.journal.measure(run, MetricsRow(source="trainer", step=1, values={"loss": 1.0})),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await call
         assert refused.value.code == "run_missing", call
     for script, arguments in {"take": ("{}", 1, 1, 1, "", ""), "archived": ("g00000000",)}.items():

@@ -9,13 +9,13 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 
 
 async def refusal(bench: Bench, holder: str, group_id: str, content: str = "a") -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.submit(holder, group_id, content)
     return refused.value.code
 
@@ -82,7 +82,7 @@ async def test_two_holders_race_and_exactly_one_is_stored(bench: Bench) -> None:
         try:
             assert await bench.submit("env-1", group, "1")
             stored.append(group)
-        except Refused as refused:
+        except ApiProblem as refused:
             refusals.add(refused.code)
 
     async def ask() -> None:
@@ -104,7 +104,7 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Ben
     big = submission(group)
     for sequences in (3, 1):
         wrong = dataclasses.replace(big, sequences=sequences)
-        with pytest.raises(Refused, match=f"{sequences} sequences, the run's group_size is 2") as refused:
+        with pytest.raises(ApiProblem, match=f"{sequences} sequences, the run's group_size is 2") as refused:
             await bench.store.submit(RUN, "env-1", wrong)
         assert refused.value.code == "bad_group"
         assert await bench.whereabouts() == {"outstanding": [group]}

@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.atropos.queue import Queue, new_id
-from gristmill_api.atropos.scored import Scored
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 
@@ -68,7 +68,7 @@ class Bench:
     async def lend(self, batch_id: str | None = None) -> tuple[str, list[int]] | None:
         """Batch id and numbers of the next batch, which is on its way then."""
         batch_id = batch_id or new_id("atropos")
-        found = await self.queue.lend(batch_id)
+        found = await self.queue.lease(batch_id)
         if found is None or found[0] is None:
             return None
         bodies = await self.queue.payloads(batch_id, found[0])

@@ -106,7 +106,7 @@ async def test_a_group_that_was_sent_in_vain_too_often_is_a_dead_letter(bench: B
         lent = await bench.lend()
         assert lent is not None
         assert lent[1] == [0]
-        await bench.queue.give_back(lent[0])
+        await bench.queue.nack(lent[0])
     assert await bench.draw() == [1]
     assert await bench.reasons() == ["undeliverable"]
 
@@ -125,7 +125,7 @@ async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(be
         if rng.random() < 0.4 and (lent := await bench.lend()) is not None:
             assert sum(bench.sizes[number] for number in lent[1]) == batch_size
             if rng.random() < 0.3:
-                await bench.queue.give_back(lent[0])
+                await bench.queue.nack(lent[0])
             else:
                 assert await bench.queue.ack(lent[0])
                 delivered += lent[1]

@@ -83,7 +83,7 @@ async def test_a_lend_that_is_repeated_because_its_answer_got_lost_is_the_same_b
     assert await bench.lend("atropos:c") == ("atropos:c", [0, 1])
     assert not await bench.queue.extend("atropos:b")
     assert await bench.queue.extend("atropos:c")
-    await bench.queue.give_back("atropos:c")
+    await bench.queue.nack("atropos:c")
     assert not await bench.queue.extend("atropos:c")
     assert await bench.lend("atropos:c") == ("atropos:c", [0, 1])
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
 
+from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.atropos.queue import Queue
-from gristmill_api.atropos.scored import Scored
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 
@@ -63,7 +63,7 @@ class Bench:
         return await self.queue.submit(f"receipt-{next(self._receipts)}", groups)
 
     async def lend(self, batch_id: str) -> list[str] | None:
-        answer = await self.queue.lend(batch_id)
+        answer = await self.queue.lease(batch_id)
         assert answer is not None, "no trainer is registered"
         lent, _ = answer
         return None if lent is None else [group.group_id for group in lent]

@@ -43,7 +43,7 @@ async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(b
     await bench.submit(*[scored()] * 4)
     first, second, third, fourth = names(0, 1, 2, 3)
     await bench.lend("atropos:1")
-    await bench.queue.give_back("atropos:1")
+    await bench.queue.nack("atropos:1")
     await bench.lend("atropos:2")
     ear = Ear(bench.redis, RUN)
     await ear.open()

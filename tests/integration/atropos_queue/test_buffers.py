@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from tests.integration.api.ear import NOTHING, Ear
 from tests.integration.atropos_queue.bench import RUN, START, Bench, names, scored
 
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 
@@ -94,13 +94,13 @@ async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, m
         await bench.start()
         number = await bench.env(group_size=4)
         await bench.submit(scored(2, number))
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.submit(scored(4), scored(4), scored(4))
         assert refused.value.status == 429
         assert await bench.ready() == [], "all or none"
         assert await client.keys("*:sent:*") == [], "what was sent is not left to stand in the next one's way"
         await bench.submit(scored(4), scored(4))
-        with pytest.raises(Refused, match=message):
+        with pytest.raises(ApiProblem, match=message):
             await bench.submit(scored(4))
         assert len(await bench.ready()) == 2
         assert (await bench.store.status(RUN)).bytes == 300
@@ -114,11 +114,11 @@ async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> No
         await bench.lend("atropos:1")
         await bench.queue.ack("atropos:1")
         await bench.lend("atropos:2")
-        await bench.queue.give_back("atropos:2")
+        await bench.queue.nack("atropos:2")
         await bench.lend("atropos:3")
         status = await bench.store.status(RUN)
         assert (status.ready, status.leased, status.dead, status.archiving) == (1, 1, 1, 1)
-        with pytest.raises(Refused, match="holds 4 groups"):
+        with pytest.raises(ApiProblem, match="holds 4 groups"):
             await bench.submit(scored(4))
 
 

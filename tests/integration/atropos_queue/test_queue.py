@@ -13,7 +13,7 @@ from tests.integration.atropos_queue.bench import RUN, START, Bench, names, regi
 from gristmill_api.atropos import queue
 from gristmill_api.atropos.messages import RegisterEnv
 from gristmill_api.atropos.queue import Queue
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 
@@ -24,7 +24,7 @@ def told(kind: str, **fields: object) -> dict[str, str]:
 
 async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
     assert await bench.queue.trainer() is None
-    assert await bench.queue.lend("b") is None, "nobody registered, and there is no run"
+    assert await bench.queue.lease("b") is None, "nobody registered, and there is no run"
     await bench.queue.register(registration(batch_size=8, starting_step=3))
     record = await bench.store.record(RUN)
     assert (record.protocol, record.stack) == ("atropos", None)
@@ -37,7 +37,7 @@ async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
     assert (trainer.step, trainer.queued, trainer.registration["batch_size"]) == (3, 2, "8")
     assert trainer.registration["wandb_project"] == "p"
     await bench.queue.reset()
-    assert await bench.queue.lend("b") is None, "there is a run, and nobody registered"
+    assert await bench.queue.lease("b") is None, "there is a run, and nobody registered"
     await ear.hear()
     assert await ear.hear(bench.queue.register(registration())) == (set(), [told("register")])
     await ear.close()
@@ -54,7 +54,7 @@ async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -
         )
         await bench.store.create_run(RUN, {}, 2, stack=None)
         for call in calls:
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(ApiProblem) as refused:
                 await call()
             assert refused.value.status == 409
             assert "finished" not in refused.value.message
@@ -62,7 +62,7 @@ async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -
         await bench.queue.register(registration())
         await bench.store.close_run(RUN)
         for call in calls:
-            with pytest.raises(Refused, match="finished"):
+            with pytest.raises(ApiProblem, match="finished"):
                 await call()
         assert await bench.ready() == []
 
@@ -94,7 +94,7 @@ async def test_registrations_are_bounded_until_a_reset(bench: Bench, monkeypatch
     monkeypatch.setattr(queue, "MOST_ENVS", 2)
     await bench.start()
     assert [await bench.env(), await bench.env()] == [0, 1]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.env()
     assert refused.value.code == "too_many_envs"
     await bench.queue.reset()
@@ -154,7 +154,7 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear)
     await bench.submit(*[scored()] * 4)
     await ear.hear()
     assert await ear.hear(bench.lend("atropos:1")) == (set(), [told("lease", batch="atropos:1", groups=2)])
-    answer = await bench.queue.lend("atropos:1")
+    answer = await bench.queue.lease("atropos:1")
     assert answer is not None
     lent, set_aside = answer
     assert lent is not None
@@ -221,8 +221,8 @@ async def test_a_vanished_client_gives_its_batch_back(bench: Bench, ear: Ear) ->
     await bench.lend("atropos:1")
     await ear.hear()
     given_back = ({f"ready {START}"}, [told("nack", batch="atropos:1", groups=2)])
-    assert await ear.hear(bench.queue.give_back("atropos:1")) == given_back
-    assert await ear.hear(bench.queue.give_back("atropos:1")) == NOTHING
+    assert await ear.hear(bench.queue.nack("atropos:1")) == given_back
+    assert await ear.hear(bench.queue.nack("atropos:1")) == NOTHING
     assert await bench.ready() == names(0, 1, 2)
     assert not await bench.queue.ack("atropos:1")
     assert await bench.redis.exists(START + "batch:atropos:1") == 0
@@ -234,7 +234,7 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         bench = Bench(client, Limits(max_attempts=2))
         await bench.start()
         await bench.submit(scored(5), scored(2), scored(4), scored(9), scored(2))
-        answer = await bench.queue.lend("atropos:1")
+        answer = await bench.queue.lease("atropos:1")
         assert answer is not None
         lent, set_aside = answer
         assert lent is not None
@@ -245,9 +245,9 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         ]
         for attempt in range(2):
             assert await bench.lend(f"atropos:again{attempt}") == names(1, 4)
-            await bench.queue.give_back(f"atropos:again{attempt}")
+            await bench.queue.nack(f"atropos:again{attempt}")
         await bench.submit(scored(4))
-        answer = await bench.queue.lend("atropos:2")
+        answer = await bench.queue.lease("atropos:2")
         assert answer is not None
         lent, set_aside = answer
         assert lent is not None
@@ -342,7 +342,7 @@ async def test_deleting_the_run_leaves_nothing(bench: Bench) -> None:
 async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(bench: Bench) -> None:
     await bench.start(batch_size=4)
     await bench.submit(*[scored(1)] * 300, scored(9))
-    answer = await bench.queue.lend("atropos:1")
+    answer = await bench.queue.lease("atropos:1")
     assert answer is not None
     lent, set_aside = answer
     assert lent is not None
@@ -385,17 +385,17 @@ async def test_a_submit_that_stores_nothing_leaves_no_payload(bench: Bench, size
     assert await bench.ready() == names(0)
     bench.queue = Queue(bench.store, Limits(max_stored_bytes=size), RUN)
     for _ in range(2):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiProblem) as refused:
             await bench.submit(group)
         assert refused.value.code == "store_full"
     assert await sent(bench) == []
     await bench.store.close_run(RUN)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await bench.submit(group)
     assert refused.value.code == "finished"
     assert await sent(bench) == []
     await bench.store.create_run("native", {}, 2)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiProblem) as refused:
         await Queue(bench.store, Limits(), "native").submit("receipt", [group])
     assert refused.value.code == "not_atropos"
     assert await sent(bench) == []

@@ -10,8 +10,8 @@ from tests.support.groups import make_group
 from tests.unit.api.atropos.groups import full, small
 
 from gristmill import GroupError, compression
+from gristmill_api.atropos.fast_parse import from_message
 from gristmill_api.atropos.messages import ScoredData
-from gristmill_api.atropos.scored import from_message
 from gristmill_api.atropos.translate import to_group
 from gristmill_api.examples import MAX_CHARACTERS, MAX_SEQUENCES, MAX_TOKENS, example
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gristmill_api import framing
+from gristmill_api.http import framing
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 65535, 65536])

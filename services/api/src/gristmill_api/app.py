@@ -16,23 +16,21 @@ from types import FrameType
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from redis.exceptions import RedisError
-from starlette.routing import Route
 
 from gristmill import logs
-from gristmill_api import access, answers, atropos, routes
-from gristmill_api.access.hosts import HostCheck
+from gristmill_api import access, atropos, routes
+from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver
-from gristmill_api.bounds import Bodies, BodyLimit
-from gristmill_api.changes import Changes
+from gristmill_api.background import Supervisor, keep_retention
 from gristmill_api.context import Context
+from gristmill_api.http import error_handlers
+from gristmill_api.http.body_limit import Bodies, BodyLimit
+from gristmill_api.http.fast_route import FastPathMiddleware
 from gristmill_api.metrics import CountRequests, Metrics
-from gristmill_api.retention import keep_retention
-from gristmill_api.routes.direct import Front
+from gristmill_api.notifications import Notifications, listen_to_redis
 from gristmill_api.settings import Settings
 from gristmill_api.store import Store
 from gristmill_api.store.connection import check_server, connect
-from gristmill_api.supervise import Supervisor
-from gristmill_api.watch import watch
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S = 2.0
@@ -44,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     context_redis = connect(settings.redis_url, settings.redis_login)
     metrics = Metrics(settings.archive_dir)
     store = Store(context_redis, settings.limits, archive=settings.archive_dir is not None)
-    context = Context(settings.limits, store, Changes(), metrics)
+    context = Context(settings.limits, store, Notifications(), metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -55,8 +53,8 @@ def create_app(settings: Settings) -> FastAPI:
             async with asyncio.timeout(_CHECK_S):
                 await check_server(listener)
         tasks = Supervisor(metrics)
-        tasks.start("watch-redis", functools.partial(watch, listener, context.changes, metrics))
-        archiver = Archiver(store.archive, context.changes, metrics, settings.archive_dir, settings.limits)
+        tasks.start("watch-redis", functools.partial(listen_to_redis, listener, context.notifications, metrics))
+        archiver = Archiver(store.archive, context.notifications, metrics, settings.archive_dir, settings.limits)
         tasks.start("archive", archiver.run, archiver.stop)
         tasks.start("retention", functools.partial(keep_retention, store, settings.limits.run_retention_s))
         reporting = asyncio.create_task(access.tell_bind(settings.access), name="tell-bind")
@@ -65,9 +63,9 @@ def create_app(settings: Settings) -> FastAPI:
         if warning := settings.access.hosts.warning():
             _LOG.warning(warning)
         try:
-            # All there is now stays: the garbage collector need not look at it again and again.
+            # All objects that exist now stay. The garbage collector need not visit them at each run.
             gc.freeze()
-            with _stop_waits_on_signal(context.changes):
+            with _stop_waits_on_signal(context.notifications):
                 yield
         finally:
             reporting.cancel()
@@ -75,28 +73,26 @@ def create_app(settings: Settings) -> FastAPI:
             await listener.aclose()
             await context_redis.aclose()
 
-    # /metrics tells what there is to tell; asking whether OpenTelemetry listens would cost every request.
+    # /metrics has the metrics. To ask for each request whether OpenTelemetry listens would cost time.
     silent: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan, telemetry=silent)
     app.state.context = context
-    app.state.atropos = atropos.Door(context, settings.atropos_run, archive=settings.archive_dir is not None)
-    hot = [route for route in (*routes.hot, *atropos.hot) if isinstance(route, Route)]
-    app.add_middleware(Front, routes=hot, handlers=app.exception_handlers)
+    app.state.atropos = atropos.AtroposContext(context, settings.atropos_run, archive=settings.archive_dir is not None)
+    app.add_middleware(FastPathMiddleware, routes=[*routes.all_routes, *atropos.router.routes])
     bodies = Bodies(settings.limits.max_concurrent_body_bytes)
     metrics.body_bytes.set_function(lambda: bodies.held)
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes, bodies=bodies)
     access.install(app, settings.access)
     app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
     app.add_middleware(CountRequests, metrics=metrics)
-    answers.install(app)
-    app.router.routes[:0] = hot
+    error_handlers.install(app)
     app.include_router(routes.native)
     app.include_router(atropos.router)
     return app
 
 
 def _log_as_one() -> None:
-    """uvicorn's lines in our format, less its line a request: what happened has lines of its own, /metrics counts."""
+    """Write uvicorn's lines in our format, without its line per request: /metrics counts the requests."""
     logs.setup("api")
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
@@ -106,9 +102,9 @@ def _log_as_one() -> None:
 
 
 @contextlib.contextmanager
-def _stop_waits_on_signal(changes: Changes) -> Iterator[None]:
-    """End long-polls when the process is told to stop. uvicorn waits for requests to end before it runs our shutdown,
-    so without this Ctrl-C would hang for as long as the longest wait."""
+def _stop_waits_on_signal(notifications: Notifications) -> Iterator[None]:
+    """End long polls when the process receives a signal to stop. uvicorn waits for requests to end before it runs our
+    shutdown, so without this Ctrl-C would hang for as long as the longest wait."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +112,7 @@ def _stop_waits_on_signal(changes: Changes) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(changes.close)
+        loop.call_soon_threadsafe(notifications.close)
         handler = before[signal.Signals(number)]
         if callable(handler):
             handler(number, frame)

@@ -1,4 +1,4 @@
-"""What a request handler works with."""
+"""What the route handlers work with, and the types of their parameters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
-from gristmill_api.changes import Changes
 from gristmill_api.metrics import Metrics
+from gristmill_api.notifications import Notifications
 from gristmill_api.settings import ID_PATTERN, Limits
 from gristmill_api.store import Store
 
@@ -18,11 +18,11 @@ from gristmill_api.store import Store
 class Context:
     limits: Limits
     store: Store
-    changes: Changes
+    notifications: Notifications
     metrics: Metrics
 
     def wait(self, asked: float) -> float:
-        """How long a long-poll may take, seconds."""
+        """Returns the seconds that a long poll may take."""
         return min(asked, self.limits.max_wait_s)
 
 
@@ -47,16 +47,16 @@ MAX_NUMBER: Final = 2**53
 """Largest step or incarnation: what JSON, Lua and Prometheus hold exactly."""
 
 
-class Body(BaseModel):
-    """A JSON request body. An unknown field is an error: it is a misspelt one. So is a value of another type than told:
-    true is no number."""
+class RequestModel(BaseModel):
+    """A JSON request body. An unknown field is an error, because its name is misspelt. A value of another type than the
+    field's is an error too: true is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers(cls, given: Any) -> Any:
-        """In JSON 3.0 is a whole number too."""
+        """In JSON, 3.0 is a whole number too."""
         if not isinstance(given, dict):
             return given
         whole = {name for name, value in given.items() if isinstance(value, float) and value.is_integer()}

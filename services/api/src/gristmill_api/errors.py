@@ -25,7 +25,7 @@ _LONGEST = 1000
 """Characters of a message."""
 
 
-class Refused(ApiError):
+class ApiProblem(ApiError):
     """An answer with an error status. `retry_after`: seconds after which the same request may succeed."""
 
     retry_after: int | None = None
@@ -46,12 +46,12 @@ class Refused(ApiError):
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
-def bad_request(message: str) -> Refused:
-    return Refused("bad_request", 422, message, "The API's /docs lists every field.")
+def bad_request(message: str) -> ApiProblem:
+    return ApiProblem("bad_request", 422, message, "The API's /docs lists every field.")
 
 
-def run_missing(run_id: str) -> Refused:
-    return Refused("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
+def run_missing(run_id: str) -> ApiProblem:
+    return ApiProblem("run_missing", 404, f"there is no run {run_id!r}.", "An environment opens it: POST /v1/runs.")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class LivingEnv:
     """Seconds until it counts as dead."""
 
 
-def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -> Refused:
+def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -> ApiProblem:
     """`living`: environments of the other run. Only they keep a stack from a run that an environment opens."""
     why = f"has living environments: {_names(living)}" if living else "is open"
     return _retry_when_dead(
         living,
-        Refused(
+        ApiProblem(
             "run_open",
             409,
             f"run {run_id!r} cannot start: its stack {stack!r} works on one run at a time, and run {other!r} {why}.",
@@ -80,8 +80,8 @@ def run_open(run_id: str, other: str, stack: str, living: Sequence[LivingEnv]) -
     )
 
 
-def suspended(run_id: str) -> Refused:
-    return Refused(
+def suspended(run_id: str) -> ApiProblem:
+    return ApiProblem(
         "suspended",
         409,
         f"run {run_id!r} is suspended: another run took its stack while no environment of this one was alive.",
@@ -103,28 +103,28 @@ def _stop(living: Sequence[LivingEnv]) -> str:
     )
 
 
-def _retry_when_dead(living: Sequence[LivingEnv], refused: Refused) -> Refused:
+def _retry_when_dead(living: Sequence[LivingEnv], refused: ApiProblem) -> ApiProblem:
     if living:
         refused.retry_after = max(1, *(math.ceil(env.left_s) for env in living))
     return refused
 
 
-def run_not_finished(run_id: str) -> Refused:
-    return Refused(
+def run_not_finished(run_id: str) -> ApiProblem:
+    return ApiProblem(
         "run_open", 409, f"run {run_id!r} is open.", f"Close it first: curl -X POST <API>/v1/runs/{run_id}/close"
     )
 
 
-def archiving(run_id: str, groups: int) -> Refused:
-    refused = Refused(
+def archiving(run_id: str, groups: int) -> ApiProblem:
+    refused = ApiProblem(
         "archiving", 409, f"{groups} trained groups of run {run_id!r} wait to be archived.", "Try again in a moment."
     )
     refused.retry_after = 1
     return refused
 
 
-def no_permits(run_id: str) -> Refused:
-    return Refused(
+def no_permits(run_id: str) -> ApiProblem:
+    return ApiProblem(
         "no_permits",
         409,
         f"run {run_id!r} is fed at the API's root (Atropos' protocol), which knows no permits.",
@@ -132,8 +132,8 @@ def no_permits(run_id: str) -> Refused:
     )
 
 
-def not_atropos(run_id: str) -> Refused:
-    return Refused(
+def not_atropos(run_id: str) -> ApiProblem:
+    return ApiProblem(
         "not_atropos",
         409,
         f"run {run_id!r}, which the API's root is bound to, is fed at /v1.",
@@ -141,8 +141,8 @@ def not_atropos(run_id: str) -> Refused:
     )
 
 
-def env_missing(run_id: str, env_id: str) -> Refused:
-    return Refused(
+def env_missing(run_id: str, env_id: str) -> ApiProblem:
+    return ApiProblem(
         "env_missing",
         404,
         f"environment {env_id!r} is not registered with run {run_id!r}.",
@@ -150,23 +150,23 @@ def env_missing(run_id: str, env_id: str) -> Refused:
     )
 
 
-def too_many(what: str, message: str, remedy: str) -> Refused:
+def too_many(what: str, message: str, remedy: str) -> ApiProblem:
     """A bound on what one run, or all runs, may hold. The code is `too_many_<what>`."""
-    return Refused(f"too_many_{what}", 409, f"{message}, which is the most.", remedy)
+    return ApiProblem(f"too_many_{what}", 409, f"{message}, which is the most.", remedy)
 
 
-def too_long(what: str, length: int, most: int) -> Refused:
-    return Refused("too_large", 413, f"{what}: {length} bytes as JSON; at most {most} are kept.", "Send less.")
+def too_long(what: str, length: int, most: int) -> ApiProblem:
+    return ApiProblem("too_large", 413, f"{what}: {length} bytes as JSON; at most {most} are kept.", "Send less.")
 
 
-def too_many_claims(run_id: str, most: int) -> Refused:
-    return Refused(
+def too_many_claims(run_id: str, most: int) -> ApiProblem:
+    return ApiProblem(
         "too_many_claims", 409, f"run {run_id!r} has {most} claims.", "Wait until one of them runs out; they all do."
     )
 
 
-def group_missing(run_id: str, group_id: str) -> Refused:
-    return Refused(
+def group_missing(run_id: str, group_id: str) -> ApiProblem:
+    return ApiProblem(
         "group_missing",
         404,
         f"run {run_id!r} holds no bytes of group {group_id!r}: it was never submitted, or is trained or dropped.",
@@ -176,7 +176,7 @@ def group_missing(run_id: str, group_id: str) -> Refused:
 
 def config_differs(
     run_id: str, half: str, old: Mapping[str, Any], new: Mapping[str, Any], living: Sequence[LivingEnv] = ()
-) -> Refused:
+) -> ApiProblem:
     """`half` is "environment" or "trainer"; `old` the recorded settings, `new` those that came now. `living`: the
     environments without which the run, of which no step is finished, would be replaced."""
     message = f"run {run_id!r} is recorded with other {half} settings: {'; '.join(_differences(old, new))}."
@@ -185,12 +185,12 @@ def config_differs(
         # First, because a long list of differences is cut.
         message = f"run {run_id!r} has living environments: {_names(living)}; {message}"
         remedy = f"{_stop(living)}The run has no finished step, so it is replaced then."
-    return _retry_when_dead(living, Refused("config_differs", 409, message, remedy))
+    return _retry_when_dead(living, ApiProblem("config_differs", 409, message, remedy))
 
 
-def other_creation(run_id: str, given: str | None, current: str) -> Refused:
+def other_creation(run_id: str, given: str | None, current: str) -> ApiProblem:
     """The checkpoint's groups and steps belong to an earlier run of the same id."""
-    return Refused(
+    return ApiProblem(
         "other_creation",
         409,
         f"the checkpoint was made in creation {given!r} of run {run_id!r}, which was deleted; this run is creation "
@@ -199,16 +199,16 @@ def other_creation(run_id: str, given: str | None, current: str) -> Refused:
     )
 
 
-def finished(run_id: str) -> Refused:
-    return Refused("finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID) for a new run.")
+def finished(run_id: str) -> ApiProblem:
+    return ApiProblem("finished", 409, f"run {run_id!r} is finished.", "Choose another run id (RUN_ID) for a new run.")
 
 
-def bad_config(message: str) -> Refused:
-    return Refused("bad_config", 422, message, "Change the trainer's settings.")
+def bad_config(message: str) -> ApiProblem:
+    return ApiProblem("bad_config", 422, message, "Change the trainer's settings.")
 
 
-def fenced(run_id: str, incarnation: int, current: int) -> Refused:
-    return Refused(
+def fenced(run_id: str, incarnation: int, current: int) -> ApiProblem:
+    return ApiProblem(
         "fenced",
         409,
         f"trainer incarnation {incarnation} of run {run_id!r} was replaced by incarnation {current}.",
@@ -216,8 +216,8 @@ def fenced(run_id: str, incarnation: int, current: int) -> Refused:
     )
 
 
-def version_backwards(run_id: str, step: int, recorded: int) -> Refused:
-    return Refused(
+def version_backwards(run_id: str, step: int, recorded: int) -> ApiProblem:
+    return ApiProblem(
         "version_backwards",
         409,
         f"run {run_id!r} is at step {recorded}; its version cannot go back to step {step}.",
@@ -225,30 +225,30 @@ def version_backwards(run_id: str, step: int, recorded: int) -> Refused:
     )
 
 
-def permit_lost(run_id: str, group_id: str, why: str) -> Refused:
-    return Refused(
+def permit_lost(run_id: str, group_id: str, why: str) -> ApiProblem:
+    return ApiProblem(
         "permit_lost", 410, f"no permit for group {group_id!r} of run {run_id!r}: {why}.", "Discard it and ask anew."
     )
 
 
-def conflict(run_id: str, group_id: str, message: str) -> Refused:
-    return Refused("conflict", 409, f"group {group_id!r} of run {run_id!r} {message}.", "Discard this one.")
+def conflict(run_id: str, group_id: str, message: str) -> ApiProblem:
+    return ApiProblem("conflict", 409, f"group {group_id!r} of run {run_id!r} {message}.", "Discard this one.")
 
 
-def bad_group(group_id: str, reason: str) -> Refused:
-    return Refused("bad_group", 400, f"group {group_id!r}: {reason}.", "Nothing was stored.")
+def bad_group(group_id: str, reason: str) -> ApiProblem:
+    return ApiProblem("bad_group", 400, f"group {group_id!r}: {reason}.", "Nothing was stored.")
 
 
-def client_gone() -> Refused:
-    return Refused("client_gone", 400, "the client hung up in the middle of its request.", "Nothing was stored.")
+def client_gone() -> ApiProblem:
+    return ApiProblem("client_gone", 400, "the client hung up in the middle of its request.", "Nothing was stored.")
 
 
-def media_type(found: str, wanted: str) -> Refused:
-    return Refused("media_type", 415, f"a group's content type is {wanted}, not {found or 'unset'}.", "Set it.")
+def media_type(found: str, wanted: str) -> ApiProblem:
+    return ApiProblem("media_type", 415, f"a group's content type is {wanted}, not {found or 'unset'}.", "Set it.")
 
 
-def content_encoding(found: str) -> Refused:
-    return Refused(
+def content_encoding(found: str) -> ApiProblem:
+    return ApiProblem(
         "content_encoding",
         415,
         f"Content-Encoding {found!r} is not known here.",
@@ -256,63 +256,63 @@ def content_encoding(found: str) -> Refused:
     )
 
 
-def too_large(limit: int) -> Refused:
+def too_large(limit: int) -> ApiProblem:
     message = f"the request body is over {limit} bytes."
-    return Refused("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
+    return ApiProblem("too_large", 413, message, "Send less, or raise API_MAX_BODY_BYTES.")
 
 
-def too_many_bodies(limit: int) -> Refused:
+def too_many_bodies(limit: int) -> ApiProblem:
     message = f"request bodies of {limit} bytes are in memory already."
     remedy = "Try again, or raise API_MAX_CONCURRENT_BODY_BYTES (and the API's memory)."
-    refused = Refused("too_many_bodies", 503, message, remedy)
+    refused = ApiProblem("too_many_bodies", 503, message, remedy)
     refused.retry_after = 1
     return refused
 
 
-def body_stalled(seconds: float) -> Refused:
+def body_stalled(seconds: float) -> ApiProblem:
     message = f"nothing of the request's body arrived for {seconds:g} s."
-    refused = Refused("body_stalled", 503, message, "Send the request again. Check the network if it happens again.")
+    refused = ApiProblem("body_stalled", 503, message, "Send the request again. Check the network if it happens again.")
     refused.retry_after = 1
     return refused
 
 
-def unauthorized(request: str, need: str, given: bool) -> Refused:
+def unauthorized(request: str, need: str, given: bool) -> ApiProblem:
     """`given`: there was an Authorization header, but no token of ours in it."""
     why = "its token is not known" if given else "it has no token"
     remedy = "Send 'Authorization: Bearer TOKEN', or Basic with the token as password (docs/security.md)."
-    return Refused("unauthorized", 401, f"{request} needs a token (role: {need}), and {why}.", remedy)
+    return ApiProblem("unauthorized", 401, f"{request} needs a token (role: {need}), and {why}.", remedy)
 
 
-def forbidden(request: str, need: str, role: str) -> Refused:
+def forbidden(request: str, need: str, role: str) -> ApiProblem:
     message = f"{request} is for the role {need}; this token's role is {role}."
-    return Refused("forbidden", 403, message, "docs/security.md lists what each role may do.")
+    return ApiProblem("forbidden", 403, message, "docs/security.md lists what each role may do.")
 
 
-def cross_site(request: str, origin: str | None) -> Refused:
+def cross_site(request: str, origin: str | None) -> ApiProblem:
     message = f"{request} was sent by a browser for a page of another site ({origin or 'origin not told'})."
-    return Refused("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
+    return ApiProblem("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
 
 
-def host_not_allowed(host: str) -> Refused:
-    return Refused("host_not_allowed", 421, hosts.message(host), hosts.REMEDY)
+def host_not_allowed(host: str) -> ApiProblem:
+    return ApiProblem("host_not_allowed", 421, hosts.message(host), hosts.REMEDY)
 
 
-def store_full(message: str) -> Refused:
+def store_full(message: str) -> ApiProblem:
     remedy = "Try again once the trainer has acked, or raise API_MAX_STORED_BYTES (and Redis' maxmemory)."
-    refused = Refused("store_full", 429, message, remedy)
+    refused = ApiProblem("store_full", 429, message, remedy)
     refused.retry_after = 2
     return refused
 
 
-def run_full(run_id: str, held: int, groups: int) -> Refused:
+def run_full(run_id: str, held: int, groups: int) -> ApiProblem:
     remedy = "Try again once the trainer has acked, or raise API_MAX_RUN_BYTES or API_MAX_RUN_GROUPS."
-    refused = Refused("store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy)
+    refused = ApiProblem("store_full", 429, f"run {run_id!r} holds {groups} groups of {held} bytes.", remedy)
     refused.retry_after = 2
     return refused
 
 
-def lease_lost(run_id: str, batch_ids: list[str]) -> Refused:
-    return Refused(
+def lease_lost(run_id: str, batch_ids: list[str]) -> ApiProblem:
+    return ApiProblem(
         "lease_lost",
         410,
         f"run {run_id!r} holds no lease for batches {', '.join(batch_ids)}: they ran out and their groups went on.",
@@ -320,24 +320,24 @@ def lease_lost(run_id: str, batch_ids: list[str]) -> Refused:
     )
 
 
-def batch_acked(run_id: str, batch_id: str) -> Refused:
-    return Refused(
+def batch_acked(run_id: str, batch_id: str) -> ApiProblem:
+    return ApiProblem(
         "batch_acked", 409, f"batch {batch_id!r} of run {run_id!r} was acked already.", "Lease under a new batch id."
     )
 
 
-def store_unavailable(error: RedisError) -> Refused:
-    refused = Refused("store_unavailable", 503, f"Redis: {error}.", "Try again; the API recovers with Redis.")
+def store_unavailable(error: RedisError) -> ApiProblem:
+    refused = ApiProblem("store_unavailable", 503, f"Redis: {error}.", "Try again; the API recovers with Redis.")
     refused.retry_after = 1
     return refused
 
 
-def internal(error: Exception) -> Refused:
+def internal(error: Exception) -> ApiProblem:
     message = f"the API failed: {type(error).__name__}."
-    return Refused("internal", 500, message, "Its log has the traceback; please report it.")
+    return ApiProblem("internal", 500, message, "Its log has the traceback; please report it.")
 
 
-def from_redis(error: RedisError) -> Refused | None:
+def from_redis(error: RedisError) -> ApiProblem | None:
     """What a failure of Redis means to the client; None when it is a defect of ours."""
     if isinstance(error, OutOfMemoryError):
         return store_full("Redis is at its maxmemory.")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gristmill_api.access.table import Need, rules
+from gristmill_api.access.permissions import Need, rules
 from gristmill_api.access.tokens import Role
 from gristmill_api.app import create_app
 from gristmill_api.settings import Settings

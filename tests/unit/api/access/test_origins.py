@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gristmill import ConfigError
-from gristmill_api.access.origins import parse_origins
+from gristmill_api.access.settings import parse_origins
 
 
 def test_origins_are_named_in_full() -> None:

@@ -11,7 +11,7 @@ from tests.support.groups import make_group
 from tests.unit.api.atropos.groups import KEYS, full, small
 
 from gristmill import GroupError, TrajectoryGroup
-from gristmill_api.atropos.scored import read_one
+from gristmill_api.atropos.fast_parse import read_one
 from gristmill_api.atropos.translate import as_json, to_group, to_json
 
 

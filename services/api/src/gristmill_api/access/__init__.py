@@ -1,13 +1,10 @@
-"""Who may ask for what, and from where.
+"""Decides which requests the API accepts, and from where.
 
-settings   API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
-hosts      the middleware that refuses requests for other hosts: 421
-tokens     the three roles and the files that hold their tokens
-table      which role each route needs
-guard      the middleware that asks: 401, 403
-origins    what web pages of other sites may do: nothing, unless they are named
-bind       tells where the process listens; warns when other machines reach it and no token is asked
-describe   the same, told in OpenAPI
+settings      API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
+tokens        the three roles and the files that hold their tokens
+permissions   the role that each route needs, and its description in OpenAPI
+guard         the middlewares: 421 for other hosts, 401 and 403
+bind          logs where the process listens; warns if other machines reach it and no token is needed
 """
 
 from __future__ import annotations
@@ -15,16 +12,16 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from gristmill_api.access import describe
 from gristmill_api.access.bind import tell_bind
 from gristmill_api.access.guard import Guard
+from gristmill_api.access.permissions import install_openapi
 from gristmill_api.access.settings import AccessSettings
 
 __all__ = ["AccessSettings", "install", "tell_bind"]
 
 
 def install(app: FastAPI, settings: AccessSettings) -> None:
-    """Put the guard, and CORS when origins are named, around what `app` has so far."""
+    """Put the guard, and CORS if origins are named, around the middlewares that `app` has so far."""
     app.add_middleware(Guard, tokens=settings.tokens, origins=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(
@@ -34,4 +31,4 @@ def install(app: FastAPI, settings: AccessSettings) -> None:
             allow_headers=["Authorization", "Content-Type", "Content-Encoding", "Last-Event-ID"],
             expose_headers=["Retry-After", "Gristmill-Dropped"],
         )
-    describe.install(app, settings.tokens is not None)
+    install_openapi(app, settings.tokens is not None)

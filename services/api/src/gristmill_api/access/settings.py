@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from gristmill import ConfigError, hosts
 from gristmill.hosts import AllowedHosts
-from gristmill_api.access.origins import parse_origins
 from gristmill_api.access.tokens import Tokens
 
 NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOSE", hosts.VARIABLE)
@@ -51,3 +51,16 @@ class AccessSettings:
             hosts=AllowedHosts.read(environ),
             in_compose=in_compose == "1",
         )
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Returns "https://a.example, http://localhost:3000" as a tuple. Raises ConfigError unless all are full origins."""
+    origins = tuple(part.strip() for part in text.split(",") if part.strip())
+    for origin in origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}":
+            raise ConfigError(
+                f"API_CORS_ORIGINS: {origin!r} is not an origin; write full origins, https://host or http://host:port, "
+                "with commas between them. '*' is not accepted: it would let every web page act."
+            )
+    return origins

@@ -25,9 +25,9 @@ from redis.exceptions import RedisError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.archive.writer import NoRoomError, RunWriter, free_bytes
-from gristmill_api.changes import Changes
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
+from gristmill_api.notifications import Notifications
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingRun
@@ -46,7 +46,7 @@ class Archiver:
     """Runs until `stop`. Several processes may each have one: one works, the others wait for it to end."""
 
     def __init__(
-        self, queue: ArchiveQueue, changes: Changes, metrics: Metrics, runs_dir: Path | None, limits: Limits
+        self, queue: ArchiveQueue, changes: Notifications, metrics: Metrics, runs_dir: Path | None, limits: Limits
     ) -> None:
         """`runs_dir` None: archiving is off, and groups that still wait for it are let go, unless another process
         archives."""
@@ -84,7 +84,7 @@ class Archiver:
                         await self._drain()
                         if self._runs_dir is None:
                             await self._step_back()
-                except Refused as error:
+                except ApiProblem as error:
                     _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
                 except RedisError as error:
                     # The task that watches Redis tells when it is away; what is left over is a defect.

@@ -1,42 +1,28 @@
-"""Atropos' protocol at the root, over the store that /v1 uses: its environments and trainers work unchanged.
+"""Atropos' protocol at the API's root, over the store of /v1. Environments and trainers of Atropos work unchanged.
 
-    messages     the bodies, as lax as Atropos reads them
-    scored       a group's JSON text: checked at the speed of a scan, cut into the text that is stored
-    lengths      what must agree inside a group
-    translate    between that text and the binary group of /v1
-    adopt        the text becomes that group, when a trainer leases it over /v1
+    routes        all routes of the protocol
+    protocol      their route class: gzip in both directions, errors in the shape that the clients read
+    messages      the request bodies, read as loosely as Atropos reads them
+    fast_parse    checks a group's JSON text at the speed of a scan, and cuts out the text that is stored
+    json_scan     the shape of a JSON matrix of numbers, read from its bytes
+    validate      the lengths that must agree inside a group
+    translate     converts between that text and the binary group of /v1
+    queue         the run that the root is bound to: one Lua script (store/lua/atropos_*) per method
+    env_status    the answer of /status-env
+    delivery      a batch that is being sent to the trainer
+    backpressure  waits while the store is full or away, and then answers 503, never 4xx
+    context       what the route handlers work with
 
-    queue        the run that the root is bound to: one method a verb, one Lua script a method (store/lua/atropos_*)
-    figures      what an environment hears of the queue and of the others
-    delivery     a batch on its way to the trainer
-    patience     the store is full, or away: clients wait here, and hear 503, never 4xx
-    door         all of these, as the handlers get them
-
-    speech       gzip both ways (inflate, deflate), errors in the shapes that the clients know
-    trainer      /, /register, /batch, /info, /wandb_info, /status, /reset_data
-    envs         /register-env, /disconnect-env, /status-env
-    data         /scored_data, /scored_data_list, /latest_example
-
-All state is in Redis, so clients notice neither a restart of the API nor one of Redis. docs/from-atropos.md lists
-what is equal and what is fixed.
+All state is in Redis, so clients notice neither a restart of the API nor a restart of Redis. docs/from-atropos.md
+lists what is the same as in Atropos and what is fixed.
 """
 
-from fastapi import APIRouter
 from starlette.routing import Route
 
-from gristmill_api.atropos import data, envs, trainer
-from gristmill_api.atropos.door import Door
-from gristmill_api.atropos.speech import REFUSALS
+from gristmill_api.atropos.context import AtroposContext
+from gristmill_api.atropos.routes import router
 
-router = APIRouter(responses=REFUSALS)
-hot = [*data.hot, *trainer.hot]
-"""Routes to be put into the application before any router, as they are: every group passes them."""
-_routes = [*hot]
-for _module in (trainer, envs, data):
-    router.include_router(_module.router)
-    _routes += _module.router.routes
+paths = frozenset(route.path for route in router.routes if isinstance(route, Route))
+"""Paths at which errors have the shape that Atropos' clients read."""
 
-paths = frozenset(route.path for route in _routes if isinstance(route, Route))
-"""Paths at which errors have the shape that Atropos' clients know."""
-
-__all__ = ["Door", "hot", "paths", "router"]
+__all__ = ["AtroposContext", "paths", "router"]

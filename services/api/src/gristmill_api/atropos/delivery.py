@@ -1,8 +1,7 @@
-"""A batch on its way to the trainer: leased in Redis, acked once sent whole, given back when the client vanished.
+"""A batch that is being sent to the trainer: leased in Redis, acked once all of it was sent, nacked if the client left.
 
-While it is sent, a task keeps the lease alive; should this process die, the lease runs out and the groups are ready
-again in their places. The step that a batch is for counts from its ack, so who asks for the step waits for the acks of
-what was sent.
+A task extends the lease while the batch is sent. If this process dies, the lease expires and the groups are ready again
+in their places. The training step counts acks, so a request for the step waits for the acks of batches that were sent.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gristmill.logs import line
-from gristmill_api.atropos.deflate import Deflater
-from gristmill_api.atropos.patience import Patience
-from gristmill_api.atropos.queue import DELIVERY_TTL_S, Lent, Queue
+from gristmill_api.atropos.backpressure import Backpressure
+from gristmill_api.atropos.queue import DELIVERY_TTL_S, LeasedGroup, Queue
 from gristmill_api.atropos.translate import as_json
-from gristmill_api.errors import Refused
+from gristmill_api.errors import ApiProblem
+from gristmill_api.http.content_coding import GzipStream
 
 _LOG = logging.getLogger(__name__)
 _SETTLE_S = 5.0
@@ -30,37 +29,37 @@ _PART_BYTES = 2 * 1024 * 1024
 
 
 class Deliveries:
-    """The batches that this process sends."""
+    """The batches that this process is sending."""
 
-    def __init__(self, queue: Queue, patience: Patience) -> None:
+    def __init__(self, queue: Queue, backpressure: Backpressure) -> None:
         self.queue = queue
-        self._patience = patience
+        self._backpressure = backpressure
         self._settling: set[asyncio.Task[None]] = set()
 
-    def settle(self, batch_id: str, lent: Sequence[Lent], whole: bool) -> asyncio.Task[None]:
-        """Tell Redis how it ended, in a task that outlives the request: a server that shuts down cancels those."""
-        task = asyncio.create_task(self._settle(batch_id, lent, whole))
+    def settle(self, batch_id: str, groups: Sequence[LeasedGroup], whole: bool) -> asyncio.Task[None]:
+        """Ack or nack a batch in a task that outlives the request. A server that shuts down cancels requests."""
+        task = asyncio.create_task(self._settle(batch_id, groups, whole))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
 
     async def settled(self) -> None:
-        """What was sent whole counts now."""
+        """Wait until every batch that was sent is acked."""
         if self._settling:
             await asyncio.wait(self._settling, timeout=_SETTLE_S)
 
-    async def _settle(self, batch_id: str, lent: Sequence[Lent], whole: bool) -> None:
-        size = sum(group.size for group in lent)
-        facts = {"run": self.queue.run_id, "batch": batch_id, "groups": len(lent), "bytes": size}
+    async def _settle(self, batch_id: str, groups: Sequence[LeasedGroup], whole: bool) -> None:
+        size = sum(group.size for group in groups)
+        facts = {"run": self.queue.run_id, "batch": batch_id, "groups": len(groups), "bytes": size}
         try:
             if not whole:
-                await self._patience.insist(lambda: self.queue.give_back(batch_id), _never)
+                await self._backpressure.retry(lambda: self.queue.nack(batch_id), _never)
                 _LOG.warning(line("vanished", **facts))
-            elif await self._patience.insist(lambda: self.queue.ack(batch_id), _never):
+            elif await self._backpressure.retry(lambda: self.queue.ack(batch_id), _never):
                 _LOG.info(line("batch", **facts))
             else:
                 _LOG.warning(line("late", **facts, why="its lease ran out while it was sent; its groups go out again"))
-        except (Refused, RedisError) as error:
+        except (ApiProblem, RedisError) as error:
             _LOG.warning(line("unsettled", **facts, why=error, then="its lease runs out, its groups go out again"))
 
 
@@ -69,21 +68,21 @@ async def _never() -> bool:
 
 
 class Delivery(Response):
-    """The answer {"batch": [...]}, two parts in memory at a time."""
+    """The response {"batch": [...]}, with at most two parts in memory."""
 
     def __init__(
-        self, deliveries: Deliveries, batch_id: str, lent: Sequence[Lent], first: Sequence[bytes], gzip: bool
+        self, deliveries: Deliveries, batch_id: str, groups: Sequence[LeasedGroup], first: Sequence[bytes], gzip: bool
     ) -> None:
-        """`first`: the bodies of the first part, read before the answer starts: a Redis gone by then is a clean 503."""
+        """`first`: the bodies of the first part. They are read before the response starts, so Redis is not away."""
         self._deliveries = deliveries
         self._queue = deliveries.queue
         self._batch_id = batch_id
-        self._lent = lent
+        self._groups = groups
         self._first = first
         self._gzip = gzip
         headers = {"Vary": "Accept-Encoding", **({"Content-Encoding": "gzip"} if gzip else {})}
         super().__init__(None, 200, headers, "application/json")
-        del self.headers["content-length"]  # not known: the connection's framing tells a client where it ends
+        del self.headers["content-length"]  # Not known: the connection's framing marks the end.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_hung_up(receive))
@@ -96,31 +95,31 @@ class Delivery(Response):
                     if gone.done():
                         return
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
-            # The server takes this one only when what was sent before has all but left.
+            # The server accepts this message only when nearly all of the body has been sent.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            # Asked before the event loop turns again: then the end of the answer looks like a client that hung up.
+            # Read before the event loop continues. Later, the end of the response looks like a client that hung up.
             whole = not gone.done()
         finally:
-            # Begun before the event loop turns again: the client may ask for the step at once.
-            settling = self._deliveries.settle(self._batch_id, self._lent, whole)
+            # Started before the event loop continues, because the client may ask for the step at once.
+            settling = self._deliveries.settle(self._batch_id, self._groups, whole)
             for task in (gone, lease):
                 task.cancel()
             await asyncio.gather(gone, lease, return_exceptions=True)
             await asyncio.shield(settling)
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
-        deflater = Deflater() if self._gzip else None
+        stream = GzipStream() if self._gzip else None
         async with contextlib.aclosing(self._texts()) as texts:
             async for text in texts:
-                piece = text if deflater is None else await deflater.add(text)
+                piece = text if stream is None else await stream.add(text)
                 if piece:
                     yield piece
-        if deflater is not None:
-            yield deflater.end()
+        if stream is not None:
+            yield stream.end()
 
     async def _texts(self) -> AsyncGenerator[bytes, None]:
         """The answer's JSON. The next part is read from Redis while one is sent."""
-        _, *others = parts(self._lent)
+        _, *others = parts(self._groups)
         bodies, before = self._first, b'{"batch":['
         while bodies:
             reading = asyncio.create_task(self._queue.payloads(self._batch_id, others.pop(0) if others else ()))
@@ -134,15 +133,15 @@ class Delivery(Response):
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(DELIVERY_TTL_S / 3)
-            with contextlib.suppress(RedisError):  # the next turn tries again
+            with contextlib.suppress(RedisError):  # The next turn tries again.
                 await self._queue.extend(self._batch_id)
 
 
-def parts(lent: Sequence[Lent]) -> list[list[Lent]]:
+def parts(groups: Sequence[LeasedGroup]) -> list[list[LeasedGroup]]:
     """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
-    cut: list[list[Lent]] = []
+    cut: list[list[LeasedGroup]] = []
     room = 0
-    for group in lent:
+    for group in groups:
         if not cut or group.size > room:
             cut.append([])
             room = _PART_BYTES

@@ -11,9 +11,9 @@ from redis.exceptions import ConnectionError  # noqa: A004
 
 from gristmill import Protocol
 from gristmill_api import errors
-from gristmill_api.atropos.figures import EnvFacts, EnvView
+from gristmill_api.atropos.env_status import EnvFacts, EnvView
+from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import RegisterEnv, Registration
-from gristmill_api.atropos.scored import Scored
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 from gristmill_api.store.records import pairs, text
@@ -46,7 +46,7 @@ class NewEnv:
 
 
 @dataclass(frozen=True)
-class Lent:
+class LeasedGroup:
     group_id: str
     size: int
     """Bytes as stored."""
@@ -142,18 +142,18 @@ class Queue:
             raise errors.run_full(self.run_id, int(rest[0]), int(rest[1]))
         return [None if size < 0 else size for size in rest[0]]
 
-    async def lend(self, batch_id: str) -> tuple[list[Lent] | None, int] | None:
-        """The next batch, None inside while it is not full; and how many groups were set aside on the way.
+    async def lease(self, batch_id: str) -> tuple[list[LeasedGroup] | None, int] | None:
+        """The next batch, None inside while it is not full; and how many groups became dead letters on the way.
         None: no trainer is registered."""
         ttl, attempts = _ms(DELIVERY_TTL_S), self._limits.max_attempts
         status, *rest = await self._run("atropos_batch", batch_id, ttl, attempts, self._silence_ms)
         if status == "UNREGISTERED":
             return None
-        set_aside, *groups = rest
+        dead, *groups = rest
         if status == "NONE":
-            return None, set_aside
-        lent = [Lent(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
-        return lent, set_aside
+            return None, dead
+        leased = [LeasedGroup(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
+        return leased, dead
 
     async def extend(self, batch_id: str) -> bool:
         """Keep a batch that is being sent. False: it is lost."""
@@ -165,14 +165,14 @@ class Queue:
         status, *_ = await self._run("atropos_ack", batch_id, self._archive)
         return bool(status != "LOST")
 
-    async def give_back(self, batch_id: str) -> None:
+    async def nack(self, batch_id: str) -> None:
         await self._run("atropos_give_back", batch_id)
 
-    async def payloads(self, batch_id: str, lent: Sequence[Lent]) -> list[bytes]:
-        """The groups' bytes. Raises Refused (410) when one went to another lease and is trained."""
-        if not lent:
+    async def payloads(self, batch_id: str, groups: Sequence[LeasedGroup]) -> list[bytes]:
+        """The groups' bytes. Raises ApiProblem (410) when one went to another lease and is trained."""
+        if not groups:
             return []
-        found = await self._store.payloads(self.run_id, [group.group_id for group in lent])
+        found = await self._store.payloads(self.run_id, [group.group_id for group in groups])
         bodies = [body for body in found if body is not None]
         if len(bodies) < len(found):
             raise errors.lease_lost(self.run_id, [batch_id])

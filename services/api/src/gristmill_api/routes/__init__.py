@@ -1,29 +1,28 @@
-"""The API's doors. Each module is one router:
+"""The routes of /v1. Each module is one router:
 
-    health   /healthz /readyz /metrics
-    runs     /v1/runs, /v1/open: the run record, taking a run, its policy version, its end, its status
-    permits  /v1/runs/{run}/permits: leave to generate a group
-    groups   /v1/runs/{run}/groups: submit one, list them all
-    lease    /v1/runs/{run}/lease, extend, nack, ack: the trainer's side
-    envs     /v1/runs/{run}/envs: environments that want a share of their own
-    claims   /v1/runs/{run}/claims: work that one of several environments is to do
-    dead     /v1/runs/{run}/dead: groups that were set aside
-    journal  /v1/runs/{run}/metrics, events, examples: what there is to look at
+    health        /healthz /readyz /metrics
+    runs          /v1/runs, /v1/open: the run record, taking a run, its policy version, its end, its status
+    permits       /v1/runs/{run}/permits: permission to generate a group
+    groups        /v1/runs/{run}/groups: submit a group, read a group, list all groups
+    lease         /v1/runs/{run}/lease, extend, nack, ack: the trainer's side
+    envs          /v1/runs/{run}/envs, claims: registered environments, and work that one of them does
+    dead_letters  /v1/runs/{run}/dead: groups that no batch can hold
+    journal       /v1/runs/{run}/metrics, events, examples
 
-`native` holds them all, and tells what each may refuse (refusals.py). Atropos' protocol speaks at the root (/register,
-/scored_data, /batch, ...) over the same store: see the package gristmill_api.atropos.
+The package gristmill_api.atropos serves Atropos' protocol at the root (/register, /scored_data, /batch, ...) over the
+same store.
 """
 
 from fastapi import APIRouter
 
-from gristmill_api.routes import claims, dead, envs, groups, health, journal, lease, permits, runs
-from gristmill_api.routes.refusals import REFUSALS
+from gristmill_api.http.error_handlers import REFUSALS
+from gristmill_api.routes import dead_letters, envs, groups, health, journal, lease, permits, runs
 
+_modules = (health, runs, permits, groups, lease, envs, dead_letters, journal)
 native = APIRouter(responses=REFUSALS)
-for _module in (health, runs, permits, groups, lease, envs, claims, dead, journal):
+for _module in _modules:
     native.include_router(_module.router)
 
-hot = [*groups.direct.routes, *lease.direct.routes]
-"""Routes to be put into the application before `native`, as they are: see direct.py."""
+all_routes = [route for module in _modules for route in module.router.routes]
 
-__all__ = ["hot", "native"]
+__all__ = ["all_routes", "native"]

@@ -1,4 +1,4 @@
-"""Environments that register get their share of permits and batches; others are served as they come."""
+"""Registered environments, which get a share of permits and batches, and claims: work that one environment does."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from gristmill import Environment
+from gristmill import Claim, Environment
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.context import NAME_PATTERN, Body, Ctx, Name, RunId
+from gristmill_api.context import NAME_PATTERN, Ctx, Name, RequestModel, RunId
 
 _LOG = logging.getLogger(__name__)
-router = APIRouter(prefix="/v1/runs/{run_id}/envs", tags=["environments"])
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["environments"])
 
 EnvId = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-class Register(Body):
+class Register(RequestModel):
     env_id: Name
     """The name under which it holds permits and sends groups."""
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -28,7 +28,7 @@ class Register(Body):
     """This share of every batch is kept for its groups, as far as they can still come, while it lives."""
 
 
-@router.post("")
+@router.post("/envs")
 async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
     """Register an environment, or change what it registered. It lives while it asks for permits or sends heartbeats."""
     await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation)
@@ -36,22 +36,42 @@ async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
     return Environment(**body.model_dump(), alive=True)
 
 
-@router.get("")
+@router.get("/envs")
 async def environments(ctx: Ctx, run_id: RunId) -> list[Environment]:
     """All that registered and did not leave."""
     await ctx.store.record(run_id)
     return await ctx.store.envs.all(run_id)
 
 
-@router.post("/{env_id}/heartbeat", status_code=204)
+@router.post("/envs/{env_id}/heartbeat", status_code=204)
 async def heartbeat(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
     """Tell that the environment lives."""
     await ctx.store.envs.heartbeat(run_id, env_id)
 
 
-@router.delete("/{env_id}", status_code=204)
+@router.delete("/envs/{env_id}", status_code=204)
 async def leave(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
     """The environment goes. Its permits are given back by `permits/abandon`."""
     if not await ctx.store.envs.leave(run_id, env_id):
         raise errors.env_missing(run_id, env_id)
     _LOG.info(line("env", run=run_id, env=env_id, state="gone"))
+
+
+class ClaimRequest(RequestModel):
+    name: Name
+    """What is claimed: "evaluation-100"."""
+    holder: Name
+    """Who claims it."""
+    ttl: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)]
+    """Seconds until the claim expires, unless its holder renews it by another call."""
+
+
+@router.post("/claims")
+async def claim(ctx: Ctx, run_id: RunId, body: ClaimRequest) -> Claim:
+    """Claim a piece of work, or keep it for another `ttl`. The answer names the holder that has it.
+
+    It works on finished runs too: their last version may still be evaluated. A run has 64 claims at a time.
+    """
+    holder = await ctx.store.claims.claim(run_id, body.name, body.holder, round(body.ttl * 1000))
+    _LOG.debug(line("claim", run=run_id, name=body.name, holder=holder))
+    return Claim(name=body.name, holder=holder)

@@ -1,4 +1,4 @@
-"""Groups come in here."""
+"""Submitting a group, reading its bytes, and the audit of all groups."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from starlette.datastructures import Headers
 
 from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
-from gristmill_api import encoding, errors
+from gristmill_api import errors
 from gristmill_api.atropos.translate import is_json
-from gristmill_api.bounds import reserve_inflated
-from gristmill_api.context import Body, Ctx, GroupId, RunId
-from gristmill_api.errors import Refused
+from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
+from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import Example, example
-from gristmill_api.offload import offload
-from gristmill_api.routes.direct import Direct
-from gristmill_api.routes.refusals import REFUSALS
+from gristmill_api.http.body_limit import offload, reserve_inflated
+from gristmill_api.http.content_coding import inflate_group, inflated_size, negotiated_group, plain_size
+from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.store import Submission
 from gristmill_api.store.store import ID_BYTES, row_of
 
 _LOG = logging.getLogger(__name__)
 SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"
-"""Of a group that came in at the API's root, as it is stored."""
-router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"])
-direct = APIRouter(prefix=router.prefix, tags=["groups"], responses=REFUSALS, route_class=Direct)
+"""Of a group that was submitted at the API's root, as it is stored."""
+router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"], route_class=FastRoute)
 
 
-class Submitted(Body):
+class Submitted(RequestModel):
     group_id: str
     stored: bool
-    """False: this very group was here already."""
+    """False: the store already holds this group with the same bytes."""
 
 
-@direct.put(
+@router.put(
     "/{group_id}",
     response_model=Submitted,
     responses={201: {"model": Submitted}},
@@ -48,6 +46,7 @@ class Submitted(Body):
         }
     },
 )
+@fast_path()
 async def submit(
     ctx: Ctx,
     request: Request,
@@ -55,15 +54,15 @@ async def submit(
     group_id: GroupId,
     holder: Annotated[str, Query(pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
 ) -> Response:
-    """Store a group under its permit: 201 stored, 200 this very group is here already.
+    """Store a group under its permit: 201 stored, 200 the store already holds this group with the same bytes.
 
-    The body is what `gristmill.TrajectoryGroup.encode` makes, plain or with Content-Encoding: zstd, and is kept as it
-    came. A retry in the other encoding is the same group.
+    The body is what `gristmill.TrajectoryGroup.encode` returns, plain or with Content-Encoding: zstd. The store keeps
+    the body as it arrived. A retry in the other encoding is the same group.
     """
     try:
         group = await _read(request, run_id, group_id, ctx.limits.max_body_bytes)
         stored = await ctx.store.submit(run_id, holder, group)
-    except (Refused, RedisError) as error:
+    except (ApiProblem, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
         ctx.metrics.submits.labels(refused.code if refused else "internal").inc()
         raise
@@ -93,22 +92,22 @@ async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) 
 
     The media type names the protocol: a binary group of /v1, or the JSON of Atropos' ScoredData. A group that was
     submitted as zstd is sent as zstd to a client that accepts it, else inflated. With `Accept: application/json` the
-    answer is an Example of the group, whichever protocol it came by.
+    answer is an Example of the group, whichever protocol it was submitted with.
     """
     stored = await ctx.store.payload(run_id, group_id)
     if stored is None:
         raise errors.group_missing(run_id, group_id)
     limit = ctx.limits.max_body_bytes
     if "application/json" in request.headers.get("accept", "").lower():
-        shown = await offload(encoding.plain_size(stored, limit), example, group_id, stored, limit)
+        shown = await offload(plain_size(stored, limit), example, group_id, stored, limit)
         return Response(shown, media_type="application/json", headers={"Vary": "Accept"})
-    body, headers = await encoding.negotiated(stored, request.headers, limit)
+    body, headers = await negotiated_group(stored, request.headers, limit)
     return Response(body, media_type=SCORED_MEDIA_TYPE if is_json(stored) else GROUP_MEDIA_TYPE, headers=headers)
 
 
 @router.get("", response_model=GroupAudit)
 async def audit(ctx: Ctx, run_id: RunId) -> Response:
-    """Every group id by where it is, for audits. Its cost grows with the run."""
+    """Every group id by its state, for audits. The cost grows with the run."""
     found = await ctx.store.audit(run_id)
     ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
     return Response(await offload(ids * ID_BYTES, found.model_dump_json), media_type="application/json")
@@ -119,14 +118,14 @@ async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Sub
     if found != GROUP_MEDIA_TYPE:
         raise errors.media_type(found, GROUP_MEDIA_TYPE)
     body = await request.body()
-    inflated_to = encoding.inflated_size(body, limit)
+    inflated_to = inflated_size(body, limit)
     reserve_inflated(request.scope, inflated_to)
     return await offload(len(body) + inflated_to, _checked, run_id, group_id, body, request.headers, limit)
 
 
 def _checked(run_id: str, group_id: str, body: bytes, headers: Headers, limit: int) -> Submission:
-    """The group of a request, read and compared with its URL. Raises Refused."""
-    plain = encoding.plain(group_id, body, headers, limit)
+    """Returns the group of a request, after a comparison with the URL. Raises ApiProblem."""
+    plain = inflate_group(group_id, body, headers, limit)
     try:
         group = TrajectoryGroup.decode(plain)
         row = row_of(group_id)

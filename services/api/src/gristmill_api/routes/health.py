@@ -14,7 +14,7 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """200 while the process serves requests, whatever Redis does: restarting the API would not mend Redis."""
+    """200 while the process serves requests, whatever Redis does: restarting the API would not repair Redis."""
     return {"status": "ok"}
 
 

@@ -10,12 +10,13 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, StringConstraints, model_validator
 
 from gristmill import MetricsRow, RunEvent
-from gristmill_api import encoding, errors
-from gristmill_api.access.table import Need
+from gristmill_api import errors
+from gristmill_api.access.permissions import Need
 from gristmill_api.access.tokens import Role
-from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Body, Ctx, Name, RunId
+from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Ctx, Name, RequestModel, RunId
 from gristmill_api.examples import Example, example
-from gristmill_api.offload import offload
+from gristmill_api.http.body_limit import offload
+from gristmill_api.http.content_coding import plain_size
 from gristmill_api.store import keys
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
@@ -37,7 +38,7 @@ ByName = Annotated[
 Source = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-class Row(Body):
+class Row(RequestModel):
     source: Name
     """Who measured: "trainer", an environment's id."""
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -112,9 +113,9 @@ async def events(
         found = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
         return found if found or not await ctx.store.exists(run_id) else None
 
-    while not ctx.changes.closed:
+    while not ctx.notifications.closed:
         topic = keys.events_topic(run_id)
-        found = await ctx.changes.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
+        found = await ctx.notifications.poll(topic, attempt, _EVENTS_WAIT_S, request.is_disconnected)
         if found == [] or (found is None and await request.is_disconnected()):
             return
         for event in found or ():
@@ -127,7 +128,7 @@ async def examples(ctx: Ctx, run_id: ExistingRun, limit: Annotated[int, Query(ge
     """The beginnings of the groups submitted last, newest first; also of those that were trained meanwhile."""
     limit_bytes = ctx.limits.max_body_bytes
     texts = [
-        await offload(encoding.plain_size(body, limit_bytes), example, group_id, body, limit_bytes)
+        await offload(plain_size(body, limit_bytes), example, group_id, body, limit_bytes)
         async for group_id, body in ctx.store.journal.examples(run_id, limit)
     ]
     return Response(b"[" + b",".join(texts) + b"]", media_type="application/json")

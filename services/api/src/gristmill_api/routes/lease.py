@@ -1,4 +1,4 @@
-"""Groups go out here: lease a batch, keep it, ack it."""
+"""The trainer's side of the queue: lease a batch, extend the lease, ack or nack the batch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gristmill import BATCH_MEDIA_TYPE, compression
 from gristmill.logs import line
-from gristmill_api import changes, errors, framing
+from gristmill_api import errors
 from gristmill_api.atropos.adopt import adopt, foreign
-from gristmill_api.context import MAX_NUMBER, Body, Context, Ctx, Name, RunId
-from gristmill_api.offload import offload
-from gristmill_api.routes.direct import Direct
-from gristmill_api.routes.refusals import REFUSALS
+from gristmill_api.context import MAX_NUMBER, Context, Ctx, Name, RequestModel, RunId
+from gristmill_api.http import framing
+from gristmill_api.http.body_limit import offload
+from gristmill_api.http.fast_route import FastRoute, fast_path
+from gristmill_api.notifications import RECHECK_S
 from gristmill_api.store import Amount, Leased, keys
 
 _LOG = logging.getLogger(__name__)
-router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"])
-direct = APIRouter(prefix=router.prefix, tags=["lease"], responses=REFUSALS, route_class=Direct)
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
 _PART_BYTES = 2 * 1024 * 1024
 """A batch is read from Redis and sent in parts of so many bytes: what one lease takes of the API's memory."""
@@ -35,7 +35,7 @@ def _only(unit: str) -> dict[str, Any]:
     return {"required": [unit], "properties": {unit: {"type": "integer"}}}
 
 
-class Lease(Body):
+class Lease(RequestModel):
     """Ask for exactly one of `groups`, `sequences` and `tokens`."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only(unit) for unit in ("groups", "sequences", "tokens")]})
@@ -72,22 +72,22 @@ class Lease(Body):
         return Amount("tokens", self.tokens)
 
 
-class Batches(Body):
+class Batches(RequestModel):
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     batch_ids: Annotated[list[Name], Field(max_length=65536)]
 
 
-class Nacked(Body):
+class Nacked(RequestModel):
     groups: int
     """Groups that are ready again by this call."""
 
 
-class Extended(Body):
+class Extended(RequestModel):
     extended: list[str]
     lost: list[str]
 
 
-class Ack(Body):
+class Ack(RequestModel):
     acked: int
     """Batches acked by this call."""
     already: int
@@ -96,7 +96,7 @@ class Ack(Body):
     """Groups that became trained by this call."""
 
 
-@direct.post(
+@router.post(
     "/lease",
     response_class=Response,
     responses={
@@ -104,8 +104,9 @@ class Ack(Body):
         204: {"description": "Less than asked was ready."},
     },
 )
+@fast_path()
 async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Response:
-    """Lease from the head of the queue, in submit order. The body is framed as `gristmill_api.framing` says.
+    """Lease from the head of the queue, in submit order. The body is framed as `gristmill_api.http.framing` says.
 
     The header `Gristmill-Dropped: stale=3, dead=0` tells how many groups the call gave up on its way and why.
     """
@@ -118,7 +119,7 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     async def attempt(partial: bool = False) -> list[Leased] | None:
         nonlocal stale, dead, looked
         # Each submit wakes this. If each call read the whole queue, a batch of n groups would cost n² / 2 reads.
-        look = time.monotonic() - looked > changes.RECHECK_S / 2
+        look = time.monotonic() - looked > RECHECK_S / 2
         if look:
             looked = time.monotonic()
         batch = await ask(partial=partial, look=look)
@@ -129,7 +130,9 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
             stale, dead = stale + batch.stale, dead + batch.dead
         return batch.groups or None
 
-    batch = await ctx.changes.poll(keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
+    batch = await ctx.notifications.poll(
+        keys.ready_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected
+    )
     if batch is None and body.tokens is not None and not await request.is_disconnected():
         batch = await attempt(partial=True)
     if stale or dead:

@@ -10,39 +10,39 @@ from pydantic import Field, StringConstraints
 
 from gristmill import PermitGrant, RunState
 from gristmill.logs import line
-from gristmill_api.context import Body, Ctx, Id, Name, RunId
+from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
 from gristmill_api.store import Renewal, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}/permits", tags=["permits"])
 
 
-class Ask(Body):
+class Ask(RequestModel):
     holder: Name
     count: Annotated[int, Field(ge=1, le=1024)] = 1
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds to wait for the first permit."""
 
 
-class Renew(Body):
+class Renew(RequestModel):
     holder: Name
     group_ids: Annotated[list[Id], Field(max_length=65536)] | None = None
     """The permits the holder is working on; None renews all it has. Name them: a permit whose grant was lost on
     the way would otherwise be kept alive, and its capacity with it, by a holder that does not know it has it."""
 
 
-class Return(Body):
+class Return(RequestModel):
     holder: Name
     group_id: Id
     reason: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
     """ "abandoned": another holder may have it. Any other word drops the group and is counted."""
 
 
-class Abandon(Body):
+class Abandon(RequestModel):
     holder: Name
 
 
-class Abandoned(Body):
+class Abandoned(RequestModel):
     abandoned: int
 
 
@@ -56,7 +56,7 @@ async def permits(ctx: Ctx, request: Request, run_id: RunId, body: Ask) -> Permi
         last = await ctx.store.permits(run_id, body.holder, body.count)
         return last if last.permits or last.state is RunState.FINISHED else None
 
-    await ctx.changes.poll(keys.permits_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
+    await ctx.notifications.poll(keys.permits_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
     assert last is not None
     return last
 

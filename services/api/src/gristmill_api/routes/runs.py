@@ -13,14 +13,14 @@ from gristmill import ConfigError, RunRecord, RunStatus
 from gristmill.hyperparameters import check_run_block
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.context import MAX_NUMBER, Body, Ctx, Id, Name, RunId
+from gristmill_api.context import MAX_NUMBER, Ctx, Id, Name, RequestModel, RunId
 from gristmill_api.store import DEFAULT_STACK, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["runs"])
 
 
-class CreateRun(Body):
+class CreateRun(RequestModel):
     run_id: Id
     env: dict[str, Any]
     """The environment's settings. An environment that joins the run must send the same."""
@@ -30,7 +30,7 @@ class CreateRun(Body):
     """The stack (one model server and its trainer) that works on the run. It has one open run at a time; null: none."""
 
 
-class Take(Body):
+class Take(RequestModel):
     trainer: dict[str, Any]
     """The trainer's settings; batch_size, gradient_accumulation_steps, training_steps and max_staleness among them."""
     covered: Annotated[list[Id], Field(max_length=2**17)] = Field(default_factory=list)
@@ -46,17 +46,17 @@ class Take(Body):
     incarnation, as long as no other trainer has taken the run. Without it, each call is another incarnation."""
 
 
-class Taken(Body):
+class Taken(RequestModel):
     incarnation: int
     record: RunRecord
 
 
-class Version(Body):
+class Version(RequestModel):
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
-class Incarnation(Body):
+class Incarnation(RequestModel):
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
@@ -105,7 +105,7 @@ async def open_run(
 ) -> RunRecord | Response:
     """The open run of a stack; waits up to `wait` seconds for one."""
     attempt = functools.partial(ctx.store.open_run, stack)
-    record = await ctx.changes.poll(keys.OPEN_TOPIC, attempt, ctx.wait(wait), request.is_disconnected)
+    record = await ctx.notifications.poll(keys.OPEN_TOPIC, attempt, ctx.wait(wait), request.is_disconnected)
     return record or Response(status_code=204)
 
 

@@ -18,8 +18,8 @@ class Calls:
         self._scripts = scripts
 
     async def run(self, script: str, run_id: str, *args: str | bytes | int) -> list[Any]:
-        """Run a script that anybody may run. Raises Refused if there is no such run (404), or it is suspended and the
-        script does not allow that (409)."""
+        """Run a script that any client may run. Raises ApiProblem if the run does not exist (404), or is suspended and
+        the script does not allow that (409)."""
         return await self.run_on({}, script, run_id, *args)
 
     async def run_on(

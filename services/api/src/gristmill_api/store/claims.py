@@ -17,7 +17,7 @@ class Claims:
     async def claim(self, run_id: str, name: str, holder: str, ttl_ms: int) -> str:
         """Returns who has the claim now: `holder`, or another whose claim has not run out.
 
-        Raises Refused (409) when the run has 64 others.
+        Raises ApiProblem (409) when the run has 64 others.
         """
         status, *rest = await self._calls.run("claim", run_id, name, holder, ttl_ms, MOST_CLAIMS)
         if status == "FULL":

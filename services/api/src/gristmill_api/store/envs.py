@@ -20,14 +20,14 @@ class Environments:
         self._ttl_ms = ttl_ms
 
     async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
-        """Register an environment, or change what it registered. Raises Refused (409) if too many are alive."""
+        """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive."""
         if await self._join(run_id, env_id, "register", weight, allocation) == "FULL":
             raise errors.too_many(
                 "envs", f"run {run_id!r} has {MOST_ENVS} living environments", "Stop some of them first."
             )
 
     async def heartbeat(self, run_id: str, env_id: str) -> None:
-        """Hear that it lives. Raises Refused (404) for one that never registered."""
+        """Hear that it lives. Raises ApiProblem (404) for one that never registered."""
         if await self._join(run_id, env_id, "heartbeat", None, None) == "UNKNOWN":
             raise errors.env_missing(run_id, env_id)
 

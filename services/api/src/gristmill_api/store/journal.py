@@ -34,7 +34,7 @@ class Journal:
     async def measure(self, run_id: str, row: MetricsRow) -> None:
         """Take one row. The same source and step again replaces it.
 
-        Raises Refused for a row over MOST_ROW_BYTES (413) and one of too many sources (409)."""
+        Raises ApiProblem for a row over MOST_ROW_BYTES (413) and one of too many sources (409)."""
         values = json.dumps({"step": row.step, "values": row.values}, allow_nan=False)
         if len(values) > MOST_ROW_BYTES:
             raise errors.too_long(f"the row of metrics of {row.source!r}", len(values), MOST_ROW_BYTES)

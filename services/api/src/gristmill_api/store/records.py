@@ -16,7 +16,7 @@ MOST_SETTINGS_BYTES = 128 * 1024
 
 
 def canonical(settings: dict[str, Any]) -> str:
-    """JSON with sorted keys: equal settings are equal strings. Raises Refused (422) for what no answer could tell
+    """JSON with sorted keys: equal settings are equal strings. Raises ApiProblem (422) for what no answer could tell
     again: NaN and infinity, half a surrogate pair, more than some 200 levels; and (413) for more than
     MOST_SETTINGS_BYTES."""
     try:

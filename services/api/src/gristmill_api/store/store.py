@@ -16,8 +16,8 @@ from redis.exceptions import ConnectionError, NoPermissionError  # noqa: A004
 
 from gristmill import GroupAudit, Permit, PermitGrant, Protocol, RunRecord, RunState, RunStatus
 from gristmill_api import errors
-from gristmill_api.errors import Refused
-from gristmill_api.offload import offload
+from gristmill_api.errors import ApiProblem
+from gristmill_api.http.body_limit import offload
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.archive import ArchiveQueue
@@ -117,7 +117,7 @@ class Acked:
 
 
 class Store:
-    """All runs. Methods raise `errors.Refused` for what the protocol forbids, redis.RedisError when Redis fails.
+    """All runs. Methods raise `errors.ApiProblem` for what the protocol forbids, redis.RedisError when Redis fails.
 
     A method that returned has its effect on disk when Redis runs with `appendfsync always`.
     """
@@ -234,10 +234,12 @@ class Store:
         creation: str | None = None,
         taker: str | None = None,
     ) -> RunRecord:
-        """Make a new trainer incarnation the run's only one. `covered`: groups that its checkpoint was trained on.
-        `step`: of that checkpoint, so that permits are free for what comes after it. `creation`: of the run that the
-        checkpoint was made in. `taker`: tells a repeated call from another one. Raises Refused (409 other_creation) if
-        the creation is not this run's."""
+        """Make a new trainer incarnation the run's only one.
+
+        `covered`: groups that the trainer's checkpoint was trained on. `step`: the checkpoint's step; permits become
+        free for the steps after it. `creation`: the creation of the run in which the checkpoint was made. `taker`:
+        identifies a repeated call. Raises ApiProblem (409 other_creation) if the creation is not this run's.
+        """
         record = await self.record(run_id)
         plan = TrainerPlan.read(trainer, record.group_size)
         compared = ""
@@ -305,7 +307,7 @@ class Store:
         """Enter runs of an older version of the API in the sets of open and finished runs."""
         ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
         for run_id in ids:
-            with contextlib.suppress(Refused):  # It was deleted meanwhile.
+            with contextlib.suppress(ApiProblem):  # It was deleted meanwhile.
                 await self._calls.run("index", text(run_id), text(run_id))
 
     async def delete_old_runs(self, after_s: float) -> list[str]:
@@ -320,7 +322,7 @@ class Store:
         seconds, _ = await self._redis.time()
         old: list[bytes] = await self._redis.zrangebyscore(keys.FINISHED, "-inf", int((seconds - after_s) * 1000))  # type: ignore[assignment]
         for run_id in map(text, old):
-            with contextlib.suppress(Refused):  # Groups of it wait to be archived, or another process was faster.
+            with contextlib.suppress(ApiProblem):  # Groups of it wait to be archived, or another process was faster.
                 await self.delete_run(run_id)
                 deleted.append(run_id)
         return deleted

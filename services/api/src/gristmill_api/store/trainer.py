@@ -18,7 +18,7 @@ class TrainerPlan:
     @classmethod
     def read(cls, trainer: Mapping[str, Any], group_size: int) -> TrainerPlan:
         """From the trainer's half of a run record. batch_size counts sequences; a step takes batch_size x
-        gradient_accumulation_steps of them, which must be whole groups. Raises Refused (422 bad_config)."""
+        gradient_accumulation_steps of them, which must be whole groups. Raises ApiProblem (422 bad_config)."""
         batch_size = _integer(trainer, "batch_size", 1)
         accumulation = _integer(trainer, "gradient_accumulation_steps", 1)
         sequences = batch_size * accumulation

@@ -1,0 +1,250 @@
+"""The routes of Atropos' protocol: the trainer's side, the environments' side, and the groups between them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from gristmill.logs import line
+from gristmill_api.atropos import env_status, fast_parse
+from gristmill_api.atropos.context import AtroposContext, AtroposCtx
+from gristmill_api.atropos.delivery import Delivery, parts
+from gristmill_api.atropos.fast_parse import Scored
+from gristmill_api.atropos.messages import EnvIdentifier, Groups, RegisterEnv, Registration, ScoredData
+from gristmill_api.atropos.protocol import AtroposRoute
+from gristmill_api.atropos.queue import new_id
+from gristmill_api.atropos.translate import as_json
+from gristmill_api.atropos.validate import Mismatch
+from gristmill_api.http.body_limit import IN_LOOP, offload
+from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip
+from gristmill_api.http.error_handlers import ATROPOS_REFUSALS
+from gristmill_api.http.fast_route import Handler, NeedsSlowPath, fast_path
+
+_LOG = logging.getLogger(__name__)
+router = APIRouter(tags=["atropos"], route_class=AtroposRoute, responses=ATROPOS_REFUSALS)
+
+# One of Atropos' plugins asks for a batch before it registers, and reads the key `batch`.
+_UNREGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
+
+_NO_EXAMPLE: dict[str, list[Any]] = {
+    name: []
+    for name in (
+        "tokens",
+        "masks",
+        "scores",
+        "advantages",
+        "ref_logprobs",
+        "generation_params",
+        "inference_logprobs",
+        "messages",
+        "images",
+    )
+}
+
+
+@router.get("/")
+async def root() -> dict[str, str]:
+    return {"message": "AtroposLib API"}
+
+
+@router.post("/register")
+async def register(ctx: AtroposCtx, request: Request, registration: Registration) -> dict[str, int]:
+    """Register the trainer and the settings of its run. While a trainer is registered, another call changes nothing."""
+    await ctx.backpressure.retry(lambda: ctx.queue.register(registration), request.is_disconnected)
+    _LOG.info(line("register", run=ctx.queue.run_id, batch_size=registration.batch_size))
+    return {"uuid": uuid.uuid4().int}
+
+
+@router.get("/wandb_info")
+async def wandb_info(ctx: AtroposCtx, request: Request) -> dict[str, str | None]:
+    trainer = await ctx.backpressure.retry(ctx.queue.trainer, request.is_disconnected)
+    if trainer is None:
+        return {"group": None, "project": None}
+    return {"group": trainer.registration["wandb_group"], "project": trainer.registration["wandb_project"]}
+
+
+@router.get("/info")
+async def info(ctx: AtroposCtx, request: Request) -> dict[str, int]:
+    trainer = await ctx.backpressure.retry(ctx.queue.trainer, request.is_disconnected)
+    if trainer is None:
+        return {"batch_size": -1, "max_token_len": -1}
+    return {name: int(trainer.registration[name]) for name in ("batch_size", "max_token_len")}
+
+
+@router.get("/status")
+async def status(ctx: AtroposCtx, request: Request) -> dict[str, int]:
+    """The step counts the batches that were delivered."""
+    await ctx.deliveries.settled()
+    trainer = await ctx.backpressure.retry(ctx.queue.trainer, request.is_disconnected)
+    if trainer is None:
+        return {"current_step": 0, "queue_size": 0}
+    return {"current_step": trainer.step, "queue_size": trainer.queued}
+
+
+@router.get("/batch", response_class=JSONResponse, response_model=dict[str, Any])
+@fast_path()
+async def batch(ctx: AtroposCtx, request: Request) -> Response:
+    """Exactly batch_size sequences in whole groups, or null. A batch counts as delivered once all of it was sent."""
+    batch_id = new_id("atropos")
+    found = await ctx.backpressure.retry(lambda: ctx.queue.lease(batch_id), request.is_disconnected)
+    if found is None:
+        return JSONResponse(_UNREGISTERED)
+    groups, dead = found
+    if dead:
+        why = "they can be part of no batch; GET /v1/runs/.../dead tells each one's reason"
+        _LOG.warning(line("dead", run=ctx.queue.run_id, groups=dead, why=why))
+    if groups is None:
+        return JSONResponse({"batch": None})
+    first = await ctx.queue.payloads(batch_id, parts(groups)[0])
+    gzip = accepts_gzip(request) and sum(group.size for group in groups) >= GZIP_MINIMUM_SIZE
+    return Delivery(ctx.deliveries, batch_id, groups, first, gzip)
+
+
+@router.get("/reset_data", response_class=PlainTextResponse)
+async def reset_data(ctx: AtroposCtx, request: Request) -> str:
+    """Forget the registrations and drop the queue. Trained groups and dead letters stay as they are."""
+    await ctx.deliveries.settled()
+    await ctx.backpressure.retry(ctx.queue.reset, request.is_disconnected)
+    _LOG.info(line("reset", run=ctx.queue.run_id))
+    return "Reset successful"
+
+
+@router.post("/register-env")
+async def register_env(ctx: AtroposCtx, request: Request, register_env: RegisterEnv) -> dict[str, Any]:
+    """Join the trainer's run. The response has the environment's number and the training step. Before the trainer's
+    first batch the response says to wait."""
+    await ctx.deliveries.settled()
+    env = await ctx.backpressure.retry(lambda: ctx.queue.register_env(register_env), request.is_disconnected)
+    if env is None:
+        return {"status": "wait for trainer to start"}
+    name = f"{register_env.desired_name}_{env.namesakes}"
+    _LOG.info(line("env", run=ctx.queue.run_id, number=env.number, name=name, state="registered"))
+    return {
+        "status": "success",
+        "env_id": env.number,
+        "wandb_name": name,
+        "checkpoint_dir": env.trainer["checkpoint_dir"],
+        "starting_step": int(env.trainer["step"]),
+        "checkpoint_interval": int(env.trainer["save_checkpoint_interval"]),
+        "num_steps": int(env.trainer["num_steps"]),
+    }
+
+
+@router.post("/disconnect-env")
+async def disconnect_env(ctx: AtroposCtx, request: Request, disconnect_env: EnvIdentifier) -> dict[str, str]:
+    """Leave the run: the environment's weight and its share of each batch no longer count."""
+    number = disconnect_env.env_id
+    if await ctx.backpressure.retry(lambda: ctx.queue.disconnect(number), request.is_disconnected):
+        _LOG.info(line("env", run=ctx.queue.run_id, number=number, state="disconnected"))
+        return {"status": "success"}
+    return {"status": "failure", "error": f"no environment has the number {number}"}
+
+
+@router.get("/status-env")
+async def status_env(ctx: AtroposCtx, request: Request, env: EnvIdentifier) -> dict[str, int | float]:
+    """The length of the queue, in groups of the environment's size. The environment's number is in the body, although
+    this is a GET."""
+    await ctx.deliveries.settled()
+    view = await ctx.backpressure.retry(lambda: ctx.queue.env(env.env_id), request.is_disconnected)
+    if view is None:
+        raise HTTPException(404, f"no environment has the number {env.env_id}: register again (POST /register-env)")
+    return env_status.status(view)
+
+
+async def _received(ctx: AtroposContext, request: Request, group: Scored) -> Response:
+    (buffered,) = await _store(ctx, request, [group])
+    return JSONResponse({"status": "received"} if buffered is None else {"status": "buffered", "buffer_size": buffered})
+
+
+async def _received_list(ctx: AtroposContext, request: Request, groups: Sequence[Scored]) -> Response:
+    sizes = [size for size in await _store(ctx, request, groups) if size is not None]
+    answer: dict[str, Any] = {"status": "received", "groups_processed": len(groups)}
+    if sizes:
+        answer |= {"buffered": len(sizes), "last_buffer_size": sizes[-1]}
+    return JSONResponse(answer)
+
+
+def _fast_reader(
+    read: Callable[[bytes], Any], read_slowly: Callable[[bytes], Any], received: Callable[..., Awaitable[Response]]
+) -> Handler:
+    """Returns a handler that reads groups from the body's bytes. FastAPI takes more time for a small group than all
+    other work on the group."""
+
+    async def handle(request: Request) -> Response:
+        body = await request.body()
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise NeedsSlowPath
+        try:
+            groups = await offload(len(body), read, body)
+        except Mismatch as error:
+            raise _invalid(error) from error
+        except NeedsSlowPath:
+            if len(body) <= IN_LOOP:
+                raise
+            groups = await offload(len(body), read_slowly, body)
+        return await received(request.app.state.atropos, request, groups)
+
+    return handle
+
+
+@router.post("/scored_data", response_model=dict[str, Any])
+@fast_path(_fast_reader(fast_parse.read_one, fast_parse.read_one_slowly, _received))
+async def scored_data(ctx: AtroposCtx, request: Request, scored_data: ScoredData) -> Response:
+    """Store a group. If its size is not its environment's group size, the group waits in a buffer until the sizes in
+    the buffer add up to the group size."""
+    try:
+        group = fast_parse.from_message(scored_data)
+    except Mismatch as error:
+        raise _invalid(error) from error
+    return await _received(ctx, request, group)
+
+
+@router.post("/scored_data_list", response_model=dict[str, Any])
+@fast_path(_fast_reader(fast_parse.read_list, fast_parse.read_list_slowly, _received_list))
+async def scored_data_list(ctx: AtroposCtx, request: Request, scored_data_list: Annotated[Groups, Body()]) -> Response:
+    """Store all groups. If one group is wrong or the store has no room, store none of them."""
+    groups: list[Scored] = []
+    for index, message in enumerate(scored_data_list):
+        try:
+            groups.append(fast_parse.from_message(message))
+        except Mismatch as error:
+            raise _invalid(error, index) from error
+    return await _received_list(ctx, request, groups)
+
+
+@router.get("/latest_example", response_model=dict[str, Any])
+async def latest_example(ctx: AtroposCtx, request: Request) -> Response:
+    """The group that was queued last. The example outlives the group's training and a reset."""
+    found = await ctx.backpressure.retry(ctx.queue.latest, request.is_disconnected)
+    if found is None:
+        return JSONResponse(_NO_EXAMPLE)
+    return Response(await as_json(found), media_type="application/json")
+
+
+async def _store(ctx: AtroposContext, request: Request, groups: Sequence[Scored]) -> list[int | None]:
+    receipt = new_id("receipt")
+    size = sum(len(group.text) for group in groups)
+    submit = functools.partial(ctx.queue.submit, receipt, groups)
+    sizes = await ctx.backpressure.retry(submit, request.is_disconnected, size)
+    for group, buffered in zip(groups, sizes, strict=True):
+        ctx.metrics.submits.labels("stored").inc()
+        ctx.report_left_out(group)
+        state = "ready" if buffered is None else "buffered"
+        _LOG.info(
+            line("submit", run=ctx.queue.run_id, env=group.env_id, sequences=group.sequences, bytes=len(group.text),
+                 state=state)
+        )  # fmt: skip
+    return sizes
+
+
+def _invalid(mismatch: Mismatch, *at: int) -> RequestValidationError:
+    """Returns the error that FastAPI would raise."""
+    problem = {"type": "value_error", "loc": ("body", *at, *mismatch.where), "msg": f"Value error, {mismatch}"}
+    return RequestValidationError([problem])

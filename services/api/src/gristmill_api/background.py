@@ -1,0 +1,83 @@
+"""The background tasks: the supervisor that starts failed tasks again, and the task that deletes old runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from gristmill.logs import line
+from gristmill_api.metrics import Metrics
+from gristmill_api.store import Store
+
+_LOG = logging.getLogger(__name__)
+_SHORTEST_S: Final = 0.5
+_LONGEST_S: Final = 30.0
+"""Pauses before a restart. Each pause is twice the previous one, until the task has run for longer than the longest."""
+_RETENTION_PAUSE_S: Final = 60.0
+
+
+class Supervisor:
+    """The tasks of one event loop. A task that fails is logged, counted at /metrics, and started again."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._tasks: list[tuple[asyncio.Task[None], Callable[[], None] | None]] = []
+        self._stopping = asyncio.Event()
+
+    def start(self, name: str, work: Callable[[], Awaitable[None]], stop: Callable[[], None] | None = None) -> None:
+        """Run `work` until it returns. `stop`: makes it return; None: `work` is cancelled."""
+        self._tasks.append((asyncio.create_task(self._run(name, work), name=name), stop))
+
+    async def stop(self) -> None:
+        """End all tasks and wait for them."""
+        self._stopping.set()
+        for task, stop in self._tasks:
+            if stop is None:
+                task.cancel()
+            else:
+                stop()
+        for task, _ in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        up, pause = self._metrics.task_up.labels(name), _SHORTEST_S
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            up.set(1)
+            try:
+                await work()
+                return
+            except Exception:  # noqa: BLE001  any error of the task: it is logged, counted and started again
+                if time.monotonic() - started > _LONGEST_S:
+                    pause = _SHORTEST_S
+                _LOG.exception("THE BACKGROUND TASK %r FAILED; it starts again in %.1f s.", name, pause)
+            finally:
+                up.set(0)
+            self._metrics.task_failures.labels(name).inc()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = min(2 * pause, _LONGEST_S)
+
+
+async def keep_retention(store: Store, retention_s: float) -> None:
+    """Delete runs that finished more than `retention_s` seconds ago, every minute, until it is cancelled; and continue
+    deletions that were interrupted. 0: finished runs stay. Several processes may each run one."""
+    indexed = False
+    while True:
+        try:
+            if not indexed:
+                await store.index()
+                indexed = True
+            for run_id in await store.delete_old_runs(retention_s):
+                _LOG.info(line("delete", run=run_id, by="retention"))
+        except RedisError as error:
+            # The task that watches Redis reports that it is away.
+            _LOG.debug(line("retention", why=str(error)))
+        await asyncio.sleep(_RETENTION_PAUSE_S)

@@ -1,0 +1,59 @@
+"""/status-env's figures by hand; the conversation with atroposlib's server holds them against its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gristmill_api.atropos.env_status import EnvFacts, EnvView, status
+
+ALONE = EnvView(
+    number=0,
+    step=3,
+    batch_size=16,
+    group_size=4,
+    own=EnvFacts(512, 1.0),
+    connected=[EnvFacts(512, 1.0)],
+    shares={},
+    ready=[],
+)
+
+
+def test_alone_with_an_empty_queue() -> None:
+    assert status(ALONE) == {
+        "current_step": 3,
+        "queue_size": 0,
+        "unallocated_fraction": 1.0,
+        "self_queue_size": 0,
+        "max_group_size": 1,
+        "env_weight": 1.0,
+    }
+
+
+def test_weight_goes_by_context_and_weight_and_not_below_its_minimum() -> None:
+    two = dataclasses.replace(ALONE, connected=[EnvFacts(512, 1.0), EnvFacts(1024, 1.5), EnvFacts(512, -3.0)])
+    assert status(two)["env_weight"] == 512 / (512 + 1536)
+    assert status(dataclasses.replace(two, own=EnvFacts(512, -3.0)))["env_weight"] == 0.01
+    assert status(dataclasses.replace(two, connected=[]))["env_weight"] == 0.01
+
+
+def test_others_count_in_packs_less_their_shares() -> None:
+    others = dataclasses.replace(
+        ALONE, ready=[("0", 4, 2), ("1", 8, 1), ("1", 2, 1), ("", 4, 1), ("2", 8, 1)], shares={"1": 0.25, "0": 0.5}
+    )
+    # own 8; env 1: 10 in packs of 8 are 16, less int(16 * 0.25); no environment: 8; env 2: 8
+    assert status(others)["queue_size"] == (8 + 12 + 8 + 8) // 4
+    assert status(others)["self_queue_size"] == 2
+    assert status(others)["max_group_size"] == 8
+    assert status(others)["unallocated_fraction"] == 0.25
+
+
+def test_groups_of_one_of_others_do_not_count() -> None:
+    assert status(dataclasses.replace(ALONE, group_size=1, ready=[("0", 1, 3), ("1", 1, 9)]))["queue_size"] == 3
+
+
+def test_a_group_size_of_nothing_divides_nothing() -> None:
+    assert status(dataclasses.replace(ALONE, group_size=0, ready=[("0", 2, 3)]))["queue_size"] == 6
+
+
+def test_a_finished_run_has_no_room() -> None:
+    assert status(dataclasses.replace(ALONE, finished=True))["queue_size"] > 1_000_000

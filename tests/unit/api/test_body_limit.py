@@ -1,0 +1,197 @@
+"""Request bodies in memory: counted together, let in in order, and forgotten when their requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from gristmill_api.errors import ApiProblem
+from gristmill_api.http import body_limit
+from gristmill_api.http.body_limit import IN_LOOP, Bodies, BodyLimit, offload, reserve_inflated
+
+MIB = 1 << 20
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_body_waits_for_room_and_bodies_are_let_in_in_order() -> None:
+    bodies = Bodies(10)
+    await bodies.admit(6)
+    order: list[int] = []
+
+    async def admit(size: int) -> None:
+        await bodies.admit(size)
+        order.append(size)
+
+    waiting = [asyncio.create_task(admit(size)) for size in (5, 4, 1)]
+    await turns()
+    assert order == [], "the first of them has no room, and none overtakes it"
+    bodies.release(6)
+    await asyncio.gather(*waiting)
+    assert order == [5, 4, 1]
+    assert bodies.held == 10
+
+
+async def test_body_that_finds_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limit, "_WAIT_S", 0.01)
+    bodies = Bodies(10)
+    await bodies.admit(6)
+    with pytest.raises(ApiProblem) as refused:
+        await bodies.admit(5)
+    assert (refused.value.code, refused.value.status, refused.value.retry_after) == ("too_many_bodies", 503, 1)
+    await bodies.admit(4)
+    assert bodies.held == 10
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it waits", "in the moment of its turn"])
+async def test_waiting_request_that_is_cancelled_leaves_nothing(late: bool) -> None:
+    bodies = Bodies(10)
+    await bodies.admit(6)
+    first, second = (asyncio.create_task(bodies.admit(size)) for size in (9, 3))
+    await turns()
+    if late:
+        bodies.release(6)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.wait_for(second, 5)
+    assert bodies.held == (3 if late else 9)
+
+
+async def test_body_larger_than_the_bound_is_let_in_alone() -> None:
+    bodies = Bodies(10)
+    await bodies.admit(50)
+    waiting = asyncio.create_task(bodies.admit(1))
+    await turns()
+    assert not waiting.done()
+    bodies.release(50)
+    await waiting
+
+
+def serve(bodies: Bodies, limit: int = MIB) -> BodyLimit:
+    """An application that reads its body, counts what it inflates to, and fails if the body says so."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        reserve_inflated(scope, 4 * int(scope["path"]))
+        reserve_inflated(scope, int(scope["path"]))
+        scope["held"] = bodies.held
+        if body.startswith(b"fail"):
+            raise ZeroDivisionError
+
+    return BodyLimit(app, limit, bodies)
+
+
+async def request(app: BodyLimit, *parts: bytes | None, announced: bool = True, inflated_to: int = 0) -> int:
+    """Bytes held when the application had read it all. A part that is None never arrives."""
+    length = sum(1 if part is None else len(part) for part in parts)
+    headers = [(b"content-length", str(length).encode())] if announced else []
+    scope: Scope = {"type": "http", "headers": headers, "path": str(inflated_to)}
+    left = list(parts)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+        part = left.pop(0)
+        if part is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": part, "more_body": bool(left)}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    await app(scope, receive, send)
+    return int(scope["held"])
+
+
+LARGE = b"x" * (2 * IN_LOOP)
+
+
+async def test_request_holds_its_body_and_its_inflated_copy_until_its_end() -> None:
+    bodies = Bodies(MIB)
+    app = serve(bodies)
+    assert await request(app, LARGE) == len(LARGE)
+    assert await request(app, b"", LARGE, b"x") == len(LARGE) + 1
+    assert await request(app, LARGE, LARGE, announced=False) == 2 * len(LARGE)
+    assert await request(app, LARGE, inflated_to=200_000) == len(LARGE) + 200_000
+    assert await request(app, b"small") == 0, "small bodies are not counted"
+    with pytest.raises(ZeroDivisionError):
+        await request(app, b"fail" + LARGE)
+    assert bodies.held == 0
+
+
+async def test_copy_without_room_is_refused_at_once() -> None:
+    """A request that waited would keep its body from those that others wait for."""
+    bodies = Bodies(MIB)
+    await bodies.admit(MIB // 2)
+    with pytest.raises(ApiProblem) as refused:
+        await request(serve(bodies), LARGE, inflated_to=MIB // 8)
+    assert refused.value.code == "too_many_bodies"
+    with pytest.raises(ApiProblem):
+        await request(serve(bodies), *[LARGE] * 5, announced=False)
+    assert bodies.held == MIB // 2
+
+
+async def test_copy_is_counted_with_its_real_size_once_it_is_known() -> None:
+    bodies = Bodies(MIB)
+    reservation = body_limit.Reservation(bodies)
+    await reservation.admit(100_000)
+    for size in (400_000, 900_000, 300_000):
+        reservation.set_copy(size)
+        assert bodies.held == 100_000 + size
+    waiting = asyncio.create_task(bodies.admit(MIB - 200_000))
+    await turns()
+    assert not waiting.done()
+    reservation.set_copy(0)
+    await waiting
+    reservation.release()
+    assert bodies.held == MIB - 200_000
+
+
+async def test_request_whose_body_stops_arriving_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limit, "_STALL_S", 0.01)
+    bodies = Bodies(MIB)
+    with pytest.raises(ApiProblem) as refused:
+        await request(serve(bodies), LARGE, None)
+    assert (refused.value.code, refused.value.status, refused.value.retry_after) == ("body_stalled", 503, 1)
+    with pytest.raises(ApiProblem):
+        await request(serve(bodies), LARGE, None, announced=False)
+    assert bodies.held == 0
+
+
+async def test_complete_body_may_be_worked_on_for_longer_than_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application may wait in `receive` for the client to hang up."""
+    monkeypatch.setattr(body_limit, "_STALL_S", 0.01)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert not (await receive())["more_body"]
+        assert (await receive())["type"] == "http.disconnect"
+        scope["held"] = bodies.held
+
+    bodies = Bodies(MIB)
+    assert await request(BodyLimit(app, MIB, bodies), LARGE) == len(LARGE)
+
+
+async def test_body_over_its_own_limit_is_not_counted() -> None:
+    bodies = Bodies(MIB)
+    with pytest.raises(ApiProblem) as refused:
+        await request(serve(bodies, limit=len(LARGE) - 1), LARGE)
+    assert refused.value.status == 413
+    assert bodies.held == 0
+
+
+async def test_only_large_work_is_done_on_another_thread() -> None:
+    here = threading.get_ident()
+    assert await offload(IN_LOOP, threading.get_ident) == here
+    assert await offload(IN_LOOP + 1, threading.get_ident) != here

@@ -1,0 +1,89 @@
+"""Content codings: which clients accept zstd, and gzipped requests, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+import pytest
+from starlette.datastructures import Headers
+
+from gristmill import ApiError
+from gristmill_api.http.content_coding import InvalidGzip, accepts_zstd, gunzip
+
+LIMIT = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        (None, False),
+        ("", False),
+        ("gzip, br", False),
+        ("zstd", True),
+        ("gzip, ZSTD;q=0.5", True),
+        ("*", True),
+        ("*;q=0", False),
+        ("zstd; q=0, *", False),
+        ("*;q=0, zstd;q=0.001", True),
+        ("zstd;q=0.000", False),
+    ],
+)
+def test_accept_encoding_is_read_with_its_weights(header: str | None, accepted: bool) -> None:
+    assert accepts_zstd(Headers({} if header is None else {"accept-encoding": header})) is accepted
+
+
+async def gunzipped(body: bytes, limit: int, reserved: list[int] | None = None) -> bytes:
+    sizes: list[int] = []
+    found = await gunzip(body, limit, sizes.append)
+    if reserved is not None:
+        reserved += sizes
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+async def test_what_was_deflated_comes_back(size: int) -> None:
+    body = os.urandom(size)
+    assert await gunzipped(gzip.compress(body), LIMIT) == body
+
+
+async def test_several_members_padding_and_nothing() -> None:
+    assert await gunzipped(gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", LIMIT) == b"one two"
+    assert await gunzipped(b"", LIMIT) == b""
+
+
+@pytest.mark.parametrize("cut", [1, 8, 9, 20, 150_000])
+async def test_a_body_that_ends_in_the_middle(cut: int) -> None:
+    with pytest.raises(InvalidGzip):
+        await gunzipped(gzip.compress(os.urandom(200_000))[:-cut], LIMIT)
+
+
+@pytest.mark.parametrize("body", [b"plain text", b"\x1f\x8b", gzip.compress(b"one", mtime=0) + b"more", b"\0"])
+async def test_what_is_no_gzip(body: bytes) -> None:
+    with pytest.raises(InvalidGzip):
+        await gunzipped(body, LIMIT)
+
+
+async def test_a_body_whose_checksum_is_wrong() -> None:
+    body = bytearray(gzip.compress(b"some text"))
+    body[-6] ^= 1
+    with pytest.raises(InvalidGzip):
+        await gunzipped(bytes(body), LIMIT)
+
+
+async def test_the_bound_holds_to_the_byte() -> None:
+    assert len(await gunzipped(gzip.compress(b" " * LIMIT), LIMIT)) == LIMIT
+    halves = gzip.compress(b" " * (LIMIT // 2)) + gzip.compress(b" " * (LIMIT // 2 + 1))
+    for body in (gzip.compress(b" " * (LIMIT + 1)), halves):
+        with pytest.raises(ApiError) as refused:
+            await gunzipped(body, LIMIT)
+        assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("body", [b"one", b" " * 300_000, os.urandom(300_000), b" " * LIMIT], ids=len)
+async def test_bytes_are_reserved_before_they_are_made(body: bytes) -> None:
+    reserved: list[int] = []
+    assert await gunzipped(gzip.compress(body), LIMIT, reserved) == body
+    *before, after = reserved
+    assert len(body) <= before[-1] <= LIMIT
+    assert after == len(body)
