@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from gristmill import RunRecord
-from gristmill_api.store import Amount, Store, Submission, keys
+from gristmill_api.store import LeaseSize, Store, Submission, keys
 
 RUN = "run-1"
 PREFIX = keys.prefix(RUN)
@@ -51,20 +51,20 @@ class Bench:
     redis: Redis
 
     async def create(self) -> RunRecord:
-        record, _ = await self.store.create_run(RUN, {"dataset": "d"}, 2)
+        record, _ = await self.store.runs.create(RUN, {"dataset": "d"}, 2)
         return record
 
     async def start(self, **plan: Any) -> int:
         """A trainer takes the run and records version 0. Returns its incarnation."""
-        incarnation = (await self.store.take(RUN, trainer(**plan), [])).incarnation
-        await self.store.record_version(RUN, incarnation, 0)
+        incarnation = (await self.store.runs.take(RUN, trainer(**plan), [])).incarnation
+        await self.store.runs.record_version(RUN, incarnation, 0)
         return incarnation
 
     async def ask(self, holder: str, count: int) -> list[str]:
-        return [permit.group_id for permit in (await self.store.permits(RUN, holder, count)).permits]
+        return [permit.group_id for permit in (await self.store.permits.grant(RUN, holder, count)).permits]
 
     async def submit(self, holder: str, group_id: str, content: str = "a", step: int = 0) -> bool:
-        return await self.store.submit(RUN, holder, submission(group_id, content, step=step, env_id=holder))
+        return await self.store.queue.submit(RUN, holder, submission(group_id, content, step=step, env_id=holder))
 
     async def fill(self, count: int, holder: str = "env-1") -> list[str]:
         """Permits taken and their groups submitted, in order."""
@@ -80,12 +80,12 @@ class Bench:
         for env_id, tokens, step in kinds:
             (group_id,) = await self.ask(env_id, 1)
             facts = submission(group_id, env_id=env_id, tokens=tokens, step=step, sequences=sequences)
-            await self.store.submit(RUN, env_id, facts)
+            await self.store.queue.submit(RUN, env_id, facts)
             ids.append(group_id)
         return ids
 
     async def lease(self, incarnation: int, batch_id: str, groups: int) -> list[str] | None:
-        batch = await self.store.lease(RUN, incarnation, batch_id, Amount("groups", groups))
+        batch = await self.store.queue.lease(RUN, incarnation, batch_id, LeaseSize("groups", groups))
         return [leased.group_id for leased in batch.groups] or None
 
     async def expire_permits(self, *group_ids: str) -> None:
@@ -104,6 +104,6 @@ class Bench:
 
     async def whereabouts(self) -> dict[str, list[str]]:
         """Group ids by state; only the states that hold any."""
-        audit = await self.store.audit(RUN)
+        audit = await self.store.runs.audit(RUN)
         states = {name: getattr(audit, name) for name in ("ready", "leased", "trained", "dead", "outstanding")}
         return {name: ids for name, ids in states.items() if ids}

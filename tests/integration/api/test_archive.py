@@ -266,7 +266,7 @@ async def test_runs_side_by_side_have_archives_of_their_own(
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         store = Store(redis, Limits())
         for name in ("a", "b"):
-            await store.create_run(name, {"dataset": "d"}, 2, stack=None)
+            await store.runs.create(name, {"dataset": "d"}, 2, stack=None)
         async with Client(server.url) as client:
             loops = [Loop(client, name) for name in ("a", "b")]
             for loop in loops:

@@ -20,7 +20,7 @@ from tests.support.redis_server import RedisServer
 from gristmill import GROUP_MEDIA_TYPE, MetricsRow
 from gristmill_api.access.permissions import rules
 from gristmill_api.errors import ApiProblem
-from gristmill_api.store import envs, journal, keys, store
+from gristmill_api.store import envs, journal, keys, permits, runs
 from gristmill_api.store.records import MOST_SETTINGS_BYTES
 
 AT = f"/v1/runs/{RUN}"
@@ -42,35 +42,35 @@ async def steps(bench: Bench, source: str, run_id: str = RUN) -> list[int]:
 
 
 async def test_settings_have_a_bound(bench: Bench) -> None:
-    assert await refusal(bench.store.create_run("other", {"a": LONG}, 2)) == ("too_large", 413)
-    assert await refusal(bench.store.take(RUN, trainer(a=LONG), [])) == ("too_large", 413)
-    await bench.store.create_run("other", {"a": LONG[:-100]}, 2)
+    assert await refusal(bench.store.runs.create("other", {"a": LONG}, 2)) == ("too_large", 413)
+    assert await refusal(bench.store.runs.take(RUN, trainer(a=LONG), [])) == ("too_large", 413)
+    await bench.store.runs.create("other", {"a": LONG[:-100]}, 2)
 
 
 async def test_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_RUNS", 2)
-    await bench.store.create_run("second", {}, 2, stack=None)
-    assert await refusal(bench.store.create_run("third", {}, 2)) == ("too_many_runs", 409)
-    assert (await bench.store.record(RUN)).state == "open", "a run that cannot open suspends no other"
-    _, new = await bench.store.create_run("second", {}, 2, stack=None)
+    monkeypatch.setattr(runs, "MOST_RUNS", 2)
+    await bench.store.runs.create("second", {}, 2, stack=None)
+    assert await refusal(bench.store.runs.create("third", {}, 2)) == ("too_many_runs", 409)
+    assert (await bench.store.runs.record(RUN)).state == "open", "a run that cannot open suspends no other"
+    _, new = await bench.store.runs.create("second", {}, 2, stack=None)
     assert not new
-    await bench.store.close_run("second")
-    await bench.store.delete_run("second")
-    await bench.store.create_run("third", {}, 2, stack=None)
+    await bench.store.runs.close("second")
+    await bench.store.runs.delete("second")
+    await bench.store.runs.create("third", {}, 2, stack=None)
 
 
 async def test_sources_of_metrics_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_SOURCES", 2)
     for source in ("a", "b", "a"):
-        await bench.store.journal.measure(RUN, row(1, source=source))
-    assert await refusal(bench.store.journal.measure(RUN, row(1, source="c"))) == ("too_many_sources", 409)
+        await bench.store.journal.record_metrics(RUN, row(1, source=source))
+    assert await refusal(bench.store.journal.record_metrics(RUN, row(1, source="c"))) == ("too_many_sources", 409)
     assert await bench.store.journal.sources(RUN) == ["a", "b"]
 
 
 async def test_a_row_of_metrics_has_a_bound_and_its_event_a_smaller_one(bench: Bench) -> None:
-    await bench.store.journal.measure(RUN, row(1, journal.MOST_ROW_BYTES - 100))
-    assert await refusal(bench.store.journal.measure(RUN, row(2, journal.MOST_ROW_BYTES))) == ("too_large", 413)
-    await bench.store.journal.measure(RUN, row(3, journal.MOST_EVENT_BYTES - 100))
+    await bench.store.journal.record_metrics(RUN, row(1, journal.MOST_ROW_BYTES - 100))
+    assert await refusal(bench.store.journal.record_metrics(RUN, row(2, journal.MOST_ROW_BYTES))) == ("too_large", 413)
+    await bench.store.journal.record_metrics(RUN, row(3, journal.MOST_EVENT_BYTES - 100))
     events = [event for event in await bench.store.journal.events(RUN, "0-0", 9) if event.kind == "metrics"]
     assert [(event.fields["step"], "values" in event.fields) for event in events] == [("1", False), ("3", True)]
     assert await steps(bench, "env-1") == [1, 3]
@@ -90,8 +90,8 @@ async def kept(bench: Bench) -> int:
 
 async def test_the_rows_of_all_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "KEPT_BYTES", 10_000)
-    measure = bench.store.journal.measure
-    await bench.store.create_run("other", {}, 2, stack=None)
+    measure = bench.store.journal.record_metrics
+    await bench.store.runs.create("other", {}, 2, stack=None)
     for step in range(5):
         await measure("other", row(step, 100))
         await measure(RUN, row(step, 100, "trainer"))
@@ -111,8 +111,8 @@ async def test_the_rows_of_all_runs_have_a_bound(bench: Bench, monkeypatch: pyte
     assert await steps(bench, "env-1") == [98, 99, 100]
     await kept(bench)
     for run_id in (RUN, "other"):
-        await bench.store.close_run(run_id)
-        await bench.store.delete_run(run_id)
+        await bench.store.runs.close(run_id)
+        await bench.store.runs.delete(run_id)
     assert await kept(bench) == 0
     assert await bench.redis.exists(keys.JOURNALS) == 0
 
@@ -130,18 +130,18 @@ async def test_environments_have_a_bound_and_dead_ones_make_room(bench: Bench, m
 
 
 async def test_drop_reasons_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_REASONS", 2)
+    monkeypatch.setattr(permits, "MOST_REASONS", 2)
     await bench.start(groups=8)
     ids = await bench.ask("env-1", 6)
     for group_id, reason in zip(ids, ["a", "b", "c", "a", "d", "b"], strict=True):
-        assert await bench.store.give_back(RUN, "env-1", group_id, reason)
-    assert (await bench.store.status(RUN)).dropped == {"a": 2, "b": 2, "other": 2}
-    assert not await bench.store.give_back(RUN, "env-1", ids[2], "c"), "a repeated call is known by its own reason"
+        assert await bench.store.permits.return_permit(RUN, "env-1", group_id, reason)
+    assert (await bench.store.runs.status(RUN)).dropped == {"a": 2, "b": 2, "other": 2}
+    assert not await bench.store.permits.return_permit(RUN, "env-1", ids[2], "c"), "repeated"
 
 
 async def test_permits_that_are_out_have_a_bound(bench: Bench) -> None:
-    incarnation = (await bench.store.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
-    await bench.store.record_version(RUN, incarnation, 0)
+    incarnation = (await bench.store.runs.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
+    await bench.store.runs.record_version(RUN, incarnation, 0)
     given = sum([len(await bench.ask("env-1", 8192)) for _ in range(9)])
     assert given == 65_536
 

@@ -40,11 +40,11 @@ async def test_groups_in_every_state_count_against_the_cap(bench: Bench) -> None
     incarnation = await bench.start(groups=8)
     await bench.fill(4)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     await bench.lease(incarnation, "b2", 1)
-    await bench.store.nack(RUN, incarnation, ["b2"])
+    await bench.store.queue.nack(RUN, incarnation, ["b2"])
     await bench.lease(incarnation, "b3", 1)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.ready, status.leased, status.dead, status.archiving, status.trained) == (1, 1, 1, 1, 1)
     (more,) = await bench.ask("env-1", 1)
     bench.store = Store(bench.redis, Limits(max_run_groups=4))
@@ -66,7 +66,7 @@ async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
     assert not await bench.submit("env-1", a), "a retry needs no room"
     assert (await bench.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert await bench.submit("env-1", c)
 
 
@@ -85,7 +85,7 @@ async def test_a_runs_caps_hold(bench: Bench) -> None:
     await bench.lease(incarnation, "b1", 1)
     with pytest.raises(ApiProblem):
         await bench.submit("env-1", c)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert await bench.submit("env-1", c)
     assert (await bench.whereabouts())["outstanding"] == [d]
 
@@ -110,18 +110,18 @@ async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis,
     large = submission(c, size=100_000)
     before = await sets(redis)
     with pytest.raises(ApiProblem):
-        await bench.store.submit(RUN, "env-1", large)
+        await bench.store.queue.submit(RUN, "env-1", large)
     assert await sets(redis) == before, "a large payload is sent only if there is room"
     for _ in range(4):
         await refusal(bench, b)
     assert await sets(redis) <= before + 1, "a small one is sent once, and then only if there is room"
     assert await redis.keys("*:sent:*") == []
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert await bench.submit("env-1", b)
     assert not await bench.submit("env-1", b)
     bench.store = Store(redis, Limits())
-    assert await bench.store.submit(RUN, "env-1", large)
+    assert await bench.store.queue.submit(RUN, "env-1", large)
     assert len((await bench.whereabouts())["ready"]) == 2
 
 

@@ -11,7 +11,7 @@ from tests.support.api_server import ApiServer
 
 from gristmill import ApiError, Client
 from gristmill_api.errors import ApiProblem
-from gristmill_api.store.claims import MOST_CLAIMS
+from gristmill_api.store.envs import MOST_CLAIMS
 
 HOUR = 3_600_000
 
@@ -21,7 +21,7 @@ async def run_out(bench: Bench, *names: str) -> None:
 
 
 async def test_the_first_holder_gets_a_claim_and_can_renew_it(bench: Bench) -> None:
-    claims = bench.store.claims
+    claims = bench.store.envs
     assert await claims.claim(RUN, "work", "a", HOUR) == "a"
     assert await claims.claim(RUN, "work", "b", HOUR) == "a"
     assert await claims.claim(RUN, "work", "a", HOUR) == "a", "the same holder again"
@@ -30,12 +30,12 @@ async def test_the_first_holder_gets_a_claim_and_can_renew_it(bench: Bench) -> N
 
 async def test_one_of_many_concurrent_holders_gets_a_claim(bench: Bench) -> None:
     holders = [f"env-{number}" for number in range(20)]
-    answers = await asyncio.gather(*(bench.store.claims.claim(RUN, "work", holder, HOUR) for holder in holders))
+    answers = await asyncio.gather(*(bench.store.envs.claim(RUN, "work", holder, HOUR) for holder in holders))
     assert len(set(answers)) == 1
 
 
 async def test_an_expired_claim_goes_to_the_next_holder_that_asks(bench: Bench) -> None:
-    claims = bench.store.claims
+    claims = bench.store.envs
     await claims.claim(RUN, "work", "a", HOUR)
     await run_out(bench, "work")
     assert await claims.claim(RUN, "work", "b", HOUR) == "b"
@@ -43,7 +43,7 @@ async def test_an_expired_claim_goes_to_the_next_holder_that_asks(bench: Bench) 
 
 
 async def test_a_renewal_replaces_the_ttl_of_a_claim(bench: Bench) -> None:
-    claims = bench.store.claims
+    claims = bench.store.envs
     await claims.claim(RUN, "work", "a", 200)
     await claims.claim(RUN, "work", "a", HOUR)
     await asyncio.sleep(0.3)
@@ -54,7 +54,7 @@ async def test_a_renewal_replaces_the_ttl_of_a_claim(bench: Bench) -> None:
 
 
 async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench: Bench) -> None:
-    claims = bench.store.claims
+    claims = bench.store.envs
     names = [f"work-{number}" for number in range(MOST_CLAIMS)]
     for name in names:
         await claims.claim(RUN, name, "a", HOUR)
@@ -72,13 +72,13 @@ async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench
 
 
 async def test_deleting_a_run_deletes_its_claims(bench: Bench) -> None:
-    await bench.store.claims.claim(RUN, "work", "a", HOUR)
-    await bench.store.close_run(RUN)
-    assert await bench.store.claims.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
-    await bench.store.delete_run(RUN)
+    await bench.store.envs.claim(RUN, "work", "a", HOUR)
+    await bench.store.runs.close(RUN)
+    assert await bench.store.envs.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
+    await bench.store.runs.delete(RUN)
     assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
     with pytest.raises(ApiProblem) as refused:
-        await bench.store.claims.claim(RUN, "work", "a", HOUR)
+        await bench.store.envs.claim(RUN, "work", "a", HOUR)
     assert refused.value.code == "run_missing"
 
 

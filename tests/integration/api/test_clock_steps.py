@@ -44,8 +44,8 @@ async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_
     assert await bench.lease(incarnation, "b1", 2) == ids
     await step_clock(redis, HOUR_MS)
     assert await bench.lease(incarnation, "b2", 2) == ids, "the ids tell that it is the same groups again"
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert (await bench.store.ack(RUN, incarnation, ["b2"])).groups == 2
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b2"])).groups == 2
     assert await bench.whereabouts() == {"trained": ids}
 
 
@@ -59,12 +59,12 @@ async def test_forward_a_batch_that_nobody_leased_since_is_still_its_trainers(
     await step_clock(redis, HOUR_MS)
     assert await bench.lease(incarnation, "b2", 3) is None, "this finds that the lease ran out"
     if verb == "extend":
-        assert await bench.store.extend(RUN, incarnation, ["b1"]) == []
+        assert await bench.store.queue.extend(RUN, incarnation, ["b1"]) == []
     if verb == "lease":
         assert await bench.lease(incarnation, "b1", 2) == ids
     if verb != "ack":
         assert await bench.whereabouts() == {"leased": ids}
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == []
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == []
     assert await bench.whereabouts() == {"trained": ids}
 
 
@@ -101,7 +101,7 @@ async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gi
     ids = await bench.ask("env-1", 4)
     await step_clock(redis, -HOUR_MS)
     assert await bench.ask("env-2", 4) == []
-    assert await bench.store.abandon(RUN, "env-1") == 4
+    assert await bench.store.permits.release_all(RUN, "env-1") == 4
     assert await bench.ask("env-2", 4) == ids
 
 
@@ -138,24 +138,24 @@ def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_
 async def test_no_script_hears_what_the_apis_clock_says(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """So two API processes, or one whose clock is wrong, do no harm. A time of day is over 10^9 in any unit."""
     heard: list[str | bytes | int] = []
-    run_on = Scripts.run_on
+    run = Scripts.run
 
     async def listening(
-        self: Scripts, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int
+        self: Scripts, name: str, prefix: str, *args: str | bytes | int, payloads: Mapping[str, bytes] | None = None
     ) -> list[Any]:
         heard.extend(args)
-        return await run_on(self, payloads, name, prefix, *args)
+        return await run(self, name, prefix, *args, payloads=payloads)
 
-    monkeypatch.setattr(Scripts, "run_on", listening)
+    monkeypatch.setattr(Scripts, "run", listening)
     incarnation = await bench.start()
     await bench.store.envs.register(RUN, "env-1", None, None)
     await bench.store.envs.heartbeat(RUN, "env-1")
     await bench.fill(3)
-    await bench.store.renew(RUN, "env-1", None)
+    await bench.store.permits.renew(RUN, "env-1", None)
     await bench.lease(incarnation, "b1", 2)
-    await bench.store.extend(RUN, incarnation, ["b1"])
-    await bench.store.ack(RUN, incarnation, ["b1"])
-    await bench.store.finish(RUN, incarnation)
+    await bench.store.queue.extend(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
+    await bench.store.runs.finish(RUN, incarnation)
     numbers = {float(arg) for arg in heard if isinstance(arg, int) or (isinstance(arg, str) and arg.isdecimal())}
     caps = {float(Limits().max_stored_bytes), float(Limits().max_run_bytes)}
     assert {number for number in numbers if number > 1e9} == caps

@@ -14,16 +14,16 @@ async def test_replayed_letters_take_their_place_with_new_attempts(bench: Bench)
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)
     await bench.give_up(incarnation, groups=2)
-    (first, second) = await bench.store.dead.letters(RUN, 0, 10)
+    (first, second) = await bench.store.dead_letters.all(RUN, 0, 10)
     assert (first.group_id, first.env_id, first.reason, first.attempts) == (a, "env-1", "undeliverable", 3)
     assert (first.sequences, first.bytes) == (2, 100)
-    assert [letter.group_id for letter in await bench.store.dead.letters(RUN, 1, 1)] == [second.group_id] == [b]
-    assert await bench.store.payload(RUN, a) is not None, "a dead letter can be read"
-    assert await bench.store.dead.replay(RUN, [a, "g00000099"]) == 1
-    assert await bench.store.dead.replay(RUN, [a]) == 0
+    assert [letter.group_id for letter in await bench.store.dead_letters.all(RUN, 1, 1)] == [second.group_id] == [b]
+    assert await bench.store.queue.payload(RUN, a) is not None, "a dead letter can be read"
+    assert await bench.store.dead_letters.replay(RUN, [a, "g00000099"]) == 1
+    assert await bench.store.dead_letters.replay(RUN, [a]) == 0
     assert await bench.whereabouts() == {"ready": [a, c, d], "dead": [b]}
     assert await bench.lease(incarnation, "b9", 1) == [a]
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.accepted, status.dead, status.bytes) == (3, 1, 400)
 
 
@@ -32,10 +32,10 @@ async def test_a_letter_that_a_checkpoint_covers_is_settled(bench: Bench) -> Non
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)
     await bench.give_up(incarnation, groups=1)
-    await bench.store.take(RUN, trainer(), [a])
+    await bench.store.runs.take(RUN, trainer(), [a])
     assert await bench.whereabouts() == {"ready": [b, c, d], "trained": [a]}
-    assert await bench.store.dead.replay(RUN, None) == 0
-    status = await bench.store.status(RUN)
+    assert await bench.store.dead_letters.replay(RUN, None) == 0
+    status = await bench.store.runs.status(RUN)
     assert (status.accepted, status.trained, status.dead, status.bytes) == (4, 1, 0, 300)
     assert (status.sequences["dead"], status.bytes_by_state["dead"]) == (0, 0)
 
@@ -44,11 +44,11 @@ async def test_purged_letters_are_dropped_and_their_bytes_go(bench: Bench) -> No
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)
     await bench.give_up(incarnation, groups=2)
-    assert await bench.store.dead.purge(RUN, None) == 2
+    assert await bench.store.dead_letters.purge(RUN, None) == 2
     assert await bench.whereabouts() == {"ready": [c, d]}
-    audit = await bench.store.audit(RUN)
+    audit = await bench.store.runs.audit(RUN)
     assert audit.dropped == {a: "purged", b: "purged"}
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.accepted, status.dead, status.bytes, status.dropped) == (2, 0, 200, {"purged": 2})
     with pytest.raises(ApiProblem, match=r"dropped \(purged\)"):
         await bench.submit("env-1", a)
@@ -58,26 +58,26 @@ async def test_the_oldest_letters_go_when_there_are_too_many(bench: Bench) -> No
     incarnation = await bench.start(groups=1100)
     ids = await bench.fill(1026)
     await bench.give_up(incarnation, groups=1026)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.dead, status.dropped, status.bytes) == (1024, {"dead_letters_full": 2}, 102400)
-    assert set((await bench.store.audit(RUN)).dropped) == set(ids[:2])
+    assert set((await bench.store.runs.audit(RUN)).dropped) == set(ids[:2])
 
 
 async def test_tombstones_are_trimmed_and_a_late_retry_is_still_not_stored(bench: Bench) -> None:
     incarnation = await bench.start()
     a, b, _, _ = await bench.fill(4)
     await bench.lease(incarnation, "b1", 2)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     await bench.redis.rpush(PREFIX + "tombs", *(f"x{number}" for number in range(65533)))
     assert not await bench.submit("env-1", a), "a retry is known"
     await bench.lease(incarnation, "b2", 2)
-    await bench.store.ack(RUN, incarnation, ["b2"])
+    await bench.store.queue.ack(RUN, incarnation, ["b2"])
     assert await bench.redis.llen(PREFIX + "tombs") == 65536
     with pytest.raises(ApiProblem) as refused:
         await bench.submit("env-1", a)
     assert refused.value.code == "permit_lost"
     assert not await bench.submit("env-1", b)
-    assert (await bench.store.status(RUN)).trained == 4, "counts do not depend on tombstones"
+    assert (await bench.store.runs.status(RUN)).trained == 4, "counts do not depend on tombstones"
 
 
 async def test_a_replayed_group_is_dead_for_no_reason(bench: Bench) -> None:
@@ -85,10 +85,10 @@ async def test_a_replayed_group_is_dead_for_no_reason(bench: Bench) -> None:
     incarnation = await bench.start()
     (group,) = await bench.fill(1)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.nack(RUN, incarnation, ["b1"])
+    await bench.store.queue.nack(RUN, incarnation, ["b1"])
     await bench.lease(incarnation, "b2", 1)
     assert await bench.redis.hget(PREFIX + f"group:{group}", "reason") == b"undeliverable"
-    await bench.store.dead.replay(RUN, None)
+    await bench.store.dead_letters.replay(RUN, None)
     assert not await bench.redis.hexists(PREFIX + f"group:{group}", "reason")
 
 
@@ -97,16 +97,16 @@ async def test_tombstones_of_dropped_groups_go_with_the_oldest(bench: Bench) -> 
     bench.store = Store(bench.redis, Limits(max_attempts=1))
     incarnation = await bench.start(groups=8)
     a, b, c, d = await bench.ask("env-1", 4)
-    await bench.store.give_back(RUN, "env-1", a, "too_long")
+    await bench.store.permits.return_permit(RUN, "env-1", a, "too_long")
     await bench.submit("env-1", b)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.nack(RUN, incarnation, ["b1"])
+    await bench.store.queue.nack(RUN, incarnation, ["b1"])
     await bench.lease(incarnation, "b2", 1)
-    await bench.store.dead.purge(RUN, [b])
+    await bench.store.dead_letters.purge(RUN, [b])
     assert await bench.redis.lrange(PREFIX + "tombs", 0, -1) == [a.encode(), b.encode()]
     await bench.redis.rpush(PREFIX + "tombs", *(f"x{number}" for number in range(65_534)))
-    await bench.store.give_back(RUN, "env-1", c, "too_long")
-    assert set((await bench.store.audit(RUN)).dropped) == {b, c}
-    await bench.store.give_back(RUN, "env-1", d, "too_long")
-    assert set((await bench.store.audit(RUN)).dropped) == {c, d}
-    assert (await bench.store.status(RUN)).dropped == {"too_long": 3, "purged": 1}, "counts do not forget"
+    await bench.store.permits.return_permit(RUN, "env-1", c, "too_long")
+    assert set((await bench.store.runs.audit(RUN)).dropped) == {b, c}
+    await bench.store.permits.return_permit(RUN, "env-1", d, "too_long")
+    assert set((await bench.store.runs.audit(RUN)).dropped) == {c, d}
+    assert (await bench.store.runs.status(RUN)).dropped == {"too_long": 3, "purged": 1}, "counts do not forget"

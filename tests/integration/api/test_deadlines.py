@@ -32,10 +32,10 @@ async def test_times_are_redis_clock_in_milliseconds(bench: Bench) -> None:
     assert before + 3000 - slack <= await deadline("envs", "env-1") <= after + 3000 + slack
     at = int(await bench.redis.hget(PREFIX + f"group:{b}", "at") or 0) / 1000
     assert before - slack <= at <= after + slack
-    assert (await bench.store.record(RUN)).created_at <= after + slack
+    assert (await bench.store.runs.record(RUN)).created_at <= after + slack
     assert before + 1000 - slack <= await deadline("permits", permit) <= after + 1000 + slack
-    await bench.store.extend(RUN, incarnation, ["b1"])
-    await bench.store.renew(RUN, "env-1", [permit])
+    await bench.store.queue.extend(RUN, incarnation, ["b1"])
+    await bench.store.permits.renew(RUN, "env-1", [permit])
     assert before + 2000 - slack <= await deadline("leases", "b1") <= time.time() + 2000 + slack
     assert before + 1000 - slack <= await deadline("permits", permit) <= time.time() + 1000 + slack
 
@@ -54,4 +54,4 @@ async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
     assert await short.lease(incarnation, "b1", 1) == first, "nobody's share is kept any more"
     await asyncio.sleep(0.01)
     assert await lasting.lease(incarnation, "b2", 1) == first
-    assert (await lasting.store.status(RUN)).lease_expiries == 1
+    assert (await lasting.store.runs.status(RUN)).lease_expiries == 1

@@ -12,7 +12,7 @@ from gristmill_api.atropos.messages import RegisterEnv
 from gristmill_api.atropos.queue import Queue
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import Amount
+from gristmill_api.store import LeaseSize
 
 
 async def test_environments_keep_what_they_registered_last(bench: Bench) -> None:
@@ -38,14 +38,14 @@ async def test_an_environment_lives_by_asking_and_leaves(bench: Bench) -> None:
     await bench.redis.zadd(PREFIX + "envs", {"env-1": 1}, xx=True)
     await bench.ask("env-1", 1)
     assert [env.alive for env in await bench.store.envs.all(RUN)] == [True]
-    assert await bench.store.envs.leave(RUN, "env-1")
-    assert not await bench.store.envs.leave(RUN, "env-1")
+    assert await bench.store.envs.unregister(RUN, "env-1")
+    assert not await bench.store.envs.unregister(RUN, "env-1")
     assert await bench.store.envs.all(RUN) == []
 
 
 async def test_an_environment_that_left_is_forgotten(bench: Bench) -> None:
     await bench.store.envs.register(RUN, "env-1", 1.0, 0.5)
-    await bench.store.envs.leave(RUN, "env-1")
+    await bench.store.envs.unregister(RUN, "env-1")
     assert await bench.redis.exists(PREFIX + "env:env-1", PREFIX + "envs") == 0
 
 
@@ -57,7 +57,7 @@ async def test_weights_share_the_permits(bench: Bench) -> None:
     assert len(await bench.ask("light", 8)) == 2, "a quarter of 8"
     assert len(await bench.ask("heavy", 8)) == 6
     assert await bench.ask("light", 1) == []
-    await bench.store.abandon(RUN, "heavy")
+    await bench.store.permits.release_all(RUN, "heavy")
     assert await bench.ask("light", 8) == [], "it has its share already"
     await bench.redis.zadd(PREFIX + "envs", {"heavy": 1}, xx=True)
     assert len(await bench.ask("light", 8)) == 6, "a dead environment's share is anybody's"
@@ -112,7 +112,7 @@ async def test_permits_are_left_for_the_share_of_a_batch(bench: Bench) -> None:
         for group_id in ids:
             await bench.submit(holder, group_id)
     assert await bench.lease(incarnation, "b1", 8) == [*a, *b]
-    await bench.store.record_version(RUN, incarnation, 1)
+    await bench.store.runs.record_version(RUN, incarnation, 1)
     assert len(await bench.ask("b", 8)) == 8, "its share is not an upper bound"
     assert await bench.ask("a", 8) == []
 
@@ -123,7 +123,7 @@ async def test_a_share_never_waits_for_groups_that_cannot_come(bench: Bench, uni
     incarnation = await bench.start(groups=8)
 
     async def lease() -> list[str]:
-        found = await bench.store.lease(RUN, incarnation, "b1", Amount(unit, amount))  # type: ignore[arg-type]
+        found = await bench.store.queue.lease(RUN, incarnation, "b1", LeaseSize(unit, amount))  # type: ignore[arg-type]
         return [leased.group_id for leased in found.groups]
 
     a = await bench.send(*[("a", 10, 0)] * 6)
@@ -182,19 +182,19 @@ async def test_of_two_shares_that_cannot_both_be_had_one_is(bench: Bench) -> Non
 
 async def test_a_share_smaller_than_a_group_blocks_nobody(bench: Bench) -> None:
     """A fifth of 16 sequences is less than a group of 4. Two fifths are one group and a rest, which is not kept."""
-    await bench.store.create_run("other", {}, 4, stack=None)
-    record = await bench.store.take("other", trainer(groups=16), [])
-    await bench.store.record_version("other", record.incarnation, 0)
+    await bench.store.runs.create("other", {}, 4, stack=None)
+    record = await bench.store.runs.take("other", trainer(groups=16), [])
+    await bench.store.runs.record_version("other", record.incarnation, 0)
     await bench.store.envs.register("other", "b", None, 0.2)
 
     async def send(env_id: str, count: int) -> list[str]:
-        ids = [permit.group_id for permit in (await bench.store.permits("other", env_id, count)).permits]
+        ids = [permit.group_id for permit in (await bench.store.permits.grant("other", env_id, count)).permits]
         for group_id in ids:
-            await bench.store.submit("other", env_id, submission(group_id, env_id=env_id, sequences=4))
+            await bench.store.queue.submit("other", env_id, submission(group_id, env_id=env_id, sequences=4))
         return ids
 
     async def lease(name: str) -> list[str]:
-        batch = await bench.store.lease("other", record.incarnation, name, Amount("sequences", 16))
+        batch = await bench.store.queue.lease("other", record.incarnation, name, LeaseSize("sequences", 16))
         return [leased.group_id for leased in batch.groups]
 
     first = await send("a", 4)
@@ -225,8 +225,8 @@ async def test_shares_of_environments_of_atropos_hold_for_what_is_ready(bench: B
     """A trainer of /v1 leases the groups that they send at the root."""
     queue = Queue(bench.store, Limits(), "default")
     await queue.register(registration())
-    record = await bench.store.take("default", trainer(), [])
-    await bench.store.record_version("default", record.incarnation, 0)
+    record = await bench.store.runs.take("default", trainer(), [])
+    await bench.store.runs.record_version("default", record.incarnation, 0)
     numbers = []
     for share in (None, 0.5):
         facts = RegisterEnv(max_token_length=64, desired_name="e", weight=1.0, group_size=2, min_batch_allocation=share)
@@ -237,7 +237,7 @@ async def test_shares_of_environments_of_atropos_hold_for_what_is_ready(bench: B
         await queue.submit(receipt, [scored(2, number)])
 
     async def lease(name: str) -> list[str]:
-        batch = await bench.store.lease("default", record.incarnation, name, Amount("sequences", 4))
+        batch = await bench.store.queue.lease("default", record.incarnation, name, LeaseSize("sequences", 4))
         return [leased.group_id for leased in batch.groups]
 
     assert await lease("b1") == ["a00000000", "a00000003"]

@@ -16,7 +16,7 @@ async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None
     journal = bench.store.journal
 
     async def measure(step: int, loss: float, source: str = "trainer") -> None:
-        await journal.measure(RUN, MetricsRow(source=source, step=step, values={"loss": loss}))
+        await journal.record_metrics(RUN, MetricsRow(source=source, step=step, values={"loss": loss}))
 
     await bench.redis.zadd(
         PREFIX + "metrics:trainer", {f'{{"step": {step}, "values": {{}}}}': step for step in range(10_000)}
@@ -32,14 +32,14 @@ async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None
     assert (await journal.rows(RUN, "trainer", -1, 1))[0].step == 1
     assert await journal.sources(RUN) == ["env-1", "trainer"]
     with pytest.raises(ApiProblem):
-        await journal.measure("nowhere", MetricsRow(source="t", step=1, values={}))
+        await journal.record_metrics("nowhere", MetricsRow(source="t", step=1, values={}))
 
 
 async def test_examples_outlive_their_groups(bench: Bench) -> None:
     incarnation = await bench.start(groups=16)
     ids = await bench.fill(10)
     await bench.lease(incarnation, "b1", 9)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     latest = [found async for found in bench.store.journal.examples(RUN, 8)]
     assert [group_id for group_id, _ in latest] == list(reversed(ids[2:]))
     assert [body for _, body in latest] == [submission(group_id).body for group_id, _ in latest]
@@ -54,9 +54,9 @@ async def test_large_groups_are_no_examples_once_they_are_trained(bench: Bench) 
     incarnation = await bench.start(groups=2)
     ids = await bench.ask("env-1", 2)
     for group_id, size in zip(ids, (MOST_BYTES, MOST_BYTES + 1), strict=True):
-        await bench.store.submit(RUN, "env-1", submission(group_id, size=size))
+        await bench.store.queue.submit(RUN, "env-1", submission(group_id, size=size))
     await bench.lease(incarnation, "b1", 2)
     assert len([found async for found in bench.store.journal.examples(RUN, 8)]) == 2
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 8)] == ids[:1]
     assert await bench.redis.get("gm:bytes") == b"0"

@@ -24,7 +24,7 @@ from gristmill_api.atropos import fast_parse
 from gristmill_api.http import content_coding
 from gristmill_api.routes import groups, journal
 from gristmill_api.settings import Settings
-from gristmill_api.store import store
+from gristmill_api.store import runs
 
 SMALL, LARGE = [(3, 40)] * 2, [(3, 20_000)] * 2
 ZSTD = {"Content-Encoding": "zstd"}
@@ -120,10 +120,10 @@ async def test_audit_of_many_groups_leaves_the_event_loop(
     http: httpx.AsyncClient, redis_url: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await open_run(http)
-    threads.watch(store, "_audit")
+    threads.watch(runs, "_audit")
     audit = await http.get(f"{AT}/groups")
     assert threads.off_loop == {"_audit": {False}}
-    monkeypatch.setattr(store, "ID_BYTES", 1 << 20)
+    monkeypatch.setattr(runs, "SHORT_AUDIT", 0)
     (await http.post(f"{AT}/permits", json={"holder": "env-1", "count": 1})).raise_for_status()
     audit = await http.get(f"{AT}/groups")
     assert threads.off_loop == {"_audit": {False, True}}

@@ -7,7 +7,7 @@ from tests.integration.api.bench import PREFIX, RUN, Bench, submission
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import Amount, Store
+from gristmill_api.store import LeaseSize, Store
 
 
 async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None:
@@ -17,9 +17,9 @@ async def test_batches_come_in_submit_order_and_only_whole(bench: Bench) -> None
         await bench.submit("env-1", group)
     assert await bench.lease(incarnation, "b1", 4) is None
     assert await bench.whereabouts() == {"ready": [ids[2], ids[0], ids[3]], "outstanding": [ids[1]]}
-    batch = await bench.store.lease(RUN, incarnation, "b1", Amount("groups", 2))
+    batch = await bench.store.queue.lease(RUN, incarnation, "b1", LeaseSize("groups", 2))
     assert [(leased.group_id, leased.size) for leased in batch.groups] == [(ids[2], 100), (ids[0], 100)]
-    assert await bench.store.payload(RUN, ids[2]) == f"{ids[2]}/a/".encode().ljust(100, b".")
+    assert await bench.store.queue.payload(RUN, ids[2]) == f"{ids[2]}/a/".encode().ljust(100, b".")
 
 
 async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
@@ -33,7 +33,7 @@ async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
     assert await bench.lease(incarnation, "b2", 9) is None  # puts b1's groups back
     assert (await bench.whereabouts())["ready"] == ids
     assert await bench.lease(incarnation, "b1", 2) == first, "put back, but nobody took them"
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     with pytest.raises(ApiProblem) as refused:
         await bench.lease(incarnation, "b1", 2)
     assert refused.value.code == "batch_acked"
@@ -56,12 +56,12 @@ async def test_ack_is_counted_once(bench: Bench) -> None:
     ids = await bench.fill(4)
     await bench.lease(incarnation, "b1", 2)
     await bench.lease(incarnation, "b2", 1)
-    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    done = await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert (done.batches, done.groups, done.already, done.lost) == (1, 2, 0, [])
-    done = await bench.store.ack(RUN, incarnation, ["b1", "b2"])
+    done = await bench.store.queue.ack(RUN, incarnation, ["b1", "b2"])
     assert (done.batches, done.groups, done.already, done.lost) == (1, 1, 1, [])
     assert await bench.whereabouts() == {"ready": ids[3:], "trained": ids[:3]}
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.trained, status.accepted, status.bytes) == (3, 4, 100)
 
 
@@ -73,11 +73,11 @@ async def test_a_late_ack_counts_unless_the_groups_went_on(bench: Bench) -> None
     await bench.expire_lease("b1")
     await bench.expire_lease("b2")
     assert await bench.lease(incarnation, "b3", 1) == [a]  # b1's only group; b2's are back, untouched
-    done = await bench.store.ack(RUN, incarnation, ["b1", "b2", "never"])
+    done = await bench.store.queue.ack(RUN, incarnation, ["b1", "b2", "never"])
     assert (done.lost, done.groups) == (["b1", "never"], 2)
     assert await bench.whereabouts() == {"ready": [d], "leased": [a], "trained": [b, c]}
     # The new holder's ack is not spoilt by the old one's attempt.
-    assert (await bench.store.ack(RUN, incarnation, ["b3"])).groups == 1
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b3"])).groups == 1
 
 
 async def test_one_group_gone_on_loses_the_whole_batch(bench: Bench) -> None:
@@ -86,14 +86,14 @@ async def test_one_group_gone_on_loses_the_whole_batch(bench: Bench) -> None:
     await bench.lease(incarnation, "b1", 2)
     await bench.expire_lease("b1")
     await bench.lease(incarnation, "b2", 1)
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert await bench.store.extend(RUN, incarnation, ["b1"]) == ["b1"]
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert await bench.store.queue.extend(RUN, incarnation, ["b1"]) == ["b1"]
     assert await bench.whereabouts() == {"ready": [b, c, d], "leased": [a]}
     # A lost name that is used again is a new batch.
     assert await bench.lease(incarnation, "b1", 1) == [b]
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b3", 9) is None
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 1
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).groups == 1
 
 
 async def test_extend_keeps_and_revives(bench: Bench) -> None:
@@ -101,14 +101,14 @@ async def test_extend_keeps_and_revives(bench: Bench) -> None:
     ids = await bench.fill(4)
     await bench.lease(incarnation, "b1", 2)
     await bench.expire_lease("b1")
-    assert await bench.store.extend(RUN, incarnation, ["b1", "b9"]) == ["b9"]
+    assert await bench.store.queue.extend(RUN, incarnation, ["b1", "b9"]) == ["b9"]
     assert await bench.lease(incarnation, "b2", 3) is None
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b2", 9) is None
-    assert await bench.store.extend(RUN, incarnation, ["b1"]) == []
+    assert await bench.store.queue.extend(RUN, incarnation, ["b1"]) == []
     assert await bench.whereabouts() == {"ready": ids[2:], "leased": ids[:2]}
-    await bench.store.ack(RUN, incarnation, ["b1"])
-    assert await bench.store.extend(RUN, incarnation, ["b1"]) == [], "acked meanwhile is not lost"
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
+    assert await bench.store.queue.extend(RUN, incarnation, ["b1"]) == [], "acked meanwhile is not lost"
 
 
 async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns(bench: Bench) -> None:
@@ -120,9 +120,9 @@ async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns
     assert await bench.ask("env-1", 1) == []
     assert await bench.lease(incarnation, "next", 3) == [b, c, d]
     assert await bench.whereabouts() == {"leased": [b, c, d], "dead": [a]}
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.dead, status.accepted, status.bytes) == (1, 3, 400)
-    assert (await bench.store.ack(RUN, incarnation, ["b2"])).lost == ["b2"]
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b2"])).lost == ["b2"]
     assert await bench.ask("env-1", 9) == ["g00000004"], "training needs a group in its stead"
 
 
@@ -130,12 +130,12 @@ async def test_given_back_is_ready_at_once_in_its_place(bench: Bench) -> None:
     incarnation = await bench.start()
     ids = await bench.fill(4)
     await bench.lease(incarnation, "b1", 2)
-    assert await bench.store.nack(RUN, incarnation, ["b1", "never"]) == 2
-    assert await bench.store.nack(RUN, incarnation, ["b1"]) == 0, "a retry"
+    assert await bench.store.queue.nack(RUN, incarnation, ["b1", "never"]) == 2
+    assert await bench.store.queue.nack(RUN, incarnation, ["b1"]) == 0, "a retry"
     assert await bench.whereabouts() == {"ready": ids}
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
     assert await bench.lease(incarnation, "b2", 4) == ids
-    assert (await bench.store.status(RUN)).redeliveries == 2
+    assert (await bench.store.runs.status(RUN)).redeliveries == 2
 
 
 async def test_a_fenced_trainer_gives_nothing_back(bench: Bench) -> None:
@@ -144,18 +144,18 @@ async def test_a_fenced_trainer_gives_nothing_back(bench: Bench) -> None:
     await bench.fill(1)
     await bench.lease(new, "b1", 1)
     with pytest.raises(ApiProblem) as refused:
-        await bench.store.nack(RUN, old, ["b1"])
+        await bench.store.queue.nack(RUN, old, ["b1"])
     assert refused.value.code == "fenced"
-    assert (await bench.store.status(RUN)).leased == 1
+    assert (await bench.store.runs.status(RUN)).leased == 1
 
 
 async def test_a_batch_tells_sizes_and_schema(bench: Bench) -> None:
     incarnation = await bench.start()
     (name,) = await bench.ask("env-1", 1)
     sent = submission(name)
-    await bench.store.submit(RUN, "env-1", type(sent)(**{**vars(sent), "raw_bytes": 345}))
+    await bench.store.queue.submit(RUN, "env-1", type(sent)(**{**vars(sent), "raw_bytes": 345}))
     for _ in range(2):  # and so does the retry
-        (leased,) = (await bench.store.lease(RUN, incarnation, "b1", Amount("groups", 1))).groups
+        (leased,) = (await bench.store.queue.lease(RUN, incarnation, "b1", LeaseSize("groups", 1))).groups
         assert (leased.group_id, leased.size, leased.raw_size, leased.schema) == (name, 100, 345, "group")
 
 
@@ -164,8 +164,8 @@ async def test_a_lease_tells_how_many_it_gave_up(bench: Bench) -> None:
     incarnation = await bench.start()
     *_, last = await bench.fill(3)
     await bench.lease(incarnation, "b1", 2)
-    await bench.store.nack(RUN, incarnation, ["b1"])
-    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1))
+    await bench.store.queue.nack(RUN, incarnation, ["b1"])
+    batch = await bench.store.queue.lease(RUN, incarnation, "b2", LeaseSize("groups", 1))
     assert ([group.group_id for group in batch.groups], batch.dead, batch.stale) == ([last], 2, 0)
 
 
@@ -174,7 +174,7 @@ async def test_acked_names_are_kept_up_to_a_bound(bench: Bench) -> None:
     await bench.redis.zadd(PREFIX + "acked", {f"old{number}": number for number in range(5000)})
     await bench.fill(1)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert await bench.redis.zcard(PREFIX + "acked") == 4096
     assert await bench.redis.zscore(PREFIX + "acked", "b1") is not None, "the newest stay"
 
@@ -185,9 +185,9 @@ async def test_a_late_ack_is_told_twice_and_counts_once(bench: Bench) -> None:
     await bench.lease(incarnation, "b1", 1)
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b2", 2) is None
-    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    done = await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert (done.batches, done.groups, done.already) == (1, 1, 0)
-    done = await bench.store.ack(RUN, incarnation, ["b1"])
+    done = await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert (done.batches, done.groups, done.already) == (0, 0, 1)
 
 
@@ -196,12 +196,12 @@ async def test_a_batchs_name_that_is_used_again_owes_nothing_to_its_old_groups(b
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)
     assert await bench.lease(incarnation, "b1", 2) == [a, b]
-    await bench.store.nack(RUN, incarnation, ["b1"])
+    await bench.store.queue.nack(RUN, incarnation, ["b1"])
     assert await bench.lease(incarnation, "b1", 2) == [c, d], "the first two are dead now"
     await bench.expire_lease("b1")
-    await bench.store.dead.replay(RUN, None)
+    await bench.store.dead_letters.replay(RUN, None)
     assert await bench.lease(incarnation, "b2", 2) == [a, b]
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).groups == 2, "nobody has c and d"
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).groups == 2, "nobody has c and d"
     assert await bench.whereabouts() == {"leased": [a, b], "trained": [c, d]}
 
 
@@ -210,8 +210,8 @@ async def test_a_batch_of_which_a_group_was_dropped_cannot_be_acked(bench: Bench
     ids = await bench.fill(2)
     await bench.lease(incarnation, "b1", 2)
     await bench.expire_lease("b1")
-    await bench.store.record_version(RUN, incarnation, 3)
-    batch = await bench.store.lease(RUN, incarnation, "b2", Amount("groups", 1), max_staleness=2)
+    await bench.store.runs.record_version(RUN, incarnation, 3)
+    batch = await bench.store.queue.lease(RUN, incarnation, "b2", LeaseSize("groups", 1), max_staleness=2)
     assert (batch.groups, batch.stale) == ([], 2)
-    assert (await bench.store.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert (await bench.store.audit(RUN)).dropped == dict.fromkeys(ids, "stale")
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await bench.store.runs.audit(RUN)).dropped == dict.fromkeys(ids, "stale")

@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 
 from gristmill_api.settings import Limits
-from gristmill_api.store import Amount, Store
+from gristmill_api.store import LeaseSize, Store
 
 
 async def lease(bench: Bench, incarnation: int, name: str, unit: str, count: int, **more: object) -> list[str]:
-    amount = Amount(unit, count)  # type: ignore[arg-type]
-    batch = await bench.store.lease(RUN, incarnation, name, amount, **more)  # type: ignore[arg-type]
+    amount = LeaseSize(unit, count)  # type: ignore[arg-type]
+    batch = await bench.store.queue.lease(RUN, incarnation, name, amount, **more)  # type: ignore[arg-type]
     return [leased.group_id for leased in batch.groups]
 
 
@@ -41,22 +41,22 @@ async def test_a_token_budget_is_filled_in_order(bench: Bench) -> None:
 async def test_stale_groups_are_dropped_with_a_reason_and_replaced(bench: Bench) -> None:
     incarnation = await bench.start(staleness=3, groups=1)
     old, fresh = await bench.send(("env-1", 10, 0), ("env-1", 10, 2))
-    await bench.store.record_version(RUN, incarnation, 3)
+    await bench.store.runs.record_version(RUN, incarnation, 3)
     outstanding = await bench.ask("env-2", 9)
     assert len(outstanding) == 5
-    batch = await bench.store.lease(RUN, incarnation, "b1", Amount("groups", 1), max_staleness=2)
+    batch = await bench.store.queue.lease(RUN, incarnation, "b1", LeaseSize("groups", 1), max_staleness=2)
     assert [group.group_id for group in batch.groups] == [fresh]
     assert (batch.stale, batch.dead) == (1, 0)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.dropped, status.accepted, status.bytes) == ({"stale": 1}, 1, 100)
-    assert (await bench.store.audit(RUN)).dropped == {old: "stale"}
+    assert (await bench.store.runs.audit(RUN)).dropped == {old: "stale"}
     assert await bench.ask("env-2", 9) == ["g00000007"], "training needs a group in its stead"
 
 
 async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
     incarnation = await bench.start(staleness=3, groups=1)
     (group,) = await bench.send(("env-1", 10, 0))
-    await bench.store.record_version(RUN, incarnation, 2)
+    await bench.store.runs.record_version(RUN, incarnation, 2)
     assert await lease(bench, incarnation, "b1", "groups", 1, max_staleness=2) == [group]
 
 
@@ -65,8 +65,8 @@ async def test_the_walk_has_a_bound(redis: Redis) -> None:
     what a lease of so many groups finds."""
     bench = Bench(Store(redis, Limits()), redis)
     await bench.create()
-    incarnation = (await bench.store.take(RUN, trainer(groups=6000), [])).incarnation
-    await bench.store.record_version(RUN, incarnation, 0)
+    incarnation = (await bench.store.runs.take(RUN, trainer(groups=6000), [])).incarnation
+    await bench.store.runs.record_version(RUN, incarnation, 0)
     ids: list[str] = []
     for _ in range(4):
         ids += await bench.fill(1000)
@@ -79,7 +79,7 @@ async def test_the_walk_has_a_bound(redis: Redis) -> None:
     assert await bench.lease(incarnation, "b1", 8) == ids[:8]
     assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] - before <= 4096 + 128
     assert await bench.lease(incarnation, "b2", 4200) is None, "half of them are to come"
-    await bench.store.envs.leave(RUN, "silent")
+    await bench.store.envs.unregister(RUN, "silent")
     assert await bench.lease(incarnation, "b2", 4200) == ids[8:4208], "a batch may be larger than the bound"
 
 
@@ -108,13 +108,13 @@ async def test_a_sum_that_would_take_too_long_is_not_looked_for(bench: Bench) ->
 async def test_a_lease_that_does_not_look_leaves_the_queue_alone_until_there_is_enough(bench: Bench) -> None:
     incarnation = await bench.start(staleness=3, groups=2)
     await bench.fill(1)
-    await bench.store.record_version(RUN, incarnation, 3)
+    await bench.store.runs.record_version(RUN, incarnation, 3)
     for unit, count in (("groups", 2), ("sequences", 4)):
         assert await lease(bench, incarnation, "b1", unit, count, max_staleness=2, look=False) == []
-    assert (await bench.store.status(RUN)).dropped == {}
+    assert (await bench.store.runs.status(RUN)).dropped == {}
     (fresh,) = await bench.send(("env-1", 10, 3))
     assert await lease(bench, incarnation, "b1", "groups", 2, max_staleness=2, look=False) == []
-    assert (await bench.store.status(RUN)).dropped == {"stale": 1}, "there was enough to look at"
+    assert (await bench.store.runs.status(RUN)).dropped == {"stale": 1}, "there was enough to look at"
     assert await lease(bench, incarnation, "b1", "sequences", 2, look=False) == [fresh]
     (last,) = await bench.fill(1)
     assert await lease(bench, incarnation, "b2", "tokens", 10, look=False) == [last]
@@ -138,10 +138,10 @@ async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench)
     while len(ids) < 2060:
         ids += await bench.fill(min(256, 2060 - len(ids)))
     assert await bench.lease(incarnation, "b1", 2050) == ids[:2050]
-    assert (await bench.store.audit(RUN)).leased == ids[:2050]
+    assert (await bench.store.runs.audit(RUN)).leased == ids[:2050]
     assert await bench.lease(incarnation, "b2", 10) == ids[2050:]
-    assert await bench.store.nack(RUN, incarnation, ["b1"]) == 2050
-    assert (await bench.store.audit(RUN)).ready == ids[:2050]
+    assert await bench.store.queue.nack(RUN, incarnation, ["b1"]) == 2050
+    assert (await bench.store.runs.audit(RUN)).ready == ids[:2050]
 
 
 async def test_what_is_ready_is_counted_by_environment_and_size(bench: Bench) -> None:
@@ -153,7 +153,7 @@ async def test_what_is_ready_is_counted_by_environment_and_size(bench: Bench) ->
     async def agree() -> dict[str, int]:
         counted: Any = await bench.redis.hgetall(PREFIX + "kinds")
         found: Counter[str] = Counter()
-        for group_id in (await bench.store.audit(RUN)).ready:
+        for group_id in (await bench.store.runs.audit(RUN)).ready:
             facts: Any = await bench.redis.hmget(PREFIX + f"group:{group_id}", "sequences", "env_id")
             found[" ".join(value.decode() for value in facts)] += 1
         assert {kind.decode(): int(count) for kind, count in counted.items()} == found
@@ -162,14 +162,14 @@ async def test_what_is_ready_is_counted_by_environment_and_size(bench: Bench) ->
     assert await agree() == {"2 x": 4, "2 y": 2}
     await bench.lease(incarnation, "b1", 2)
     assert await agree() == {"2 x": 3, "2 y": 1}
-    await bench.store.nack(RUN, incarnation, ["b1"])
+    await bench.store.queue.nack(RUN, incarnation, ["b1"])
     assert await agree() == {"2 x": 4, "2 y": 2}
     assert await bench.lease(incarnation, "b2", 2) == ids[2:4], "the first two are dead now"
     assert await agree() == {"2 x": 2}
     await bench.expire_lease("b2")
     assert await bench.lease(incarnation, "b3", 1) == ids[4:5]
     assert await agree() == {"2 x": 1}
-    await bench.store.dead.replay(RUN, ids[:2])
+    await bench.store.dead_letters.replay(RUN, ids[:2])
     assert await agree() == {"2 x": 2, "2 y": 1}
-    await bench.store.take(RUN, trainer(groups=8), [ids[0]])
+    await bench.store.runs.take(RUN, trainer(groups=8), [ids[0]])
     assert await agree() == {"2 x": 2, "2 y": 1}

@@ -39,7 +39,7 @@ from tests.support.redis_server import RedisServer
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import Amount, Store, keys
+from gristmill_api.store import LeaseSize, Store, keys
 
 T = TypeVar("T")
 
@@ -94,14 +94,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(covered=st.sets(ROWS, max_size=4))
     def take(self, covered: set[str]) -> None:
         plan = trainer(steps=STEPS, staleness=STALENESS, groups=PER_STEP)
-        record = self.wait(self.store.take(RUN, plan, sorted(covered)))
+        record = self.wait(self.store.runs.take(RUN, plan, sorted(covered)))
         self.model.take(covered)
         assert record.incarnation == self.model.incarnation
 
     @precondition(lambda self: self.model.incarnation > 0)
     @rule(step=st.integers(0, STEPS), late=LATE)
     def version(self, step: int, late: int) -> None:
-        told = self.outcome(self.store.record_version(RUN, self.model.incarnation - late, step))
+        told = self.outcome(self.store.runs.record_version(RUN, self.model.incarnation - late, step))
         if late:
             assert told == "fenced"
             return
@@ -114,16 +114,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, group_ids=st.lists(ROWS, max_size=4, unique=True))
     def renew(self, holder: str, group_ids: list[str]) -> None:
-        assert self.wait(self.store.renew(RUN, holder, group_ids)).lost == self.model.renew(holder, group_ids)
+        assert self.wait(self.store.permits.renew(RUN, holder, group_ids)).lost == self.model.renew(holder, group_ids)
 
     @rule(holder=HOLDERS, group_id=ROWS, reason=st.sampled_from(["abandoned", "same_scores", "too_long"]))
     def give_back(self, holder: str, group_id: str, reason: str) -> None:
-        told = self.outcome(self.store.give_back(RUN, holder, group_id, reason))
+        told = self.outcome(self.store.permits.return_permit(RUN, holder, group_id, reason))
         assert (told if isinstance(told, str) else None) == self.model.give_back(holder, group_id, reason)
 
     @rule(holder=HOLDERS)
     def abandon(self, holder: str) -> None:
-        assert self.wait(self.store.abandon(RUN, holder)) == self.model.abandon(holder)
+        assert self.wait(self.store.permits.release_all(RUN, holder)) == self.model.abandon(holder)
 
     @rule(holder=HOLDERS, group_id=ROWS, content=st.sampled_from(["a", "a", "b"]))
     def submit(self, holder: str, group_id: str, content: str) -> None:
@@ -169,11 +169,11 @@ class StoreMachine(RuleBasedStateMachine):
         """`count` groups' worth of a unit; of tokens also a few more, which are not enough for another group."""
         amount = {"groups": count, "sequences": count * SEQUENCES, "tokens": count * TOKENS + more}[unit]
         told = self.outcome(
-            self.store.lease(
+            self.store.queue.lease(
                 RUN,
                 self.model.incarnation - late,
                 batch_id,
-                Amount(unit, amount),  # type: ignore[arg-type]
+                LeaseSize(unit, amount),  # type: ignore[arg-type]
                 max_staleness=max_staleness,
                 partial=partial,
                 look=look,
@@ -195,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(env=HOLDERS)
     def unregister(self, env: str) -> None:
-        assert self.wait(self.store.envs.leave(RUN, env)) == (env in self.model.envs)
+        assert self.wait(self.store.envs.unregister(RUN, env)) == (env in self.model.envs)
         self.model.envs.pop(env, None)
 
     @precondition(lambda self: self.model.envs)
@@ -236,7 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.incarnation > 0)
     @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
     def nack(self, batch_ids: list[str], late: int) -> None:
-        told = self.outcome(self.store.nack(RUN, self.model.incarnation - late, batch_ids))
+        told = self.outcome(self.store.queue.nack(RUN, self.model.incarnation - late, batch_ids))
         assert told == ("fenced" if late else self.model.nack(batch_ids))
 
     @precondition(lambda self: "dead" in {group.state for group in self.model.groups.values()})
@@ -245,9 +245,9 @@ class StoreMachine(RuleBasedStateMachine):
         chosen = sorted(self.model.groups) if everything else group_ids
         named = None if everything else group_ids
         if again:
-            assert self.wait(self.store.dead.replay(RUN, named)) == self.model.replay(chosen)
+            assert self.wait(self.store.dead_letters.replay(RUN, named)) == self.model.replay(chosen)
         else:
-            assert self.wait(self.store.dead.purge(RUN, named)) == self.model.purge(chosen)
+            assert self.wait(self.store.dead_letters.purge(RUN, named)) == self.model.purge(chosen)
 
     @precondition(lambda self: self.model.ready())
     @rule(data=st.data())
@@ -285,25 +285,25 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.incarnation > 0)
     @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
     def extend(self, batch_ids: list[str], late: int) -> None:
-        told = self.outcome(self.store.extend(RUN, self.model.incarnation - late, batch_ids))
+        told = self.outcome(self.store.queue.extend(RUN, self.model.incarnation - late, batch_ids))
         assert told == ("fenced" if late else self.model.extend(batch_ids))
 
     @precondition(lambda self: self.model.incarnation > 0)
     @rule(batch_ids=st.lists(BATCHES, min_size=1, max_size=3, unique=True), late=LATE)
     def ack(self, batch_ids: list[str], late: int) -> None:
-        told = self.outcome(self.store.ack(RUN, self.model.incarnation - late, batch_ids))
+        told = self.outcome(self.store.queue.ack(RUN, self.model.incarnation - late, batch_ids))
         assert (told if isinstance(told, str) else told.lost) == ("fenced" if late else self.model.ack(batch_ids))
 
     @invariant()
     def every_group_is_where_the_model_has_it(self) -> None:
-        audit = self.wait(self.store.audit(RUN))
+        audit = self.wait(self.store.runs.audit(RUN))
         expected = self.model.whereabouts()
         assert {name: getattr(audit, name) for name in expected} == expected
         assert audit.dropped == self.model.dropped
 
     @invariant()
     def counts_agree(self) -> None:
-        status = self.wait(self.store.status(RUN))
+        status = self.wait(self.store.runs.status(RUN))
         states = [group.state for group in self.model.groups.values()]
         for state in ("ready", "leased", "trained", "dead"):
             assert getattr(status, state) == states.count(state)

@@ -18,7 +18,7 @@ async def fill(bench: Bench, count: int) -> None:
     """Submit `count` groups past the API, many at a time."""
     while count:
         ids = await bench.ask("env-1", min(count, 50))
-        await asyncio.gather(*(bench.store.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
+        await asyncio.gather(*(bench.store.queue.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
         count -= len(ids)
 
 
@@ -51,6 +51,6 @@ async def test_status_and_lease_take_as_many_redis_commands_beside_10_groups_as_
     await fill(bench, SHORT)
     short = await commands(bench.redis, status), await commands(bench.redis, lease)
     await fill(bench, LONG)
-    ready = (await bench.store.status(RUN)).ready
+    ready = (await bench.store.runs.status(RUN)).ready
     assert ready == LONG, "the ten of before are leased"
     assert (await commands(bench.redis, status), await commands(bench.redis, lease)) == short

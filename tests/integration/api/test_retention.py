@@ -13,14 +13,15 @@ from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
 from gristmill_api import background
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import Store, keys, store
+from gristmill_api.store import Store, keys
+from gristmill_api.store.runs import TOMBSTONES_S
 
 MONTH = 30 * 86_400.0
 TOMBS = ("trained", "dropped", "tombs")
 
 
 async def runs(bench: Bench) -> list[str]:
-    return [record.run_id for record in await bench.store.runs()]
+    return [record.run_id for record in await bench.store.runs.all()]
 
 
 async def age(bench: Bench, *run_ids: str) -> None:
@@ -30,33 +31,33 @@ async def age(bench: Bench, *run_ids: str) -> None:
 
 async def finished(bench: Bench, *run_ids: str) -> None:
     for run_id in run_ids:
-        await bench.store.create_run(run_id, {}, 2, stack=None)
-        await bench.store.close_run(run_id)
+        await bench.store.runs.create(run_id, {}, 2, stack=None)
+        await bench.store.runs.close(run_id)
 
 
 async def test_a_finished_run_is_deleted_after_its_retention_period(bench: Bench) -> None:
     await finished(bench, "old", "new")
-    assert await bench.store.delete_old_runs(MONTH) == []
+    assert await bench.store.runs.delete_old(MONTH) == []
     await age(bench, "old")
-    assert await bench.store.delete_old_runs(0) == [], "0: they stay"
-    assert await bench.store.delete_old_runs(MONTH) == ["old"]
+    assert await bench.store.runs.delete_old(0) == [], "0: they stay"
+    assert await bench.store.runs.delete_old(MONTH) == ["old"]
     assert sorted(await runs(bench)) == ["new", RUN]
     assert await bench.redis.zrange(keys.FINISHED, 0, -1) == [b"new"]
-    assert await bench.store.delete_old_runs(MONTH) == []
+    assert await bench.store.runs.delete_old(MONTH) == []
     await asyncio.sleep(1.1)
-    assert await bench.store.delete_old_runs(0.001) == ["new"]
+    assert await bench.store.runs.delete_old(0.001) == ["new"]
 
 
 async def test_a_run_that_is_not_finished_has_no_retention_period(bench: Bench) -> None:
     incarnation = await bench.start()
-    await bench.store.record_version(RUN, incarnation, 1)
-    await bench.store.finish(RUN, incarnation)
+    await bench.store.runs.record_version(RUN, incarnation, 1)
+    await bench.store.runs.finish(RUN, incarnation)
     await age(bench, RUN)
-    await bench.store.take(RUN, trainer(steps=11), [])
+    await bench.store.runs.take(RUN, trainer(steps=11), [])
     assert await bench.redis.zcard(keys.FINISHED) == 0
-    await bench.store.create_run("other", {}, 2)
-    assert (await bench.store.record(RUN)).state == "suspended"
-    assert await bench.store.delete_old_runs(0.001) == []
+    await bench.store.runs.create("other", {}, 2)
+    assert (await bench.store.runs.record(RUN)).state == "suspended"
+    assert await bench.store.runs.delete_old(0.001) == []
     assert sorted(await runs(bench)) == ["other", RUN]
 
 
@@ -66,20 +67,20 @@ async def test_a_run_whose_groups_wait_for_the_archive_is_deleted_later(redis: R
     incarnation = await bench.start()
     ids = await bench.fill(1)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
-    await bench.store.close_run(RUN)
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
+    await bench.store.runs.close(RUN)
     await age(bench, RUN)
-    assert await bench.store.delete_old_runs(MONTH) == []
+    assert await bench.store.runs.delete_old(MONTH) == []
     await bench.store.archive.archived(RUN, ids)
-    assert await bench.store.delete_old_runs(MONTH) == [RUN]
+    assert await bench.store.runs.delete_old(MONTH) == [RUN]
 
 
 async def test_a_deletion_that_was_interrupted_is_continued_by_the_next_sweep(bench: Bench) -> None:
     await bench.start()
     await bench.fill(4)
-    await bench.store.close_run(RUN)
+    await bench.store.runs.close(RUN)
     assert await bench.store.scripts.run("delete", PREFIX, 1, 1000, "begin") == [b"MORE"]
-    assert await bench.store.delete_old_runs(0) == [RUN]
+    assert await bench.store.runs.delete_old(0) == [RUN]
     assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
     assert await bench.redis.exists(keys.DELETING) == 0
 
@@ -104,16 +105,16 @@ async def test_the_api_runs_the_task(http: httpx.AsyncClient) -> None:
 async def test_tombstones_of_a_finished_run_expire_and_those_of_an_extended_one_stay(bench: Bench) -> None:
     incarnation = await bench.start()
     a, b = await bench.ask("env-1", 2)
-    await bench.store.give_back(RUN, "env-1", b, "too_long")
+    await bench.store.permits.return_permit(RUN, "env-1", b, "too_long")
     await bench.submit("env-1", a)
     await bench.lease(incarnation, "b1", 1)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert {await bench.redis.pttl(PREFIX + name) for name in TOMBS} == {-1}
-    await bench.store.finish(RUN, incarnation)
+    await bench.store.runs.finish(RUN, incarnation)
     for name in TOMBS:
-        assert 0 < await bench.redis.pttl(PREFIX + name) <= store.TOMBSTONES_S * 1000
+        assert 0 < await bench.redis.pttl(PREFIX + name) <= TOMBSTONES_S * 1000
     assert not await bench.submit("env-1", a), "until then a late retry is known"
-    await bench.store.take(RUN, trainer(steps=11), [])
+    await bench.store.runs.take(RUN, trainer(steps=11), [])
     assert {await bench.redis.pttl(PREFIX + name) for name in TOMBS} == {-1}
 
 
@@ -123,32 +124,32 @@ async def scripts_run(redis: Redis) -> int:
 
 async def test_a_scrape_costs_nothing_for_runs_that_are_not_open(bench: Bench) -> None:
     await finished(bench, *(f"done-{number}" for number in range(20)))
-    await bench.store.open_statuses()  # Redis knows the script from here on.
+    await bench.store.runs.open_statuses()  # Redis knows the script from here on.
     before = await scripts_run(bench.redis)
-    assert set(await bench.store.open_statuses()) == {RUN}
+    assert set(await bench.store.runs.open_statuses()) == {RUN}
     assert await scripts_run(bench.redis) == before + 1
-    await bench.store.create_run("other", {}, 2)
-    await bench.store.create_run("free", {}, 2, stack=None)
-    assert set(await bench.store.open_statuses()) == {"free", "other"}, "the first one is suspended"
-    await bench.store.create_run(RUN, {"dataset": "d"}, 2)
-    assert set(await bench.store.open_statuses()) == {RUN, "free"}
-    await bench.store.close_run("free")
-    await bench.store.create_run(RUN, {"dataset": "e"}, 2)
-    assert set(await bench.store.open_statuses()) == {RUN}, "it was replaced"
+    await bench.store.runs.create("other", {}, 2)
+    await bench.store.runs.create("free", {}, 2, stack=None)
+    assert set(await bench.store.runs.open_statuses()) == {"free", "other"}, "the first one is suspended"
+    await bench.store.runs.create(RUN, {"dataset": "d"}, 2)
+    assert set(await bench.store.runs.open_statuses()) == {RUN, "free"}
+    await bench.store.runs.close("free")
+    await bench.store.runs.create(RUN, {"dataset": "e"}, 2)
+    assert set(await bench.store.runs.open_statuses()) == {RUN}, "it was replaced"
 
 
 async def test_runs_of_an_older_version_are_found(bench: Bench) -> None:
     await finished(bench, "old")
     await bench.redis.delete(keys.OPEN, keys.FINISHED)
-    await bench.store.index()
-    assert set(await bench.store.open_statuses()) == {RUN}
+    await bench.store.runs.index()
+    assert set(await bench.store.runs.open_statuses()) == {RUN}
     since = await bench.redis.zscore(keys.FINISHED, "old")
     assert since is not None
     await age(bench, "old")
-    await bench.store.index()
-    assert await bench.store.delete_old_runs(MONTH) == ["old"]
+    await bench.store.runs.index()
+    assert await bench.store.runs.delete_old(MONTH) == ["old"]
     with pytest.raises(ApiProblem):
-        await bench.store.record("old")
+        await bench.store.runs.record("old")
 
 
 async def test_runs_are_listed_in_pages(http: httpx.AsyncClient) -> None:

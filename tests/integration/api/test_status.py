@@ -8,21 +8,21 @@ from tests.integration.api.bench import PREFIX, RUN, Bench
 
 
 async def test_status_tells_of_the_head_of_the_queue(bench: Bench) -> None:
-    assert (await bench.store.status(RUN)).version is None
+    assert (await bench.store.runs.status(RUN)).version is None
     incarnation = await bench.start(staleness=3)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.oldest_ready_s, status.oldest_ready_staleness, status.envs) == (None, None, 0)
     for row, step in enumerate((1, 0, 2)):
         (group_id,) = await bench.ask("env-1", 1)
         assert group_id == f"g{row:08d}"
         await bench.submit("env-1", group_id, step=step)
-    await bench.store.record_version(RUN, incarnation, 3)
+    await bench.store.runs.record_version(RUN, incarnation, 3)
     await bench.redis.hset(PREFIX + "group:g00000000", "at", int(time.time() * 1000) - 5000)
     await bench.redis.hset(PREFIX + "group:g00000001", "at", int(time.time() * 1000) - 9000)
     await bench.store.envs.register(RUN, "here", None, None)
     await bench.store.envs.register(RUN, "gone", None, None)
     await bench.redis.zadd(PREFIX + "envs", {"gone": 1})
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert status.oldest_ready_s is not None
     assert 4.9 < status.oldest_ready_s < 8
     assert (status.oldest_ready_staleness, status.envs, status.version) == (2, 1, f"{incarnation}.3")
@@ -30,18 +30,18 @@ async def test_status_tells_of_the_head_of_the_queue(bench: Bench) -> None:
 
 async def test_status_tells_when_an_environment_was_last_heard(bench: Bench) -> None:
     await bench.start()
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.last_asked_s, status.last_submit_s) == (None, None)
     (group_id,) = await bench.ask("env-1", 1)
     await bench.submit("env-1", group_id)
     await bench.redis.hincrby(PREFIX + "counters", "asked_ms", -60_000)
     await bench.redis.hincrby(PREFIX + "counters", "submitted_ms", -90_000)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert status.last_asked_s is not None
     assert status.last_submit_s is not None
     assert 60 <= status.last_asked_s < 90 <= status.last_submit_s < 120
     await bench.ask("env-1", 1)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert status.last_asked_s is not None
     assert status.last_asked_s < 60
 
@@ -52,7 +52,7 @@ async def test_sequences_and_bytes_follow_a_batch_that_lives_again(bench: Bench)
     await bench.lease(incarnation, "b1", 2)
 
     async def counts() -> tuple[dict[str, int], dict[str, int]]:
-        status = await bench.store.status(RUN)
+        status = await bench.store.runs.status(RUN)
         return status.sequences, status.bytes_by_state
 
     held = {"ready": 2, "leased": 4, "dead": 0}, {"ready": 100, "leased": 200, "dead": 0}
@@ -63,7 +63,7 @@ async def test_sequences_and_bytes_follow_a_batch_that_lives_again(bench: Bench)
         assert await bench.lease(incarnation, "b2", 9) is None
         assert await counts() == back
         if number:
-            await bench.store.extend(RUN, incarnation, ["b1"])
+            await bench.store.queue.extend(RUN, incarnation, ["b1"])
         else:
             await bench.lease(incarnation, "b1", 2)
         assert await counts() == held

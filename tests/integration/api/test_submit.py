@@ -28,10 +28,10 @@ async def test_a_retry_hears_yes_whatever_became_of_the_group(bench: Bench) -> N
     assert await refusal(bench, "env-1", group, "b") == "conflict"
     await bench.lease(incarnation, "b1", 1)
     assert not await bench.submit("env-1", group)
-    await bench.store.ack(RUN, incarnation, ["b1"])
+    await bench.store.queue.ack(RUN, incarnation, ["b1"])
     assert not await bench.submit("env-1", group), "trained: the payload is gone, the digest is not"
     assert await refusal(bench, "env-1", group, "b") == "conflict"
-    await bench.store.finish(RUN, incarnation)
+    await bench.store.runs.finish(RUN, incarnation)
     assert not await bench.submit("env-1", group)
     assert await bench.whereabouts() == {"trained": [group]}
 
@@ -40,9 +40,9 @@ async def test_a_submit_consumes_its_permit(bench: Bench) -> None:
     await bench.start()
     (group,) = await bench.ask("env-1", 1)
     await bench.submit("env-1", group)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.outstanding, status.accepted, status.ready, status.bytes) == (0, 1, 1, 100)
-    assert await bench.store.abandon(RUN, "env-1") == 0
+    assert await bench.store.permits.release_all(RUN, "env-1") == 0
 
 
 async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Bench) -> None:
@@ -53,7 +53,7 @@ async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Be
     assert await bench.ask("env-2", 1) == [b]
     assert await refusal(bench, "env-1", b) == "permit_lost"
     assert await bench.submit("env-1", c), "found expired, and nobody has it"
-    await bench.store.abandon(RUN, "env-1")
+    await bench.store.permits.release_all(RUN, "env-1")
     assert await bench.submit("env-1", d), "abandoned, and nobody has it"
     assert await bench.submit("env-2", b, "b")
     assert await bench.whereabouts() == {"ready": [a, c, d, b]}
@@ -105,7 +105,7 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Ben
     for sequences in (3, 1):
         wrong = dataclasses.replace(big, sequences=sequences)
         with pytest.raises(ApiProblem, match=f"{sequences} sequences, the run's group_size is 2") as refused:
-            await bench.store.submit(RUN, "env-1", wrong)
+            await bench.store.queue.submit(RUN, "env-1", wrong)
         assert refused.value.code == "bad_group"
         assert await bench.whereabouts() == {"outstanding": [group]}
 
@@ -115,13 +115,13 @@ async def test_a_group_may_come_without_those_that_could_not_be_scored(
     redis: Redis, group_size: int, sequences: int
 ) -> None:
     bench = Bench(Store(redis, Limits()), redis)
-    await bench.store.create_run(RUN, {"dataset": "d"}, group_size)
-    incarnation = (await bench.store.take(RUN, trainer(groups=4), [])).incarnation
-    await bench.store.record_version(RUN, incarnation, 0)
+    await bench.store.runs.create(RUN, {"dataset": "d"}, group_size)
+    incarnation = (await bench.store.runs.take(RUN, trainer(groups=4), [])).incarnation
+    await bench.store.runs.record_version(RUN, incarnation, 0)
     (group,) = await bench.ask("env-1", 1)
     smaller = dataclasses.replace(submission(group), sequences=sequences)
-    assert await bench.store.submit(RUN, "env-1", smaller)
-    assert (await bench.store.status(RUN)).sequences["ready"] == sequences
+    assert await bench.store.queue.submit(RUN, "env-1", smaller)
+    assert (await bench.store.runs.status(RUN)).sequences["ready"] == sequences
     assert await bench.lease(incarnation, "b1", 1) == [group]
 
 

@@ -117,7 +117,7 @@ class Bench:
 
     async def reasons(self) -> list[str]:
         """Why groups are dead."""
-        return [letter.reason for letter in await self.store.dead.letters(RUN, 0, 100)]
+        return [letter.reason for letter in await self.store.dead_letters.all(RUN, 0, 100)]
 
     async def commands(self) -> int:
         """How many commands Redis has run, those inside scripts among them."""

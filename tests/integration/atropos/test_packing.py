@@ -130,7 +130,7 @@ async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(be
                 assert await bench.queue.ack(lent[0])
                 delivered += lent[1]
     assert len(set(delivered)) == len(delivered)
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     pieces = [await bench.buffered(env) for env in envs if env is not None]
     assert len(delivered) + status.ready + status.dead + sum(pieces) == 60
     assert status.leased == 0

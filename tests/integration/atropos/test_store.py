@@ -20,7 +20,7 @@ async def test_a_submit_that_is_repeated_because_its_answer_got_lost_stores_once
         group = scored(size, size, env)
         for _ in range(3):
             assert await bench.queue.submit(f"receipt:{size}", [group]) == [said]
-    assert (await bench.store.status(RUN)).sequences["ready"] == 8
+    assert (await bench.store.runs.status(RUN)).sequences["ready"] == 8
     assert await bench.draw() == [4, 3, 1]
 
 
@@ -37,9 +37,9 @@ async def test_groups_are_stamped_with_the_version_of_their_receipt(bench: Bench
     await bench.register(8)
     env = await bench.env(4)
     await bench.submit(2, env)
-    record = await bench.store.take(RUN, {"batch_size": 8, "gradient_accumulation_steps": 1, "training_steps": 9,
+    record = await bench.store.runs.take(RUN, {"batch_size": 8, "gradient_accumulation_steps": 1, "training_steps": 9,
                                           "max_staleness": 1}, [])  # fmt: skip
-    await bench.store.record_version(RUN, record.incarnation, 7)
+    await bench.store.runs.record_version(RUN, record.incarnation, 7)
     await bench.submit(4, env)
     await bench.submit(2, env)
     stamps = [await bench.redis.hmget(f"gm:{{{RUN}}}:group:{name}", "version", "step")
@@ -99,7 +99,7 @@ async def test_an_expired_batch_that_is_asked_for_again_lives_again(bench: Bench
     await expire(bench, "atropos:d")
     await bench.submit(4)
     await bench.lend("atropos:e")  # reaps, and finds the group of d again
-    assert (await bench.store.status(RUN)).lease_expiries == 2
+    assert (await bench.store.runs.status(RUN)).lease_expiries == 2
 
 
 async def test_several_who_draw_at_once_get_different_batches(bench: Bench) -> None:
@@ -123,7 +123,7 @@ async def test_a_reset_drops_the_queue_and_the_buffers_and_what_is_on_its_way(be
     await bench.register(8)
     assert not await bench.queue.ack(lent[0]), "a batch of before the reset is no step of after it"
     assert await bench.step() == 0
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.ready, status.leased, status.bytes) == (0, 0, 0)
     assert status.dropped == {"reset": 600}
     assert await bench.redis.get("gm:bytes") == b"0"
@@ -149,8 +149,8 @@ async def test_deleting_the_run_leaves_nothing_in_redis(bench: Bench) -> None:
         await bench.submit(size, env)
     await bench.queue.disconnect(env)
     assert await bench.lend() is not None
-    await bench.store.close_run(RUN)
-    await bench.store.delete_run(RUN)
+    await bench.store.runs.close(RUN)
+    await bench.store.runs.delete(RUN)
     assert {name for name in await key_names(bench.redis) if ":receipt:" not in name} == {
         "gm:bytes",
         f"gm:{{{RUN}}}:fence",

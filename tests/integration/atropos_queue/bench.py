@@ -69,7 +69,7 @@ class Bench:
         return None if lent is None else [group.group_id for group in lent]
 
     async def ready(self) -> list[str]:
-        return (await self.store.audit(RUN)).ready
+        return (await self.store.runs.audit(RUN)).ready
 
     async def expire_lease(self, batch_id: str) -> None:
         assert await self.redis.zadd(START + "leases", {batch_id: 1}, xx=True, ch=True)

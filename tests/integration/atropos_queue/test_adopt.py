@@ -23,16 +23,16 @@ async def test_a_leased_groups_form_is_exchanged_and_counted(bench: Bench) -> No
     new = b"y" * 30
     assert await run(bench, "adopt", first, "atropos:2", new) == ["LOST"]
     assert await run(bench, "adopt", third, "atropos:1", new) == ["LOST"], "it is not leased"
-    assert await bench.store.payload(RUN, first) == b"x" * 100
+    assert await bench.store.queue.payload(RUN, first) == b"x" * 100
     assert await run(bench, "adopt", first, "atropos:1", new) == ["OK"]
     facts = await bench.redis.hgetall(START + f"group:{first}")
     assert [facts[name] for name in (b"schema", b"bytes", b"raw_bytes")] == [b"group", b"30", b"30"]
-    assert [await bench.store.payload(RUN, name) for name in (first, second)] == [new, b"x" * 100]
-    status = await bench.store.status(RUN)
+    assert [await bench.store.queue.payload(RUN, name) for name in (first, second)] == [new, b"x" * 100]
+    status = await bench.store.runs.status(RUN)
     assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (4, 130, 230)
     assert int(await bench.redis.get(keys.BYTES) or 0) == 230
     await bench.queue.ack("atropos:1")
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (0, 0, 100)
     await bench.redis.delete(START + "record")
     assert await run(bench, "adopt", third, "atropos:1", new) == ["MISSING"]
@@ -48,7 +48,7 @@ async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(b
     ear = Ear(bench.redis, RUN)
     await ear.open()
     assert await run(bench, "reject", "atropos:9", first, "odd") == ["OK", 0]
-    assert (await bench.store.status(RUN)).leased == 3
+    assert (await bench.store.runs.status(RUN)).leased == 3
     assert await ear.hear() == (set(), [])
     assert await run(bench, "reject", "atropos:2", first, "odd", third, "empty") == ["OK", 2]
     topics, events = await ear.hear()
@@ -56,9 +56,9 @@ async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(b
     assert topics == {f"ready {START}", f"permits {START}"}
     died = [("dead", first, "odd"), ("dead", third, "empty")]
     assert [(event["kind"], event["group"], event["reason"]) for event in events] == died
-    audit = await bench.store.audit(RUN)
+    audit = await bench.store.runs.audit(RUN)
     assert (audit.ready, audit.dead, audit.leased) == ([second, fourth], [first, third], [])
-    letters = await bench.store.dead.letters(RUN, 0, 9)
+    letters = await bench.store.dead_letters.all(RUN, 0, 9)
     assert [(letter.group_id, letter.reason, letter.attempts) for letter in letters] == [
         (first, "odd", 1),
         (third, "empty", 1),

@@ -33,13 +33,13 @@ async def test_groups_are_queued_as_they_came(bench: Bench) -> None:
     assert await ear.hear(bench.queue.submit("r1", groups)) == ({f"ready {START}"}, submitted)
     await ear.close()
     assert await bench.ready() == names(0, 1, 2)
-    assert [await bench.store.payload(RUN, name) for name in names(0, 1, 2)] == texts
+    assert [await bench.store.queue.payload(RUN, name) for name in names(0, 1, 2)] == texts
     assert [await bench.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
     assert await bench.queue.latest() == texts[2]
     facts = await bench.redis.hgetall(START + "group:a00000001")
     assert facts[b"raw_bytes"] == facts[b"bytes"] == b"20"
     assert (facts[b"schema"], facts[b"step"], facts[b"version"], facts[b"env_id"]) == (b"atropos", b"", b"0.0", b"")
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.bytes, status.accepted, status.sequences["ready"]) == (60, 3, 7)
     assert int(await bench.redis.get(keys.BYTES) or 0) == 60
 
@@ -57,7 +57,7 @@ async def test_a_submit_is_stored_once_whatever_its_client_heard(bench: Bench) -
     assert await bench.ready() == names(1)
     ttl = await bench.redis.pttl(START + "atropos:receipt:r1")
     assert 590_000 < ttl <= 600_000
-    await bench.store.close_run(RUN)
+    await bench.store.runs.close(RUN)
     assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
 
 
@@ -103,7 +103,7 @@ async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, m
         with pytest.raises(ApiProblem, match=message):
             await bench.submit(scored(4))
         assert len(await bench.ready()) == 2
-        assert (await bench.store.status(RUN)).bytes == 300
+        assert (await bench.store.runs.status(RUN)).bytes == 300
 
 
 async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> None:
@@ -116,7 +116,7 @@ async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> No
         await bench.lend("atropos:2")
         await bench.queue.nack("atropos:2")
         await bench.lend("atropos:3")
-        status = await bench.store.status(RUN)
+        status = await bench.store.runs.status(RUN)
         assert (status.ready, status.leased, status.dead, status.archiving) == (1, 1, 1, 1)
         with pytest.raises(ApiProblem, match="holds 4 groups"):
             await bench.submit(scored(4))
@@ -130,16 +130,16 @@ async def test_pieces_wait_until_they_make_a_group(bench: Bench) -> None:
     assert await bench.submit(scored(3, number, b"1" * 10)) == [3]
     assert await bench.submit(scored(2, other, b"2" * 20)) == [2], "another's buffer"
     assert await ear.hear() == NOTHING
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.bytes, status.ready, status.accepted) == (30, 0, 0)
     assert int(await bench.redis.get(keys.BYTES) or 0) == 30
     assert await bench.submit(scored(2, number)) == [5]
     assert await bench.submit(scored(4, number), scored(6, number)) == [None, None], "no piece"
     assert await bench.submit(scored(1, number, b"3" * 30)) == [2]
     assert await bench.ready() == names(3, 4, 0, 5)
-    assert [await bench.store.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
+    assert [await bench.store.queue.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
     assert await bench.redis.hget(START + "group:a00000000", "env_id") == str(number).encode()
-    assert (await bench.store.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
+    assert (await bench.store.runs.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
     assert int(await bench.redis.get(keys.BYTES) or 0) == 360
     assert await bench.submit(scored(2, number)) == [0]
     assert await bench.redis.keys(START + "atropos:held:*") == [f"{START}atropos:held:a00000001".encode()]
@@ -162,7 +162,7 @@ async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:
     assert await bench.ready() == []
     assert await bench.submit(scored(3, number), scored(3, number)) == [192, 192]
     assert await bench.ready() == names(0, 1), "the oldest go as they are"
-    assert (await bench.store.status(RUN)).bytes == 6600
+    assert (await bench.store.runs.status(RUN)).bytes == 6600
 
 
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:

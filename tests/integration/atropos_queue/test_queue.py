@@ -26,7 +26,7 @@ async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
     assert await bench.queue.trainer() is None
     assert await bench.queue.lease("b") is None, "nobody registered, and there is no run"
     await bench.queue.register(registration(batch_size=8, starting_step=3))
-    record = await bench.store.record(RUN)
+    record = await bench.store.runs.record(RUN)
     assert (record.protocol, record.stack) == ("atropos", None)
     ear = Ear(bench.redis, RUN)
     await ear.open()
@@ -52,7 +52,7 @@ async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -
             lambda: bench.queue.register_env(env),
             lambda: bench.submit(scored()),
         )
-        await bench.store.create_run(RUN, {}, 2, stack=None)
+        await bench.store.runs.create(RUN, {}, 2, stack=None)
         for call in calls:
             with pytest.raises(ApiProblem) as refused:
                 await call()
@@ -60,7 +60,7 @@ async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -
             assert "finished" not in refused.value.message
         await client.flushall()
         await bench.queue.register(registration())
-        await bench.store.close_run(RUN)
+        await bench.store.runs.close(RUN)
         for call in calls:
             with pytest.raises(ApiProblem, match="finished"):
                 await call()
@@ -171,7 +171,7 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear)
     assert trainer is not None
     assert trainer.step == 1, "once, however often it is told"
     assert not await bench.queue.ack("atropos:never")
-    audit = await bench.store.audit(RUN)
+    audit = await bench.store.runs.audit(RUN)
     assert (audit.trained, audit.ready, audit.leased) == (names(0, 1), names(2, 3), [])
     assert await bench.redis.exists(START + "batch:atropos:1") == 0
     assert await bench.redis.zcard(START + "leases") == 0
@@ -211,8 +211,8 @@ async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
     assert before + 29.9 < await deadline("atropos:4") < time.time() + 30.1
     assert await bench.queue.ack("atropos:3"), "late, and nobody has its groups"
     assert await bench.redis.smembers(START + "expired") == set()
-    assert (await bench.store.audit(RUN)).trained == names(0, 1)
-    assert (await bench.store.status(RUN)).leased == 2
+    assert (await bench.store.runs.audit(RUN)).trained == names(0, 1)
+    assert (await bench.store.runs.status(RUN)).leased == 2
 
 
 async def test_a_vanished_client_gives_its_batch_back(bench: Bench, ear: Ear) -> None:
@@ -239,7 +239,7 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         lent, set_aside = answer
         assert lent is not None
         assert ([group.group_id for group in lent], set_aside) == (names(2), 2)
-        letters = await bench.store.dead.letters(RUN, 0, 9)
+        letters = await bench.store.dead_letters.all(RUN, 0, 9)
         assert [(letter.group_id, letter.reason) for letter in letters] == [
             (name, "larger_than_a_batch") for name in names(0, 3)
         ]
@@ -252,7 +252,7 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         lent, set_aside = answer
         assert lent is not None
         assert ([group.group_id for group in lent], set_aside) == (names(5), 2)
-        status = await bench.store.status(RUN)
+        status = await bench.store.runs.status(RUN)
         assert (status.dead, status.accepted, status.ready) == (4, 2, 0)
 
 
@@ -309,7 +309,7 @@ async def test_a_reset_forgets_all_but_what_comes_after_it(bench: Bench) -> None
     await ear.close()
     assert topics >= {f"permits {START}"}
     assert told("reset") in events
-    audit = await bench.store.audit(RUN)
+    audit = await bench.store.runs.audit(RUN)
     assert set(audit.dropped.values()) == {"reset"}
     assert len(audit.dropped) + len(audit.ready) == 702
     assert not {*names(0, 1)} & {*audit.ready}
@@ -317,7 +317,7 @@ async def test_a_reset_forgets_all_but_what_comes_after_it(bench: Bench) -> None
     assert await bench.queue.trainer() is None
     assert await bench.queue.env(number) is None
     assert not [name for name in await bench.redis.keys(START + "atropos*") if b"receipt" not in name]
-    status = await bench.store.status(RUN)
+    status = await bench.store.runs.status(RUN)
     assert (status.leased, status.bytes) == (0, 100 * len(audit.ready))
     assert await bench.redis.zcard(START + "leases") == 0
     await bench.queue.reset()
@@ -332,8 +332,8 @@ async def test_deleting_the_run_leaves_nothing(bench: Bench) -> None:
     await bench.start()
     number = await bench.env(group_size=4)
     await bench.submit(scored(2, number), scored(2))
-    await bench.store.close_run(RUN)
-    await bench.store.delete_run(RUN)
+    await bench.store.runs.close(RUN)
+    await bench.store.runs.delete(RUN)
     left = [name for name in await bench.redis.keys(START + "*") if b"receipt" not in name]
     assert left == [f"{START}fence".encode()]
     assert int(await bench.redis.get(keys.BYTES) or 0) == 0
@@ -367,7 +367,7 @@ async def test_no_batch_of_before_a_reset_can_be_acked(bench: Bench) -> None:
     assert not await bench.queue.ack("atropos:1"), "it ran out, and its groups are dropped since"
     assert not await bench.queue.ack("atropos:2"), "it was on its way"
     assert await bench.redis.keys(START + "batch:*") == []
-    assert (await bench.store.audit(RUN)).trained == []
+    assert (await bench.store.runs.audit(RUN)).trained == []
 
 
 async def sent(bench: Bench) -> list[bytes | str]:
@@ -389,12 +389,12 @@ async def test_a_submit_that_stores_nothing_leaves_no_payload(bench: Bench, size
             await bench.submit(group)
         assert refused.value.code == "store_full"
     assert await sent(bench) == []
-    await bench.store.close_run(RUN)
+    await bench.store.runs.close(RUN)
     with pytest.raises(ApiProblem) as refused:
         await bench.submit(group)
     assert refused.value.code == "finished"
     assert await sent(bench) == []
-    await bench.store.create_run("native", {}, 2)
+    await bench.store.runs.create("native", {}, 2)
     with pytest.raises(ApiProblem) as refused:
         await Queue(bench.store, Limits(), "native").submit("receipt", [group])
     assert refused.value.code == "not_atropos"
@@ -417,7 +417,7 @@ async def test_a_run_is_deleted_in_parts_with_what_its_environments_sent(bench: 
     for number in numbers:
         await bench.submit(scored(sequences=3, env_id=number), scored(sequences=3, env_id=number))
     assert int(await bench.redis.get(keys.BYTES) or 0) == 600
-    await bench.store.close_run(RUN)
+    await bench.store.runs.close(RUN)
     left = []
     for _ in numbers:
         assert await bench.store.scripts.run("delete", START, 1, 1000, "begin") == [b"MORE"]

@@ -73,9 +73,9 @@ async def keep_retention(store: Store, retention_s: float) -> None:
     while True:
         try:
             if not indexed:
-                await store.index()
+                await store.runs.index()
                 indexed = True
-            for run_id in await store.delete_old_runs(retention_s):
+            for run_id in await store.runs.delete_old(retention_s):
                 _LOG.info(line("delete", run=run_id, by="retention"))
         except RedisError as error:
             # The task that watches Redis reports that it is away.

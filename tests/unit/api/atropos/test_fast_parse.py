@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.unit.api.atropos.groups import KEYS, full, small
 
-from gristmill_api.atropos.fast_parse import NeedsSlowPath, Scored, from_message, read_list, read_one
+from gristmill_api.atropos.fast_parse import Scored, from_message, read_list, read_one
 from gristmill_api.atropos.messages import ScoredData
 from gristmill_api.atropos.validate import Mismatch
+from gristmill_api.http.fast_route import NeedsSlowPath
 
 
 def slow(value: Any) -> Scored:

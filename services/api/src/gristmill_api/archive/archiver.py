@@ -46,12 +46,12 @@ class Archiver:
     """Runs until `stop`. Several processes may each have one: one works, the others wait for it to end."""
 
     def __init__(
-        self, queue: ArchiveQueue, changes: Notifications, metrics: Metrics, runs_dir: Path | None, limits: Limits
+        self, queue: ArchiveQueue, notifications: Notifications, metrics: Metrics, runs_dir: Path | None, limits: Limits
     ) -> None:
         """`runs_dir` None: archiving is off, and groups that still wait for it are let go, unless another process
         archives."""
         self._queue = queue
-        self._changes = changes
+        self._notifications = notifications
         self._metrics = metrics
         self._runs_dir = runs_dir
         self._max_bytes = limits.archive_max_bytes
@@ -67,12 +67,12 @@ class Archiver:
         """`run` returns once all that waits is written, after `_LAST_S` seconds at most and the groups in hand."""
         self._deadline = time.monotonic() + _LAST_S
         self._stopping.set()
-        self._changes.tell(keys.ARCHIVE_TOPIC)
+        self._notifications.publish(keys.ARCHIVE_TOPIC)
 
     async def run(self) -> None:
         """Archive until `stop`. After an error it may run again."""
         await self._close()  # An error may have left a writer in the middle of a group.
-        with self._changes.listening(keys.ARCHIVE_TOPIC) as woken:
+        with self._notifications.listening(keys.ARCHIVE_TOPIC) as woken:
             last = False
             while not last:
                 last = self._stopping.is_set()
@@ -94,7 +94,7 @@ class Archiver:
                     await _wait(woken, RECHECK_S)
         await self._close()
         with contextlib.suppress(RedisError):  # Then the lock runs out by itself.
-            await self._queue.let_go()
+            await self._queue.release()
 
     async def _is_mine(self) -> bool:
         if await self._queue.keep():
@@ -103,7 +103,7 @@ class Archiver:
         await self._close()
         if self._runs_dir is None and not await self._nobody_archives():
             return False
-        return await self._queue.take()
+        return await self._queue.claim()
 
     async def _nobody_archives(self) -> bool:
         """Whether no process has worked on the archive for a while. One that archives goes before one that lets go."""
@@ -114,7 +114,7 @@ class Archiver:
         return time.monotonic() - self._nobody_since >= HOLD_S
 
     async def _step_back(self) -> None:
-        await self._queue.let_go()
+        await self._queue.release()
         self._nobody_since = math.inf
 
     async def _keep_floor(self) -> None:

@@ -10,17 +10,17 @@ from gristmill import GroupError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.atropos.translate import is_json, to_group
-from gristmill_api.store import Leased, Store, keys
+from gristmill_api.store import LeasedGroup, Store, keys
 
 _LOG = logging.getLogger(__name__)
 
 
-def foreign(groups: Sequence[Leased]) -> bool:
+def foreign(groups: Sequence[LeasedGroup]) -> bool:
     """Whether any of a leased batch is Atropos' JSON."""
     return any(group.schema == "atropos" for group in groups)
 
 
-async def adopt(store: Store, run_id: str, batch_id: str, groups: Sequence[Leased]) -> int:
+async def adopt(store: Store, run_id: str, batch_id: str, groups: Sequence[LeasedGroup]) -> int:
     """Replace the JSON of a leased batch's groups by binary groups, in the store. Lease again under the same id: it is
     the batch in its new form. When some have no binary form they are dead letters, the rest is ready again, and the
     same id leases another batch. How many are dead."""
@@ -42,7 +42,7 @@ async def adopt(store: Store, run_id: str, batch_id: str, groups: Sequence[Lease
 
 
 async def _adopt(store: Store, run_id: str, batch_id: str, group_id: str) -> None:
-    text, version = await store.adoptable(run_id, group_id)
+    text, version = await store.queue.adoptable(run_id, group_id)
     if text is None:
         raise errors.lease_lost(run_id, [batch_id])
     if not is_json(text):

@@ -130,7 +130,7 @@ class Queue:
 
         async def send() -> list[Any]:
             prefix = keys.prefix(self.run_id)
-            status, *rest = await self._store.scripts.run_on(sent, "atropos_submit", prefix, *arguments)
+            status, *rest = await self._store.scripts.run("atropos_submit", prefix, *arguments, payloads=sent)
             return [text(status), *rest]
 
         status, *rest = await self._opened(send)
@@ -172,7 +172,7 @@ class Queue:
         """The groups' bytes. Raises ApiProblem (410) when one went to another lease and is trained."""
         if not groups:
             return []
-        found = await self._store.payloads(self.run_id, [group.group_id for group in groups])
+        found = await self._store.queue.payloads(self.run_id, [group.group_id for group in groups])
         bodies = [body for body in found if body is not None]
         if len(bodies) < len(found):
             raise errors.lease_lost(self.run_id, [batch_id])
@@ -207,7 +207,7 @@ class Queue:
         """A script's reply. It needs the run, which is opened when it is not there."""
         reply = await write()
         if reply[0] == "MISSING":
-            await self._store.create_run(self.run_id, {}, 1, stack=None, protocol=Protocol.ATROPOS)
+            await self._store.runs.create(self.run_id, {}, 1, stack=None, protocol=Protocol.ATROPOS)
             reply = await write()
         if reply[0] == "FINISHED":
             raise errors.finished(self.run_id)

@@ -77,7 +77,7 @@ class FastPathMiddleware:
             (method, route.path_regex.fullmatch, route, route.fast)
             for route in routes
             if isinstance(route, FastRoute) and route.fast is not None
-            for method in route.methods
+            for method in route.methods or ()
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,13 +122,14 @@ def _reader(endpoint: Callable[..., Awaitable[Response]], dependant: Dependant) 
     def adapters(fields: Any) -> Any:
         return [(field.name, TypeAdapter(hints[field.name]).validator) for field in fields]
 
+    request_name: Final = dependant.request_param_name
     dependencies: Final = [(found.name or "", found.call) for found in dependant.dependencies]
     in_path: Final = adapters(dependant.path_params)
     in_query: Final = adapters(dependant.query_params)
     in_body: Final = adapters(dependant.body_params)
 
     async def handle(request: Request) -> Response:
-        given: dict[str, Any] = {"request": request}
+        given: dict[str, Any] = {request_name: request} if request_name else {}
         for name, dependency in dependencies:
             given[name] = await dependency(request)  # type: ignore[misc]  # ours are async functions of the request
         for name, adapter in in_path:

@@ -33,14 +33,14 @@ async def letters(
     limit: Annotated[int, Query(ge=1, le=1024)] = 100,
 ) -> list[DeadLetter]:
     """Groups that were set aside, oldest first. Their bytes are at /v1/runs/{run_id}/groups/{group_id}."""
-    await ctx.store.record(run_id)
-    return await ctx.store.dead.letters(run_id, offset, limit)
+    await ctx.store.runs.record(run_id)
+    return await ctx.store.dead_letters.all(run_id, offset, limit)
 
 
 @router.post("/replay")
 async def replay(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
     """Make them ready again, in the places they had and with all attempts before them."""
-    groups = await ctx.store.dead.replay(run_id, body.group_ids)
+    groups = await ctx.store.dead_letters.replay(run_id, body.group_ids)
     _LOG.info(line("replay", run=run_id, groups=groups))
     return Settled(groups=groups)
 
@@ -48,6 +48,6 @@ async def replay(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
 @router.post("/purge")
 async def purge(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
     """Give them up for good; they count as dropped with the reason "purged"."""
-    groups = await ctx.store.dead.purge(run_id, body.group_ids)
+    groups = await ctx.store.dead_letters.purge(run_id, body.group_ids)
     _LOG.info(line("purge", run=run_id, groups=groups))
     return Settled(groups=groups)

@@ -39,7 +39,7 @@ async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
 @router.get("/envs")
 async def environments(ctx: Ctx, run_id: RunId) -> list[Environment]:
     """All that registered and did not leave."""
-    await ctx.store.record(run_id)
+    await ctx.store.runs.record(run_id)
     return await ctx.store.envs.all(run_id)
 
 
@@ -52,7 +52,7 @@ async def heartbeat(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
 @router.delete("/envs/{env_id}", status_code=204)
 async def leave(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
     """The environment goes. Its permits are given back by `permits/abandon`."""
-    if not await ctx.store.envs.leave(run_id, env_id):
+    if not await ctx.store.envs.unregister(run_id, env_id):
         raise errors.env_missing(run_id, env_id)
     _LOG.info(line("env", run=run_id, env=env_id, state="gone"))
 
@@ -72,6 +72,6 @@ async def claim(ctx: Ctx, run_id: RunId, body: ClaimRequest) -> Claim:
 
     It works on finished runs too: their last version may still be evaluated. A run has 64 claims at a time.
     """
-    holder = await ctx.store.claims.claim(run_id, body.name, body.holder, round(body.ttl * 1000))
+    holder = await ctx.store.envs.claim(run_id, body.name, body.holder, round(body.ttl * 1000))
     _LOG.debug(line("claim", run=run_id, name=body.name, holder=holder))
     return Claim(name=body.name, holder=holder)

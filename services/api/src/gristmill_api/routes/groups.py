@@ -21,11 +21,13 @@ from gristmill_api.http.body_limit import offload, reserve_inflated
 from gristmill_api.http.content_coding import inflate_group, inflated_size, negotiated_group, plain_size
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.store import Submission
-from gristmill_api.store.store import ID_BYTES, row_of
+from gristmill_api.store.permits import row_of
 
 _LOG = logging.getLogger(__name__)
 SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"
 """Of a group that was submitted at the API's root, as it is stored."""
+_ID_BYTES: Final = 16
+"""Of a group id, about."""
 router = APIRouter(prefix="/v1/runs/{run_id}/groups", tags=["groups"], route_class=FastRoute)
 
 
@@ -61,7 +63,7 @@ async def submit(
     """
     try:
         group = await _read(request, run_id, group_id, ctx.limits.max_body_bytes)
-        stored = await ctx.store.submit(run_id, holder, group)
+        stored = await ctx.store.queue.submit(run_id, holder, group)
     except (ApiProblem, RedisError) as error:
         refused = errors.from_redis(error) if isinstance(error, RedisError) else error
         ctx.metrics.submits.labels(refused.code if refused else "internal").inc()
@@ -94,7 +96,7 @@ async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) 
     submitted as zstd is sent as zstd to a client that accepts it, else inflated. With `Accept: application/json` the
     answer is an Example of the group, whichever protocol it was submitted with.
     """
-    stored = await ctx.store.payload(run_id, group_id)
+    stored = await ctx.store.queue.payload(run_id, group_id)
     if stored is None:
         raise errors.group_missing(run_id, group_id)
     limit = ctx.limits.max_body_bytes
@@ -108,9 +110,9 @@ async def payload(ctx: Ctx, request: Request, run_id: RunId, group_id: GroupId) 
 @router.get("", response_model=GroupAudit)
 async def audit(ctx: Ctx, run_id: RunId) -> Response:
     """Every group id by its state, for audits. The cost grows with the run."""
-    found = await ctx.store.audit(run_id)
+    found = await ctx.store.runs.audit(run_id)
     ids = sum(len(getattr(found, name)) for name in GroupAudit.model_fields)
-    return Response(await offload(ids * ID_BYTES, found.model_dump_json), media_type="application/json")
+    return Response(await offload(ids * _ID_BYTES, found.model_dump_json), media_type="application/json")
 
 
 async def _read(request: Request, run_id: str, group_id: str, limit: int) -> Submission:

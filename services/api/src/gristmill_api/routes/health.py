@@ -32,7 +32,7 @@ async def readyz(ctx: Ctx) -> dict[str, str]:
 async def metrics(ctx: Ctx) -> Response:
     """Prometheus text. 200 also while Redis is down: `gristmill_api_redis_up 0` is the news then."""
     try:
-        ctx.metrics.store.runs = await ctx.store.open_statuses()
+        ctx.metrics.store.runs = await ctx.store.runs.open_statuses()
         ctx.metrics.store.redis_info = await ctx.store.redis_info()
         ctx.metrics.redis_up.set(1)
     except RedisError:

@@ -55,7 +55,7 @@ class Row(RequestModel):
 
 async def _existing(ctx: Ctx, run_id: RunId) -> str:
     """The id of a run that is there."""
-    return (await ctx.store.record(run_id)).run_id
+    return (await ctx.store.runs.record(run_id)).run_id
 
 
 ExistingRun = Annotated[str, Depends(_existing)]
@@ -79,7 +79,7 @@ async def measure(ctx: Ctx, request: Request, run_id: RunId, body: Row) -> None:
     role = request.scope.get("role")
     if body.source == _TRAINER and role is Role.ENV:
         raise errors.forbidden(f"a row of metrics of the source {_TRAINER!r}", Need.TRAINER.value, role)
-    await ctx.store.journal.measure(run_id, MetricsRow(**body.model_dump()))
+    await ctx.store.journal.record_metrics(run_id, MetricsRow(**body.model_dump()))
 
 
 @router.get("/metrics")
@@ -111,7 +111,7 @@ async def events(
 
     async def attempt() -> list[RunEvent] | None:
         found = await ctx.store.journal.events(run_id, after, _EVENTS_AT_ONCE)
-        return found if found or not await ctx.store.exists(run_id) else None
+        return found if found or not await ctx.store.runs.exists(run_id) else None
 
     while not ctx.notifications.closed:
         topic = keys.events_topic(run_id)

@@ -22,7 +22,7 @@ from gristmill_api.http import framing
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.notifications import RECHECK_S
-from gristmill_api.store import Amount, Leased, keys
+from gristmill_api.store import LeasedGroup, LeaseSize, keys
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
@@ -63,13 +63,13 @@ class Lease(RequestModel):
         return self
 
     @property
-    def amount(self) -> Amount:
+    def amount(self) -> LeaseSize:
         if self.groups is not None:
-            return Amount("groups", self.groups)
+            return LeaseSize("groups", self.groups)
         if self.sequences is not None:
-            return Amount("sequences", self.sequences)
+            return LeaseSize("sequences", self.sequences)
         assert self.tokens is not None
-        return Amount("tokens", self.tokens)
+        return LeaseSize("tokens", self.tokens)
 
 
 class Batches(RequestModel):
@@ -111,12 +111,12 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     The header `Gristmill-Dropped: stale=3, dead=0` tells how many groups the call gave up on its way and why.
     """
     ask = functools.partial(
-        ctx.store.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
+        ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
     )
     stale = dead = 0
     looked = -math.inf
 
-    async def attempt(partial: bool = False) -> list[Leased] | None:
+    async def attempt(partial: bool = False) -> list[LeasedGroup] | None:
         nonlocal stale, dead, looked
         # Each submit wakes this. If each call read the whole queue, a batch of n groups would cost n² / 2 reads.
         look = time.monotonic() - looked > RECHECK_S / 2
@@ -158,14 +158,14 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
 @router.post("/extend")
 async def extend(ctx: Ctx, run_id: RunId, body: Batches) -> Extended:
     """Keep leases alive. `lost`: batches whose groups went to another lease."""
-    lost = await ctx.store.extend(run_id, body.incarnation, body.batch_ids)
+    lost = await ctx.store.queue.extend(run_id, body.incarnation, body.batch_ids)
     return Extended(extended=[batch_id for batch_id in body.batch_ids if batch_id not in set(lost)], lost=lost)
 
 
 @router.post("/ack")
 async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
     """A durable checkpoint covers these batches. 410 names those that were lost; the others are acked all the same."""
-    done = await ctx.store.ack(run_id, body.incarnation, body.batch_ids)
+    done = await ctx.store.queue.ack(run_id, body.incarnation, body.batch_ids)
     _LOG.info(
         line("ack", run=run_id, incarnation=body.incarnation, batches=done.batches, already=done.already,
              groups=done.groups, lost=len(done.lost))
@@ -178,13 +178,13 @@ async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
 @router.post("/nack")
 async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     """Give batches back at once: their groups are ready again, in their places. Others are passed over."""
-    groups = await ctx.store.nack(run_id, body.incarnation, body.batch_ids)
+    groups = await ctx.store.queue.nack(run_id, body.incarnation, body.batch_ids)
     _LOG.info(line("nack", run=run_id, incarnation=body.incarnation, batches=len(body.batch_ids), groups=groups))
     return Nacked(groups=groups)
 
 
 async def _stream(
-    ctx: Context, run_id: str, first: bytes, parts: list[list[Leased]], inflate: bool
+    ctx: Context, run_id: str, first: bytes, parts: list[list[LeasedGroup]], inflate: bool
 ) -> AsyncIterator[bytes]:
     """The answer's bytes, one part in memory at a time. Raises in the middle when Redis fails or the groups were
     acked meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
@@ -193,9 +193,9 @@ async def _stream(
         yield await _framed(ctx, run_id, part, inflate)
 
 
-async def _framed(ctx: Context, run_id: str, part: list[Leased], inflate: bool, before: bytes = b"") -> bytes:
+async def _framed(ctx: Context, run_id: str, part: list[LeasedGroup], inflate: bool, before: bytes = b"") -> bytes:
     """The groups' bytes, each behind its header."""
-    found = await ctx.store.payloads(run_id, [group.group_id for group in part])
+    found = await ctx.store.queue.payloads(run_id, [group.group_id for group in part])
     bodies: list[bytes] = []
     for group, stored in zip(part, found, strict=True):
         if stored is None:
@@ -210,13 +210,13 @@ async def _framed(ctx: Context, run_id: str, part: list[Leased], inflate: bool, 
     return b"".join(pieces)
 
 
-def _inflated(part: list[Leased], bodies: list[bytes]) -> list[bytes]:
+def _inflated(part: list[LeasedGroup], bodies: list[bytes]) -> list[bytes]:
     return [compression.inflated(body, group.raw_size) for group, body in zip(part, bodies, strict=True)]
 
 
-def _parts(batch: list[Leased], inflate: bool) -> list[list[Leased]]:
+def _parts(batch: list[LeasedGroup], inflate: bool) -> list[list[LeasedGroup]]:
     """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
-    parts: list[list[Leased]] = []
+    parts: list[list[LeasedGroup]] = []
     room = 0
     for group in batch:
         if not parts or group.sent_size(inflate) > room:

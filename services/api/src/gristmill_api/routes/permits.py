@@ -11,7 +11,8 @@ from pydantic import Field, StringConstraints
 from gristmill import PermitGrant, RunState
 from gristmill.logs import line
 from gristmill_api.context import Ctx, Id, Name, RequestModel, RunId
-from gristmill_api.store import Renewal, keys
+from gristmill_api.store import keys
+from gristmill_api.store.permits import Renewal
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}/permits", tags=["permits"])
@@ -53,7 +54,7 @@ async def permits(ctx: Ctx, request: Request, run_id: RunId, body: Ask) -> Permi
 
     async def attempt() -> PermitGrant | None:
         nonlocal last
-        last = await ctx.store.permits(run_id, body.holder, body.count)
+        last = await ctx.store.permits.grant(run_id, body.holder, body.count)
         return last if last.permits or last.state is RunState.FINISHED else None
 
     await ctx.notifications.poll(keys.permits_topic(run_id), attempt, ctx.wait(body.wait), request.is_disconnected)
@@ -64,13 +65,13 @@ async def permits(ctx: Ctx, request: Request, run_id: RunId, body: Ask) -> Permi
 @router.post("/renew")
 async def renew(ctx: Ctx, run_id: RunId, body: Renew) -> Renewal:
     """Keep permits alive. `lost` names those that went to another holder, were dropped or submitted."""
-    return await ctx.store.renew(run_id, body.holder, body.group_ids)
+    return await ctx.store.permits.renew(run_id, body.holder, body.group_ids)
 
 
 @router.post("/return")
 async def give_back(ctx: Ctx, run_id: RunId, body: Return) -> dict[str, str]:
     """Give one permit back."""
-    new = await ctx.store.give_back(run_id, body.holder, body.group_id, body.reason)
+    new = await ctx.store.permits.return_permit(run_id, body.holder, body.group_id, body.reason)
     if new:
         _LOG.info(line("drop", run=run_id, group=body.group_id, reason=body.reason, holder=body.holder))
     return {}
@@ -79,7 +80,7 @@ async def give_back(ctx: Ctx, run_id: RunId, body: Return) -> dict[str, str]:
 @router.post("/abandon")
 async def abandon(ctx: Ctx, run_id: RunId, body: Abandon) -> Abandoned:
     """Give back all the holder's permits: at the start of an environment, and when it stops."""
-    count = await ctx.store.abandon(run_id, body.holder)
+    count = await ctx.store.permits.release_all(run_id, body.holder)
     if count:
         _LOG.info(line("abandon", run=run_id, holder=body.holder, permits=count))
     return Abandoned(abandoned=count)

@@ -14,7 +14,8 @@ from gristmill.hyperparameters import check_run_block
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import MAX_NUMBER, Ctx, Id, Name, RequestModel, RunId
-from gristmill_api.store import DEFAULT_STACK, keys
+from gristmill_api.store import keys
+from gristmill_api.store.runs import DEFAULT_STACK
 
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["runs"])
@@ -74,7 +75,7 @@ async def create_run(ctx: Ctx, body: CreateRun, response: Response) -> RunRecord
         check_run_block(body.env.get("trainer") or {}, body.group_size, f"run {body.run_id}: trainer")
     except ConfigError as error:
         raise errors.bad_config(str(error)) from error
-    record, new = await ctx.store.create_run(body.run_id, body.env, body.group_size, body.stack)
+    record, new = await ctx.store.runs.create(body.run_id, body.env, body.group_size, body.stack)
     if new:
         response.status_code = 201
         _LOG.info(line("run", run=record.run_id, state=record.state, group_size=record.group_size))
@@ -88,12 +89,12 @@ async def runs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[RunRecord]:
     """Runs, oldest first, from the one at `offset`. Fewer than `limit`: these are the last."""
-    return await ctx.store.runs(offset, limit)
+    return await ctx.store.runs.all(offset, limit)
 
 
 @router.get("/runs/{run_id}")
 async def run(ctx: Ctx, run_id: RunId) -> RunRecord:
-    return await ctx.store.record(run_id)
+    return await ctx.store.runs.record(run_id)
 
 
 @router.get("/open", response_model=RunRecord, responses={204: {"description": "No run is open."}})
@@ -104,7 +105,7 @@ async def open_run(
     wait: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
 ) -> RunRecord | Response:
     """The open run of a stack; waits up to `wait` seconds for one."""
-    attempt = functools.partial(ctx.store.open_run, stack)
+    attempt = functools.partial(ctx.store.runs.open_run, stack)
     record = await ctx.notifications.poll(keys.OPEN_TOPIC, attempt, ctx.wait(wait), request.is_disconnected)
     return record or Response(status_code=204)
 
@@ -112,7 +113,7 @@ async def open_run(
 @router.post("/runs/{run_id}/take")
 async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
     """Become the run's trainer: older ones are fenced off, leased groups that `covered` does not name go back."""
-    record = await ctx.store.take(run_id, body.trainer, body.covered, body.step, body.creation, body.taker)
+    record = await ctx.store.runs.take(run_id, body.trainer, body.covered, body.step, body.creation, body.taker)
     _LOG.info(line("take", run=run_id, incarnation=record.incarnation, covered=len(body.covered)))
     return Taken(incarnation=record.incarnation, record=record)
 
@@ -120,7 +121,7 @@ async def take(ctx: Ctx, run_id: RunId, body: Take) -> Taken:
 @router.post("/runs/{run_id}/version")
 async def version(ctx: Ctx, run_id: RunId, body: Version) -> RunRecord:
     """The model server now serves the weights after `step` steps."""
-    record = await ctx.store.record_version(run_id, body.incarnation, body.step)
+    record = await ctx.store.runs.record_version(run_id, body.incarnation, body.step)
     _LOG.info(line("version", run=run_id, version=record.version))
     return record
 
@@ -128,7 +129,7 @@ async def version(ctx: Ctx, run_id: RunId, body: Version) -> RunRecord:
 @router.post("/runs/{run_id}/finish")
 async def finish(ctx: Ctx, run_id: RunId, body: Incarnation) -> RunRecord:
     """End the run: environments hear it with their next request for permits."""
-    record = await ctx.store.finish(run_id, body.incarnation)
+    record = await ctx.store.runs.finish(run_id, body.incarnation)
     _LOG.info(line("run", run=run_id, state=record.state, version=record.version))
     return record
 
@@ -136,7 +137,7 @@ async def finish(ctx: Ctx, run_id: RunId, body: Incarnation) -> RunRecord:
 @router.post("/runs/{run_id}/close")
 async def close(ctx: Ctx, run_id: RunId) -> RunRecord:
     """End the run by hand, so that another may begin: its environments and its trainer stop with their next request."""
-    record = await ctx.store.close_run(run_id)
+    record = await ctx.store.runs.close(run_id)
     _LOG.info(line("run", run=run_id, state=record.state, version=record.version, by="an operator"))
     return record
 
@@ -144,11 +145,11 @@ async def close(ctx: Ctx, run_id: RunId) -> RunRecord:
 @router.delete("/runs/{run_id}", status_code=204)
 async def delete(ctx: Ctx, run_id: RunId) -> None:
     """Delete a finished run and all that the store holds of it. Its folder (checkpoints, archive) stays."""
-    await ctx.store.delete_run(run_id)
+    await ctx.store.runs.delete(run_id)
     _LOG.info(line("delete", run=run_id))
 
 
 @router.get("/runs/{run_id}/status")
 async def status(ctx: Ctx, run_id: RunId) -> RunStatus:
     """Counts, cheap however long the queue is."""
-    return await ctx.store.status(run_id)
+    return await ctx.store.runs.status(run_id)

@@ -1,4 +1,4 @@
-"""Trained groups that wait to be written to disk, and who may write them."""
+"""Trained groups that wait to be written to disk, and the lock of the process that writes them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from redis.asyncio import Redis
 from redis.exceptions import LockError
 
 from gristmill_api.store import keys
-from gristmill_api.store.calls import Calls
 from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
 
 HOLD_S = 10.0
-"""An archiver that does not say `keep` for so long is replaced by another process'."""
+"""Another process replaces an archiver that does not call `keep` for this long."""
 
 
 @dataclass(frozen=True)
 class WaitingRun:
-    """A run of which trained groups wait."""
+    """A run with trained groups that wait."""
 
     run_id: str
     created_ms: int
@@ -34,35 +34,35 @@ class WaitingGroup:
 
 
 class ArchiveQueue:
-    """One process at a time works on it: the one that holds the lock."""
+    """The process that holds the lock works on the queue."""
 
-    def __init__(self, redis: Redis, calls: Calls) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis = redis
-        self._calls = calls
+        self._scripts = scripts
         self._lock = redis.lock(keys.ARCHIVER, timeout=HOLD_S, blocking=False)
 
-    async def take(self) -> bool:
-        """Become the one that works on it. False: another process is."""
+    async def claim(self) -> bool:
+        """Acquire the lock. False: another process has it."""
         return bool(await self._lock.acquire())
 
     async def keep(self) -> bool:
-        """Stay the one for another HOLD_S. False: this process was not, or stood still for too long."""
+        """Keep the lock for another HOLD_S. False: this process did not have it, or was paused for too long."""
         try:
             return bool(await self._lock.reacquire())
         except LockError:
             return False
 
     async def is_taken(self) -> bool:
-        """Whether a process works on it."""
+        """Returns whether a process has the lock."""
         return bool(await self._lock.locked())
 
-    async def let_go(self) -> None:
-        """Another process may go on at once."""
-        with contextlib.suppress(LockError):  # This process was not the one.
+    async def release(self) -> None:
+        """Release the lock, so that another process may continue at once."""
+        with contextlib.suppress(LockError):  # This process did not have it.
             await self._lock.release()
 
     async def waiting(self) -> list[WaitingRun]:
-        """The runs of which groups wait, oldest run first."""
+        """Returns the runs with groups that wait, oldest run first."""
         runs: list[tuple[bytes, float]] = await self._redis.zrange(keys.RUNS, 0, -1, withscores=True)  # type: ignore[assignment]
         ids = [text(run_id) for run_id, _ in runs]
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -76,12 +76,12 @@ class ArchiveQueue:
         ]
 
     async def head(self, run_id: str, count: int) -> list[str]:
-        """The ids that wait longest, in the order of their acks."""
+        """Returns the ids that wait longest, in the order of their acks."""
         ids: list[bytes] = await self._redis.lrange(keys.archive(run_id), 0, count - 1)  # type: ignore[assignment]
         return [text(group_id) for group_id in ids]
 
     async def group(self, run_id: str, group_id: str) -> WaitingGroup | None:
-        """A waiting group; None when it waits no longer."""
+        """Returns a waiting group; None if it waits no longer."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hget(keys.group(run_id, group_id), "schema")
             pipe.get(keys.payload(run_id, group_id))
@@ -89,5 +89,5 @@ class ArchiveQueue:
         return None if stored is None else WaitingGroup(text(schema), stored)
 
     async def archived(self, run_id: str, group_ids: Sequence[str], *, lost: bool = False) -> None:
-        """Free their bytes, which are on disk. `lost`: they are not; the run's status counts them."""
-        await self._calls.run("archived", run_id, "1" if lost else "", *group_ids)
+        """Free the bytes of groups that are on disk. `lost`: they are not on disk; the run's status counts them."""
+        await self._scripts.call("archived", run_id, "1" if lost else "", *group_ids)

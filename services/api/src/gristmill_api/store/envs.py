@@ -1,4 +1,4 @@
-"""Registered environments: who they are, whether they live, what share of permits and batches is theirs."""
+"""Registered environments, with their shares of permits and batches, and claims: work that one of them does."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from redis.asyncio import Redis
 
 from gristmill import Environment
 from gristmill_api import errors
+from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.calls import Calls
+from gristmill_api.store.keys import milliseconds
+from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
 
 MOST_ENVS = 1024
-"""Registered environments per run. A dead one gives its place to a new one."""
+"""Registered environments per run. A new environment takes the place of a dead one."""
+MOST_CLAIMS = 64
+"""Claims of a run at one time."""
 
 
 class Environments:
-    def __init__(self, redis: Redis, calls: Calls, ttl_ms: int) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts, limits: Limits) -> None:
         self._redis = redis
-        self._calls = calls
-        self._ttl_ms = ttl_ms
+        self._scripts = scripts
+        self._ttl_ms = milliseconds(limits.env_ttl_s)
 
     async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
         """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive."""
@@ -27,17 +32,17 @@ class Environments:
             )
 
     async def heartbeat(self, run_id: str, env_id: str) -> None:
-        """Hear that it lives. Raises ApiProblem (404) for one that never registered."""
+        """Record that the environment is alive. Raises ApiProblem (404) if the environment never registered."""
         if await self._join(run_id, env_id, "heartbeat", None, None) == "UNKNOWN":
             raise errors.env_missing(run_id, env_id)
 
-    async def leave(self, run_id: str, env_id: str) -> bool:
-        """It goes. False: it was not here."""
-        _, known = await self._calls.run("part", run_id, env_id)
+    async def unregister(self, run_id: str, env_id: str) -> bool:
+        """Remove the environment. False: it was not registered."""
+        _, known = await self._scripts.call("part", run_id, env_id)
         return bool(known)
 
     async def all(self, run_id: str) -> list[Environment]:
-        """All that registered and did not leave, dead ones too."""
+        """Returns all registered environments, dead ones too."""
         found: list[bytes] = await self._redis.zrange(keys.prefix(run_id) + "envs", 0, -1)  # type: ignore[assignment]
         names = [name.decode() for name in found]
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -53,9 +58,19 @@ class Environments:
             if until is not None
         ]
 
+    async def claim(self, run_id: str, name: str, holder: str, ttl_ms: int) -> str:
+        """Claim work by its name. Returns who has the claim now: `holder`, or another whose claim has not expired.
+
+        Raises ApiProblem (409) if the run has 64 other claims.
+        """
+        status, *rest = await self._scripts.call("claim", run_id, name, holder, ttl_ms, MOST_CLAIMS)
+        if status == "FULL":
+            raise errors.too_many_claims(run_id, MOST_CLAIMS)
+        return text(rest[0]) if status == "HELD" else holder
+
     async def _join(self, run_id: str, env_id: str, what: str, weight: float | None, allocation: float | None) -> str:
         numbers = ["" if number is None else repr(number) for number in (weight, allocation)]
-        (status,) = await self._calls.run("join", run_id, env_id, self._ttl_ms, what, *numbers, MOST_ENVS)
+        (status,) = await self._scripts.call("join", run_id, env_id, self._ttl_ms, what, *numbers, MOST_ENVS)
         return str(status)
 
 

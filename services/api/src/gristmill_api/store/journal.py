@@ -1,4 +1,4 @@
-"""What there is to look at in a run beside its counts: metrics, events, the latest examples."""
+"""The journal of a run: metrics, events and the latest examples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 from gristmill import MetricsRow, RunEvent
 from gristmill_api import errors
 from gristmill_api.store import keys
-from gristmill_api.store.calls import Calls
 from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
 
 KEPT_ROWS = 10_000
 """Rows of metrics kept per source."""
@@ -27,19 +27,19 @@ MOST_EVENT_BYTES = 4 * 1024
 
 
 class Journal:
-    def __init__(self, redis: Redis, calls: Calls) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis = redis
-        self._calls = calls
+        self._scripts = scripts
 
-    async def measure(self, run_id: str, row: MetricsRow) -> None:
-        """Take one row. The same source and step again replaces it.
+    async def record_metrics(self, run_id: str, row: MetricsRow) -> None:
+        """Store one row. Another row of the same source and step replaces it.
 
         Raises ApiProblem for a row over MOST_ROW_BYTES (413) and one of too many sources (409)."""
         values = json.dumps({"step": row.step, "values": row.values}, allow_nan=False)
         if len(values) > MOST_ROW_BYTES:
             raise errors.too_long(f"the row of metrics of {row.source!r}", len(values), MOST_ROW_BYTES)
         bounds = KEPT_ROWS, MOST_SOURCES, KEPT_BYTES, MOST_EVENT_BYTES
-        (status,) = await self._calls.run("measure", run_id, row.source, row.step, values, *bounds)
+        (status,) = await self._scripts.call("measure", run_id, row.source, row.step, values, *bounds)
         if status == "FULL":
             raise errors.too_many(
                 "sources", f"run {run_id!r} has {MOST_SOURCES} sources of metrics", "Report under one of their names."

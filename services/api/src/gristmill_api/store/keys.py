@@ -1,4 +1,4 @@
-"""Names of Redis keys. What each holds is told at the top of lua/_keys.lua, which makes the same names."""
+"""Names of Redis keys. The top of lua/_keys.lua lists their contents and makes the same names."""
 
 from __future__ import annotations
 
@@ -75,3 +75,8 @@ def events_topic_of(start: str) -> str:
 
 ARCHIVE_TOPIC = "archive"
 """The first word of what is published on EVENTS when groups of a run wait to be archived."""
+
+
+def milliseconds(seconds: float) -> int:
+    """Returns a duration as the scripts take it, at least 1."""
+    return max(1, int(seconds * 1000))

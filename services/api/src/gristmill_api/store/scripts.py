@@ -1,6 +1,6 @@
-"""The Lua scripts: read from the package, included files put in, run by EVALSHA.
+"""The Lua scripts: read from the package, with included files inserted, and run by EVALSHA.
 
-A script that Redis does not know is loaded and run again, so a Redis that was restarted needs no care.
+A script that Redis does not know is loaded and run again, so the API continues after a restart of Redis.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
+from gristmill_api import errors
+from gristmill_api.store import keys
 from gristmill_api.store.connection import Command, ask
+from gristmill_api.store.records import text
 
 _SENT_TTL_MS = 60_000
 _ASK_FIRST: Final = 64 * 1024
-"""Bytes. Setting more than this costs Redis, and its append-only file, more than to ask for room first."""
+"""Bytes. To set more than this costs Redis, and its append-only file, more than to ask for room first."""
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 
 
 def source(name: str) -> str:
-    """The text of lua/<name>.lua as Redis gets it."""
+    """Returns the text of lua/<name>.lua as Redis receives it."""
     folder = files("gristmill_api.store") / "lua"
 
     def included(match: re.Match[str]) -> str:
@@ -40,18 +43,43 @@ class Scripts:
         self._hashes: dict[str, str] = {}
         self._was_full = False
 
-    async def run(self, name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
-        """The script's reply: a list, strings as bytes. Raises redis.RedisError."""
-        return await self.run_on({}, name, prefix, *args)
-
-    async def run_on(
-        self, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int
+    async def call(
+        self, name: str, run_id: str, *args: str | bytes | int, payloads: Mapping[str, bytes] | None = None
     ) -> list[Any]:
-        """Set keys, which the script takes over, and run it: in one round trip and, with appendfsync always, one
-        fsync. Keys that no script took go by themselves.
+        """Run a script on a run. Returns its status word as text, then the rest of its reply as Redis sent it.
 
-        Large payloads, and all payloads after one that found no room, are sent only if the script, run without them,
-        answers GONE. So a submit that is repeated until there is room does not write its payload each time."""
+        `payloads`: bytes for the script, by the keys at which the script finds them. Raises ApiProblem if the run does
+        not exist (404), or is suspended and the script does not allow that (409).
+        """
+        status, *rest = await self.run(name, keys.prefix(run_id), *args, payloads=payloads)
+        if status == b"MISSING":
+            raise errors.run_missing(run_id)
+        if status == b"SUSPENDED":
+            raise errors.suspended(run_id)
+        return [text(status), *rest]
+
+    async def call_as_trainer(self, name: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
+        """Run a script of the trainer's side. Raises ApiProblem also if another incarnation replaced the trainer, or
+        the run is finished (409)."""
+        status, *rest = await self.call(name, run_id, incarnation, *args)
+        if status == "FENCED":
+            raise errors.fenced(run_id, incarnation, int(rest[0]))
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        return [status, *rest]
+
+    async def run(
+        self, name: str, prefix: str, *args: str | bytes | int, payloads: Mapping[str, bytes] | None = None
+    ) -> list[Any]:
+        """Returns the script's reply: a list, strings as bytes. Raises redis.RedisError.
+
+        `payloads` are set before the script runs, in the same round trip and, with appendfsync always, the same fsync.
+        The script takes the keys over; keys that no script took expire.
+
+        Large payloads, and all payloads after a call that found no room, are sent only if the script, run without them,
+        answers GONE. So a submit that is repeated until there is room does not write its payload each time.
+        """
+        payloads = payloads or {}
         if payloads and (self._was_full or sum(map(len, payloads.values())) > _ASK_FIRST):
             reply = await self._send({}, name, prefix, *args)
             if reply[0] != b"GONE":
@@ -87,8 +115,8 @@ class Scripts:
         return answer
 
     async def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Past redis-py's client, straight to a connection: what the client does for a command takes longer than the
-        script. See `connection.ask`."""
+        """Send commands on a connection, without redis-py's client, which takes longer than the script. See
+        `connection.ask`."""
         pool = self._redis.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:

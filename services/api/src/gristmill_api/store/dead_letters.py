@@ -1,4 +1,4 @@
-"""Dead letters: groups that were set aside because nobody could do anything with them."""
+"""Dead letters: groups that were delivered too often, or that no batch can hold."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from redis.asyncio import Redis
 
 from gristmill import DeadLetter
 from gristmill_api.store import keys
-from gristmill_api.store.calls import Calls
 from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
 
 
 class DeadLetters:
-    def __init__(self, redis: Redis, calls: Calls) -> None:
+    def __init__(self, redis: Redis, scripts: Scripts) -> None:
         self._redis = redis
-        self._calls = calls
+        self._scripts = scripts
 
-    async def letters(self, run_id: str, offset: int, limit: int) -> list[DeadLetter]:
-        """Oldest first."""
+    async def all(self, run_id: str, offset: int, limit: int) -> list[DeadLetter]:
+        """Returns dead letters, oldest first."""
         start = keys.prefix(run_id) + "dead"
         found: list[bytes] = await self._redis.zrange(start, offset, offset + limit - 1)  # type: ignore[assignment]
         ids = [name.decode() for name in found]
@@ -40,14 +40,14 @@ class DeadLetters:
         ]
 
     async def replay(self, run_id: str, group_ids: Sequence[str] | None) -> int:
-        """Make the named ones ready again, or all. How many they were."""
+        """Make the named dead letters ready again, or all. Returns how many there were."""
         return await self._each("replay", run_id, group_ids)
 
     async def purge(self, run_id: str, group_ids: Sequence[str] | None) -> int:
-        """Give the named ones up for good, or all. How many they were."""
+        """Drop the named dead letters, or all. Returns how many there were."""
         return await self._each("purge", run_id, group_ids)
 
     async def _each(self, script: str, run_id: str, group_ids: Sequence[str] | None) -> int:
         which = ("all",) if group_ids is None else ("named", *group_ids)
-        _, count = await self._calls.run(script, run_id, *which)
+        _, count = await self._scripts.call(script, run_id, *which)
         return int(count)

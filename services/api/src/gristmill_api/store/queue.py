@@ -1,0 +1,219 @@
+"""The queue: groups are submitted to it, leased from it in submit order, and acked or nacked."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError  # noqa: A004
+
+from gristmill_api import errors
+from gristmill_api.settings import Limits
+from gristmill_api.store import keys
+from gristmill_api.store.keys import milliseconds
+from gristmill_api.store.records import text
+from gristmill_api.store.scripts import Scripts
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A group's bytes as received, and the facts that the store keeps with them."""
+
+    group_id: str
+    body: bytes
+    digest: bytes
+    """SHA-256 of the body when inflated, 32 raw bytes: a retry in the other encoding is the same group."""
+    raw_bytes: int
+    """Bytes of the body when inflated."""
+    sequences: int
+    tokens: int
+    env_id: str
+    step: int
+    """Policy step of the oldest weights that sampled it."""
+
+
+@dataclass(frozen=True)
+class LeasedGroup:
+    """One group of a leased batch. Its payload is read by another call, because a batch may be large."""
+
+    group_id: str
+    size: int
+    """Bytes as stored."""
+    raw_size: int
+    """Bytes when inflated."""
+    schema: str
+    """The kind of bytes: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
+
+    def sent_size(self, inflate: bool) -> int:
+        """Returns the bytes that a response holds of the group."""
+        return self.raw_size if inflate else self.size
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The answer to a lease. There are no groups if too few were ready."""
+
+    groups: list[LeasedGroup]
+    dead: int
+    """Groups that became dead letters by this call, because they were delivered too often."""
+    stale: int
+    """Groups dropped by this call, because older weights sampled them than the lease allows."""
+
+
+@dataclass(frozen=True)
+class LeaseSize:
+    """The size of the batch that a lease asks for."""
+
+    unit: Literal["groups", "sequences", "tokens"]
+    count: int
+
+
+@dataclass(frozen=True)
+class Acked:
+    groups: int
+    """Groups that became trained by this call."""
+    batches: int
+    already: int
+    """Batches that an earlier call had acked."""
+    lost: list[str]
+    """Batches of which a group went to another lease."""
+
+
+class GroupQueue:
+    def __init__(self, redis: Redis, scripts: Scripts, limits: Limits, *, archive: bool) -> None:
+        """`archive`: acked groups stay until an archiver has written them."""
+        self._redis = redis
+        self._scripts = scripts
+        self._limits = limits
+        self._archive = "1" if archive else ""
+        self._sender = secrets.token_hex(8)
+        self._sends = itertools.count()
+
+    async def submit(self, run_id: str, holder: str, group: Submission) -> bool:
+        """Store a group under its permit. False: the store already holds this group with the same bytes."""
+        sent = keys.sent(run_id, f"{self._sender}:{next(self._sends)}")
+        status, *rest = await self._scripts.call(
+            "submit",
+            run_id,
+            group.group_id,
+            holder,
+            group.digest,
+            group.sequences,
+            group.tokens,
+            group.raw_bytes,
+            group.env_id,
+            group.step,
+            self._limits.max_stored_bytes,
+            self._limits.max_run_bytes,
+            self._limits.max_run_groups,
+            len(group.body),
+            sent,
+            payloads={sent: group.body},
+        )
+        if status == "GONE":
+            raise ConnectionError("the group's bytes expired before they were stored.")
+        if status == "OTHER":
+            raise errors.conflict(run_id, group.group_id, "was submitted with other content")
+        if status == "FINISHED":
+            raise errors.finished(run_id)
+        if status == "LOST":
+            raise errors.permit_lost(run_id, group.group_id, "it expired and went to another holder")
+        if status == "DROPPED":
+            raise errors.permit_lost(run_id, group.group_id, f"it was dropped ({rest[0].decode()})")
+        if status == "UNKNOWN":
+            raise errors.permit_lost(run_id, group.group_id, "none was ever issued")
+        if status == "SIZE":
+            raise errors.bad_group(
+                group.group_id,
+                f"it has {group.sequences} sequences, the run's group_size is {int(rest[0])}: as many, or at least 2",
+            )
+        if status == "FULL":
+            raise errors.store_full(
+                f"{int(rest[0])} bytes are stored; {len(group.body)} more would pass {self._limits.max_stored_bytes}."
+            )
+        if status == "RUN_FULL":
+            raise errors.run_full(run_id, int(rest[0]), int(rest[1]))
+        return bool(status == "STORED")
+
+    async def lease(
+        self,
+        run_id: str,
+        incarnation: int,
+        batch_id: str,
+        amount: LeaseSize,
+        *,
+        max_staleness: int | None = None,
+        partial: bool = False,
+        look: bool = True,
+    ) -> Batch:
+        """Lease from the head of the queue, at once. The same id returns the same batch.
+
+        A size in groups or sequences is exact. A size in tokens is a budget: the batch has the groups that fit, in
+        order, and at least one; `partial` leases the groups that are ready although more would fit. Groups sampled more
+        than `max_staleness` steps ago are dropped. If `look` is false and the queue holds less than the size, the call
+        does nothing.
+        """
+        status, *rest = await self._scripts.call_as_trainer(
+            "lease",
+            run_id,
+            incarnation,
+            batch_id,
+            amount.unit,
+            amount.count,
+            "1" if partial else "",
+            "1" if look else "",
+            milliseconds(self._limits.lease_ttl_s),
+            self._limits.max_attempts,
+            milliseconds(self._limits.env_ttl_s),
+            "" if max_staleness is None else max_staleness,
+        )
+        if status == "ACKED":
+            raise errors.batch_acked(run_id, batch_id)
+        dead, stale, *groups = rest
+        facts = zip(groups[::4], groups[1::4], groups[2::4], groups[3::4], strict=True)
+        return Batch(
+            [LeasedGroup(text(name), int(size), int(raw), text(schema)) for name, size, raw, schema in facts],
+            int(dead),
+            int(stale),
+        )
+
+    async def payload(self, run_id: str, group_id: str) -> bytes | None:
+        """Returns a stored group's bytes as received; None if the group was trained meanwhile."""
+        body = await self._redis.get(keys.payload(run_id, group_id))
+        return None if body is None else bytes(body)  # type: ignore[arg-type]
+
+    async def payloads(self, run_id: str, group_ids: Sequence[str]) -> list[bytes | None]:
+        """Returns the `payload` of several groups, in one round trip."""
+        bodies = await self._redis.mget([keys.payload(run_id, group_id) for group_id in group_ids])
+        return [None if body is None else bytes(body) for body in bodies]  # type: ignore[arg-type]
+
+    async def adoptable(self, run_id: str, group_id: str) -> tuple[bytes | None, str]:
+        """A stored group's bytes, None when it was trained meanwhile, and the policy version at its receipt."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.get(keys.payload(run_id, group_id))
+            pipe.hget(keys.group(run_id, group_id), "version")
+            body, label = await pipe.execute()
+        return body, text(label)
+
+    async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
+        """Keep leases alive. Returns the ids of those that are lost."""
+        _, *lost = await self._scripts.call_as_trainer(
+            "extend", run_id, incarnation, milliseconds(self._limits.lease_ttl_s), *batch_ids
+        )
+        return [batch_id.decode() for batch_id in lost]
+
+    async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> Acked:
+        """Mark batches as covered by a durable checkpoint."""
+        _, groups, batches, already, *lost = await self._scripts.call_as_trainer(
+            "ack", run_id, incarnation, self._archive, *batch_ids
+        )
+        return Acked(int(groups), int(batches), int(already), [batch_id.decode() for batch_id in lost])
+
+    async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+        """Return batches. Their groups are ready again, in their places. Returns how many groups there were."""
+        _, groups = await self._scripts.call_as_trainer("nack", run_id, incarnation, *batch_ids)
+        return int(groups)
