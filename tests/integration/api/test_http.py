@@ -307,7 +307,7 @@ async def test_long_polls_wake_at_once(client: Client) -> None:
 async def test_what_every_group_passes_is_checked_too(
     http: httpx.AsyncClient, method: str, path: str, sent: dict[str, Any], told: str
 ) -> None:
-    """These routes read their parameters themselves: routes/direct.py."""
+    """These routes read their parameters themselves: http/fast_route.py."""
     answer = await http.request(method, path, **sent)
     assert code(answer) == (422, "bad_request")
     assert answer.json()["error"]["message"].startswith(f"{told}: ")

@@ -12,7 +12,7 @@ from tests.unit.api.atropos.groups import full, small
 from gristmill import GroupError, compression
 from gristmill_api.atropos.fast_parse import from_message
 from gristmill_api.atropos.messages import ScoredData
-from gristmill_api.atropos.translate import to_group
+from gristmill_api.conversion import to_group
 from gristmill_api.examples import MAX_CHARACTERS, MAX_SEQUENCES, MAX_TOKENS, example
 
 LIMIT = 64 << 20

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel
 
 from gristmill import TrajectoryGroup, compression
-from gristmill_api.atropos.translate import NOT_TRAINED, env_name, is_json
+from gristmill_api.conversion import NOT_TRAINED, env_name, is_json
 
 MAX_TOKENS: Final = 16_384
 """Tokens that one example shows, of all its sequences together."""

@@ -39,7 +39,7 @@ def app() -> FastAPI:
 
 
 def test_every_route_has_a_role(app: FastAPI) -> None:
-    assert _unlisted(app) == [], "say in gristmill_api/access/table.py who may ask for these"
+    assert _unlisted(app) == [], "say in gristmill_api/access/permissions.py who may ask for these"
 
 
 def test_a_route_without_a_role_is_seen_and_is_the_admins(app: FastAPI) -> None:

@@ -6,7 +6,6 @@
     fast_parse    checks a group's JSON text at the speed of a scan, and cuts out the text that is stored
     json_scan     the shape of a JSON matrix of numbers, read from its bytes
     validate      the lengths that must agree inside a group
-    translate     converts between that text and the binary group of /v1
     queue         the run that the root is bound to: one Lua script (store/lua/atropos_*) per method
     env_status    the answer of /status-env
     delivery      a batch that is being sent to the trainer

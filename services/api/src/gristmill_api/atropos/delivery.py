@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from gristmill.logs import line
 from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.queue import DELIVERY_TTL_S, LeasedGroup, Queue
-from gristmill_api.atropos.translate import as_json
+from gristmill_api.conversion import as_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http.content_coding import GzipStream
 

@@ -21,8 +21,9 @@ from pydantic import TypeAdapter
 
 from gristmill_api.atropos import validate
 from gristmill_api.atropos.json_scan import scan
-from gristmill_api.atropos.messages import KEYS, MOST_GROUPS, Groups, ScoredData
+from gristmill_api.atropos.messages import MOST_GROUPS, Groups, ScoredData
 from gristmill_api.atropos.validate import BY_TOKEN, Shape, sizes
+from gristmill_api.conversion import KEYS
 from gristmill_api.http.fast_route import NeedsSlowPath
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-"""The bodies of Atropos' requests, as lax as its own server reads them: "1" is 1, unknown keys are ignored.
+"""The bodies of Atropos' requests, read as loosely as its own server reads them: "1" is 1, unknown keys are ignored.
 
-FastAPI turns what does not fit into Atropos' 422 `{"detail": [...]}`, word for word. Groups take a faster way first
-(scored.py) and come here only when that one stumbles.
+FastAPI reports a body that does not fit with Atropos' 422 `{"detail": [...]}`, word for word. fast_parse.py reads
+groups first. These models read a group only if fast_parse.py raises NeedsSlowPath.
 """
 
 from __future__ import annotations
@@ -78,5 +78,3 @@ class ScoredData(BaseModel):
 
 
 Groups = Annotated[list[ScoredData], Field(max_length=MOST_GROUPS)]
-KEYS = tuple(ScoredData.model_fields)
-"""The 14 keys of a group in a batch, all of them always there."""

@@ -20,8 +20,8 @@ from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, RegisterEnv, Registration, ScoredData
 from gristmill_api.atropos.protocol import AtroposRoute
 from gristmill_api.atropos.queue import new_id
-from gristmill_api.atropos.translate import as_json
 from gristmill_api.atropos.validate import Mismatch
+from gristmill_api.conversion import as_json
 from gristmill_api.http.body_limit import IN_LOOP, offload
 from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip
 from gristmill_api.http.error_handlers import ATROPOS_REFUSALS

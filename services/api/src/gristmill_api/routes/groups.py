@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.atropos.translate import is_json
 from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
+from gristmill_api.conversion import is_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.examples import Example, example
 from gristmill_api.http.body_limit import offload, reserve_inflated

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field, model_validator
 
-from gristmill import BATCH_MEDIA_TYPE, compression
+from gristmill import BATCH_MEDIA_TYPE, GroupError, compression
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.atropos.adopt import adopt, foreign
 from gristmill_api.context import MAX_NUMBER, Context, Ctx, Name, RequestModel, RunId
+from gristmill_api.conversion import is_json, to_binary
 from gristmill_api.http import framing
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
@@ -124,8 +125,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
             looked = time.monotonic()
         batch = await ask(partial=partial, look=look)
         stale, dead = stale + batch.stale, dead + batch.dead
-        while foreign(batch.groups):
-            dead += await adopt(ctx.store, run_id, body.batch_id, batch.groups)
+        while any(group.schema == "atropos" for group in batch.groups):
+            dead += await _adopt(ctx, run_id, body.batch_id, batch.groups)
             batch = await ask(partial=partial)
             stale, dead = stale + batch.stale, dead + batch.dead
         return batch.groups or None
@@ -181,6 +182,34 @@ async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     groups = await ctx.store.queue.nack(run_id, body.incarnation, body.batch_ids)
     _LOG.info(line("nack", run=run_id, incarnation=body.incarnation, batches=len(body.batch_ids), groups=groups))
     return Nacked(groups=groups)
+
+
+async def _adopt(ctx: Context, run_id: str, batch_id: str, groups: Sequence[LeasedGroup]) -> int:
+    """Replace the JSON of Atropos' groups in a leased batch by their binary form, in the store.
+
+    The next lease under the same id returns the groups in that form, and the archive keeps that form.
+
+    If some groups have no binary form, they become dead letters and the rest is ready again: the same id leases another
+    batch. Returns how many groups became dead letters.
+    """
+    reasons: dict[str, str] = {}
+    for group in groups:
+        if group.schema != "atropos":
+            continue
+        stored, version = await ctx.store.queue.payload_and_version(run_id, group.group_id)
+        if stored is None:
+            raise errors.lease_lost(run_id, [batch_id])
+        if not is_json(stored):
+            continue  # Another call at the same time converted the group.
+        try:
+            binary = await asyncio.to_thread(to_binary, stored, group.group_id, run_id, version)
+        except GroupError as error:
+            reasons[group.group_id] = f"no_binary_form: {error}"
+            _LOG.warning(line("dead", run=run_id, group=group.group_id, why=str(error)))
+            continue
+        if not await ctx.store.queue.adopt(run_id, batch_id, group.group_id, binary):
+            raise errors.lease_lost(run_id, [batch_id])
+    return await ctx.store.queue.reject(run_id, batch_id, reasons) if reasons else 0
 
 
 async def _stream(

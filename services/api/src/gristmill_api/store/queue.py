@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -191,13 +191,25 @@ class GroupQueue:
         bodies = await self._redis.mget([keys.payload(run_id, group_id) for group_id in group_ids])
         return [None if body is None else bytes(body) for body in bodies]  # type: ignore[arg-type]
 
-    async def adoptable(self, run_id: str, group_id: str) -> tuple[bytes | None, str]:
-        """A stored group's bytes, None when it was trained meanwhile, and the policy version at its receipt."""
+    async def payload_and_version(self, run_id: str, group_id: str) -> tuple[bytes | None, str]:
+        """Returns a stored group's bytes, None if it was trained meanwhile, and the policy version at its receipt."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.get(keys.payload(run_id, group_id))
             pipe.hget(keys.group(run_id, group_id), "version")
             body, label = await pipe.execute()
         return body, text(label)
+
+    async def adopt(self, run_id: str, batch_id: str, group_id: str, binary: bytes) -> bool:
+        """Replace the JSON of a leased group by its binary form. False: the lease was lost."""
+        status, *_ = await self._scripts.call("adopt", run_id, group_id, batch_id, binary)
+        return bool(status == "OK")
+
+    async def reject(self, run_id: str, batch_id: str, reasons: Mapping[str, str]) -> int:
+        """Make groups of a leased batch dead letters, by their ids. The other groups are ready again. Returns how many
+        groups became dead letters."""
+        arguments = [word for group_id, reason in reasons.items() for word in (group_id, reason)]
+        _, dead = await self._scripts.call("reject", run_id, batch_id, *arguments)
+        return int(dead)
 
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         """Keep leases alive. Returns the ids of those that are lost."""

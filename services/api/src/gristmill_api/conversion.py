@@ -1,13 +1,13 @@
-"""Between Atropos' JSON and the binary group of /v1, so that either door hands out what came in by the other.
+"""Converts between Atropos' JSON and the binary group of /v1, so each protocol can lease groups of the other.
 
-Values that one side has and the other has not:
+Values that only one of the two forms has:
 
     masks                 the token's id where trained, -100 elsewhere   <->  the mask
     inference_logprobs    1.0 where not sampled                          <->  logprobs, 0 where not trained
     overrides (one a sequence), group_overrides                          <->  overrides = {"sequences", "group"}
     generation_params     temperature, top_p, max_tokens                 <->  sampling
     no inference_logprobs                                                <->  logprobs_known is False
-    images, and what else generation_params has                          <->  meta
+    images, and the other keys of generation_params                      <->  meta
     distill_* of k that varies by position                                ->  padded with id -1 and log-probability 0
     distill_* of k > 1 times the same id, each of probability 1           ->  a position without a teacher
     policy version        JSON has none: stamped when the group was received
@@ -26,17 +26,16 @@ import numpy.typing as npt
 
 from gristmill import GroupError, SamplingParams, TrajectoryGroup, VersionSpan, compression
 from gristmill.group import F32, I32, NO_LOGPROBS, Bool
-from gristmill_api.atropos.messages import KEYS
 
 NOT_TRAINED: Final = -100
 NOT_SAMPLED: Final = 1.0
 _PADDING: Final = -1
-_CHECKED_WHEN_IT_CAME: Final = 1 << 31
-"""Bytes: the bound on what a stored frame inflates to was API_MAX_BODY_BYTES."""
+_ANY_SIZE: Final = 1 << 31
+"""Bytes. The API checked the inflated size of a stored frame when the frame arrived."""
 
 
 class _Scored(msgspec.Struct):
-    """A stored text. It was checked when it came."""
+    """A stored text. The API checked the text when it arrived."""
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -54,34 +53,41 @@ class _Scored(msgspec.Struct):
     distill_logprobs: list[list[list[float]]] | None
 
 
+KEYS: Final = _Scored.__struct_fields__
+"""The 14 keys of a group in a batch of Atropos. Every group has all of them, in this order."""
 _DECODER = msgspec.json.Decoder(_Scored)
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether a stored group is Atropos' JSON; else it is msgpack or a zstd frame, which begin otherwise."""
+    """Returns whether a stored group is Atropos' JSON. Msgpack and zstd frames start with other bytes."""
     return payload[:1] == b"{"
 
 
 async def as_json(payload: bytes) -> bytes:
-    """A stored group as Atropos' clients read it."""
+    """Returns a stored group as Atropos' clients read it."""
     return payload if is_json(payload) else await asyncio.to_thread(_as_json, payload)
 
 
 def _as_json(payload: bytes) -> bytes:
-    return to_json(TrajectoryGroup.decode(compression.inflated(payload, _CHECKED_WHEN_IT_CAME)))
+    return to_json(TrajectoryGroup.decode(compression.inflated(payload, _ANY_SIZE)))
 
 
 def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
-    """Atropos' JSON as a binary group. `version`: the weights that were served when it came.
+    """Returns Atropos' JSON as a binary group. `version`: the weights that were served when the JSON arrived.
 
-    Raises GroupError for a group that /v1 cannot say: inference_logprobs that miss a trained token, token ids
-    below zero, nothing trained at all.
+    Raises GroupError for a group that has no binary form: inference_logprobs that miss a trained token, token ids below
+    zero, no trained token at all.
     """
     try:
         scored = _DECODER.decode(text)
         return _group(scored, group_id, run_id, row, version)
     except (msgspec.DecodeError, OverflowError) as error:  # a token id beyond 32 bits, half a surrogate pair
         raise GroupError(f"it has no binary form: {error}") from error
+
+
+def to_binary(text: bytes, group_id: str, run_id: str, version: str) -> bytes:
+    """Returns the bytes of `to_group`, with the row that a group of Atropos has by its id, such as "a00000012"."""
+    return to_group(text, group_id, run_id, int(group_id[1:]), version).encode()
 
 
 def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) -> TrajectoryGroup:
@@ -120,7 +126,7 @@ def _group(scored: _Scored, group_id: str, run_id: str, row: int, version: str) 
 
 
 def to_json(group: TrajectoryGroup) -> bytes:
-    """A binary group as Atropos' JSON, all 14 keys."""
+    """Returns a binary group as Atropos' JSON, with all 14 keys."""
     ends = np.cumsum(group.lengths)[:-1]
 
     def by_sequence(flat: npt.NDArray[Any] | None) -> list[Any] | None:
@@ -166,7 +172,7 @@ def _overrides(scored: _Scored) -> dict[str, Any] | None:
 
 
 def _sampling(params: dict[str, Any], longest: int) -> SamplingParams:
-    """What generation_params tells, by the names that OpenAI's clients use."""
+    """Returns the values of generation_params that have the names of OpenAI's API."""
 
     def number(name: str, default: float) -> float:
         value = params.get(name)
@@ -180,16 +186,16 @@ def _sampling(params: dict[str, Any], longest: int) -> SamplingParams:
 
 
 def _completion(mask: Bool) -> int:
-    """Tokens from the first that is trained to the sequence's end."""
+    """Returns the number of tokens from the first trained token to the sequence's end."""
     return len(mask) - int(mask.argmax())
 
 
 def _teacher(scored: _Scored) -> tuple[I32 | None, F32 | None]:
-    """Token ids i32[N*K] and log-probabilities f32[N*K], K the widest position. One may come without the other: that is
-    the trainer's to refuse."""
+    """Returns token ids i32[N*K] and log-probabilities f32[N*K], where K is the length of the longest position. One may
+    be missing; the trainer refuses such a group."""
     ids, logprobs = _positions(scored.distill_token_ids), _positions(scored.distill_logprobs)
-    spoken = [not _fills(*pair) for pair in zip(ids, logprobs, strict=True)] if ids and logprobs else None
-    return _padded(ids, spoken, _PADDING, np.int32), _padded(logprobs, spoken, 0.0, np.float32)
+    taught = [not _is_filler(*pair) for pair in zip(ids, logprobs, strict=True)] if ids and logprobs else None
+    return _padded(ids, taught, _PADDING, np.int32), _padded(logprobs, taught, 0.0, np.float32)
 
 
 _Row = TypeVar("_Row", list[int], list[float])
@@ -199,19 +205,19 @@ def _positions(rows: list[list[_Row]] | None) -> list[_Row]:
     return [position for sequence in rows or () for position in sequence]
 
 
-def _fills(ids: list[int], logprobs: list[float]) -> bool:
-    """What environments put where they have nothing to say, such as [0] * k beside [0.0] * k: several times the same
-    token, each time certain, is no distribution."""
+def _is_filler(ids: list[int], logprobs: list[float]) -> bool:
+    """Returns whether a position is a filler, such as [0] * k with [0.0] * k, which environments send for positions
+    without a teacher. A token that is listed several times, each time with probability 1, is not a distribution."""
     return len(ids) > 1 and not any(logprobs) and len(set(ids)) == 1
 
 
 def _padded(
-    positions: Sequence[Sequence[float]], spoken: Sequence[bool] | None, padding: float, dtype: type[Any]
+    positions: Sequence[Sequence[float]], taught: Sequence[bool] | None, padding: float, dtype: type[Any]
 ) -> Any:
     if not positions:
         return None
     flat = np.full((len(positions), max(map(len, positions))), padding, dtype)
-    for row, position, present in zip(flat, positions, spoken or itertools.repeat(True), strict=False):
+    for row, position, present in zip(flat, positions, taught or itertools.repeat(True), strict=False):
         if present:
             row[: len(position)] = position
     return flat.reshape(-1)
@@ -228,11 +234,11 @@ def _unpadded(values: F32 | I32 | None, ids: I32 | None, group: TrajectoryGroup)
 
 
 def env_name(number: int | None) -> str:
-    """The name in /v1 of an environment of Atropos' by its number."""
+    """Returns the name in /v1 of an environment of Atropos, by its number."""
     return "atropos" if number is None else f"atropos-{number}"
 
 
 def _number(env_id: str) -> int | None:
-    """The environment's number among Atropos' own."""
+    """Returns the number of an environment of Atropos, by its name in /v1."""
     name, _, number = env_id.partition("-")
     return int(number) if name == "atropos" and number.isdecimal() else None

@@ -12,7 +12,7 @@ from tests.unit.api.atropos.groups import KEYS, full, small
 
 from gristmill import GroupError, TrajectoryGroup
 from gristmill_api.atropos.fast_parse import read_one
-from gristmill_api.atropos.translate import as_json, to_group, to_json
+from gristmill_api.conversion import as_json, to_group, to_json
 
 
 def binary(group: dict[str, Any]) -> TrajectoryGroup:
