@@ -1,1 +1,1 @@
-"""Gristmill's trajectory API: the one place that knows what was generated, what is being trained and what was."""
+"""Gristmill's trajectory API: the record of generated, leased and trained groups."""

@@ -1,4 +1,4 @@
-"""What the route handlers work with, and the types of their parameters."""
+"""The objects that the route handlers of /v1 use, and the types of their parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GroupId = Annotated[str, Path(pattern=ID_PATTERN)]
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 """A run or group id."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""A permit holder or a batch id: chosen by the client."""
+"""A permit holder or a batch id, chosen by the client."""
 
 
 MAX_NUMBER: Final = 2**53

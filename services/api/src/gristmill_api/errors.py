@@ -1,4 +1,4 @@
-"""Every way the API says no: its code, HTTP status, message and remedy, in one place.
+"""Every error of the API: its code, HTTP status, message and remedy.
 
 On the wire: `{"error": {"code": ..., "message": ..., "remedy": ...}}`. Clients act on the code.
 """
@@ -26,12 +26,12 @@ _LONGEST = 1000
 
 
 class ApiProblem(ApiError):
-    """An answer with an error status. `retry_after`: seconds after which the same request may succeed."""
+    """An error response. `retry_after`: seconds after which the same request may succeed."""
 
     retry_after: int | None = None
 
     def __init__(self, code: str, status: int, message: str, remedy: str = "") -> None:
-        # A message quotes what came; it is no copy of a body of 64 MiB.
+        # A message may quote a part of a request, but not a body of 64 MiB.
         clipped = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
         super().__init__(code, status, clipped, remedy)
 
@@ -338,7 +338,7 @@ def internal(error: Exception) -> ApiProblem:
 
 
 def from_redis(error: RedisError) -> ApiProblem | None:
-    """What a failure of Redis means to the client; None when it is a defect of ours."""
+    """Returns the problem that a failure of Redis is for the client; None if it is a defect of the API."""
     if isinstance(error, OutOfMemoryError):
         return store_full("Redis is at its maxmemory.")
     if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError)):

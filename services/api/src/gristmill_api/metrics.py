@@ -206,7 +206,7 @@ class StoreGauges(Collector):
     def _redis(self) -> Iterator[Metric]:
         for name, what, key in (
             ("memory_bytes", "Memory that Redis uses", "used_memory"),
-            ("max_memory_bytes", "Its maxmemory; 0 is no bound", "maxmemory"),
+            ("max_memory_bytes", "Its maxmemory; 0: unbounded", "maxmemory"),
             ("aof_bytes", "Size of its append-only file", "aof_current_size"),
         ):
             if key in self.redis_info:

@@ -2,8 +2,8 @@
 
 Every script that may let a waiting request continue publishes a topic on one channel (store/keys.py). One task of this
 process listens to the channel and wakes the requests that wait for the topic, whichever process made the change. A
-re-check once per second finds what no script publishes (a permit or lease that expires) and what a broken connection
-lost.
+re-check once per second finds changes that no script publishes (a permit or lease that expires), and notifications that
+a broken connection lost.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Settings:
     redis_password: str | None = field(default=None, repr=False)
     """From REDIS_PASSWORD_FILE, for a URL that holds none."""
     atropos_run: str = "default"
-    """Id of the run that the root is bound to, where Atropos' protocol speaks."""
+    """Id of the run for Atropos' protocol, which the API serves at its root."""
     limits: Limits = field(default_factory=Limits)
     access: AccessSettings = field(default_factory=AccessSettings)
     runs_dir: Path | None = None
@@ -145,7 +145,7 @@ def _check_redis_url(url: str) -> None:
 
 
 def _password(file: str | None) -> str | None:
-    """The word in the file; None when there is no file or it is empty, as it is in a stack without passwords."""
+    """Returns the word in the file. None: the file is not set or is empty, as in a stack without passwords."""
     if not file:
         return None
     try:

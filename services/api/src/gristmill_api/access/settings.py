@@ -18,13 +18,13 @@ NAMES: Final = ("API_AUTH", "API_TOKENS_DIR", "API_CORS_ORIGINS", "API_IN_COMPOS
 @dataclass(frozen=True)
 class AccessSettings:
     tokens: Tokens | None = None
-    """What requests must carry; None: anybody who reaches the port may do everything (API_AUTH=none)."""
+    """The tokens that requests must carry. None: a client that reaches the port may do everything (API_AUTH=none)."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may use the API."""
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     """Hosts that requests may name."""
     in_compose: bool = False
-    """The API listens inside a container's network: what is published is compose.yaml's business."""
+    """The API listens inside a container's network. compose.yaml decides which ports are published."""
 
     @property
     def auth(self) -> str:

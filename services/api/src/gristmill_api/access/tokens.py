@@ -19,18 +19,18 @@ _REMEDY: Final = "`make secure` writes one for every role"
 
 
 class Role(StrEnum):
-    """Whom a token speaks for. What each may do is in table.py."""
+    """The role of a token. permissions.py lists the routes of each role."""
 
     ENV = "env"
     """An environment: opens runs, asks for permits, submits groups."""
     TRAINER = "trainer"
     """A trainer: takes runs, leases and acks groups, publishes versions, ends runs."""
     ADMIN = "admin"
-    """An operator: everything, and alone what destroys."""
+    """An operator: every route. Routes that delete data are for this role only."""
 
 
 class Tokens:
-    """One token a role. Never shown: not by repr, not in errors, not in logs."""
+    """One token per role. Tokens appear neither in repr, nor in errors, nor in logs."""
 
     def __init__(self, by_role: Mapping[Role, str]) -> None:
         self._by_role = {role: token.encode() for role, token in by_role.items()}
@@ -54,14 +54,17 @@ class Tokens:
         return cls(found)
 
     def role_of(self, authorization: str) -> Role | None:
-        """The role whose token an Authorization header carries; None for none of them.
+        """Returns the role whose token an Authorization header carries; None for an unknown token.
 
         `Bearer TOKEN`, or Basic with the token as its password: a URL such as http://env:TOKEN@host:8000 makes
-        clients that cannot send a header of their own, as Atropos' cannot, send that.
+        clients that cannot set a header, such as Atropos' clients, send the token.
         """
         given = _presented(authorization)
         role = None
-        for candidate, token in self._by_role.items():  # all of them, always: time tells nothing
+        for (
+            candidate,
+            token,
+        ) in self._by_role.items():  # All of them, always, so that the time does not depend on the token.
             if hmac.compare_digest(given, token):
                 role = candidate
         return role
@@ -95,7 +98,7 @@ def _read(path: Path) -> str:
 
 
 def _presented(authorization: str) -> bytes:
-    """The token in the header; empty, which no role has, when there is none."""
+    """Returns the token in the header; empty if the header has no token. No role has an empty token."""
     scheme, _, value = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode()

@@ -1,9 +1,8 @@
 """The task that moves acked groups from Redis to disk, one group in memory at a time.
 
-An acked group stays in Redis, and counts against its caps, until it is on disk: a crash of API, Redis or machine in
-between costs nothing, at most a group is written twice. A disk that does not work costs the groups that come
-meanwhile, counted and logged, and nothing else: training never waits for the archive longer than the few seconds of
-`_PAUSES_S`.
+An acked group stays in Redis, and counts against its caps, until it is on disk. A crash of the API, of Redis or of the
+machine loses no group; a group may be written twice. While the disk fails, acked groups are not archived; they are
+counted and logged. Training never waits for the archive longer than the few seconds of `_PAUSES_S`.
 
 Redis may keep its file on the same disk, and stops when the disk is full. So the archive leaves a floor of free space:
 it removes a run's oldest segments, and then lets groups go without archiving them.
@@ -35,7 +34,7 @@ from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingRun
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
 _BATCH_GROUPS, _BATCH_BYTES = 64, 16 << 20
-"""What is written between two fsyncs."""
+"""The most that is written between two fsyncs."""
 _PAUSES_S = (0.2, 1.0, 3.0)
 _LAST_S = 5.0
 _OPEN_RUNS = 16
@@ -87,7 +86,7 @@ class Archiver:
                 except ApiProblem as error:
                     _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
                 except RedisError as error:
-                    # The task that watches Redis tells when it is away; what is left over is a defect.
+                    # The task that listens to Redis logs that Redis is away. Any other error is a defect.
                     if errors.from_redis(error) is None:
                         _LOG.error("archive: Redis refused a command of ours", exc_info=error)
                 if not last:
@@ -180,7 +179,7 @@ class Archiver:
 
     async def _append(self, folder: Path, run: WaitingRun, ids: Sequence[str]) -> Sequence[str]:
         """Write and fsync the first of these ids: some megabytes of them, or those before the first that could not be
-        written. Raises OSError when that is none."""
+        written. Raises OSError if not even the first group could be written."""
         writer = await self._writer(folder, run)
         settled: list[str] = []
         size = 0
@@ -229,7 +228,7 @@ class Archiver:
     async def _discard(self, run: WaitingRun) -> None:
         writer = self._writers.pop(run, None)
         if writer is not None:
-            with contextlib.suppress(OSError):  # What it had to say, sync or append has said.
+            with contextlib.suppress(OSError):  # sync or append reported the error.
                 await asyncio.to_thread(writer.close)
 
     async def _close(self) -> None:

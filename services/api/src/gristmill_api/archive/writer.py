@@ -1,8 +1,8 @@
 """Appends groups to the segments of one run. Blocking: the archiver calls it on a thread.
 
-Two API processes write to one folder only when one of them stood still for longer than its lock lives. So a group is
-one write to a file opened for appending: theirs come one after the other, never mixed, and the worst is a group
-twice, which readers know.
+Two API processes write to one folder only if one of them was paused for longer than its lock lasts. Each group is one
+write to a file that is opened for appending, so the writes of two processes never mix. A group may then be in the file
+twice, and readers handle that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunWriter:
     open another writer."""
 
     def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int, min_free_bytes: int = 0) -> None:
-        """`folder`: <run>/rollouts, made when missing. `max_bytes`: what all segments may take together.
+        """`folder`: <run>/rollouts, made when missing. `max_bytes`: the most that all segments may take together.
         `min_free_bytes`: free space that the archive leaves on its disk."""
         self._folder = folder
         self._run = (run_id, created_ms)
@@ -76,7 +76,7 @@ class RunWriter:
     def make_room(self, size: int = 0) -> None:
         """Remove the oldest segments until `size` bytes can be written and the disk's floor is kept.
 
-        Raises NoRoomError when only the newest segment is left and it is still too little.
+        Raises NoRoomError if only the newest segment is left and the free space is still too small.
         """
         while self._min_free_bytes and (free := free_bytes(self._folder)) - size < self._min_free_bytes:
             if not self._older:
@@ -138,7 +138,7 @@ class RunWriter:
     def _write(self, data: bytes) -> None:
         assert self._file is not None
         written = os.write(self._file, data)
-        if written < len(data):  # The disk is full. The next attempt starts where this one did.
+        if written < len(data):  # The disk is full. The next attempt starts at the same place.
             os.ftruncate(self._file, self._size)
             raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
         self._size += written

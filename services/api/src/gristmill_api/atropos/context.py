@@ -1,4 +1,4 @@
-"""What the route handlers of Atropos' protocol work with."""
+"""The objects that the route handlers of Atropos' protocol use."""
 
 from __future__ import annotations
 

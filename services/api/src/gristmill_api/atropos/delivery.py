@@ -1,7 +1,8 @@
 """A batch that is being sent to the trainer: leased in Redis, acked once all of it was sent, nacked if the client left.
 
-A task extends the lease while the batch is sent. If this process dies, the lease expires and the groups are ready again
-in their places. The training step counts acks, so a request for the step waits for the acks of batches that were sent.
+A task extends the lease while the batch is sent. After a crash of this process, the lease expires and the groups are
+ready again in their places. The training step counts acks, so a request for the step waits for the acks of batches that
+were sent.
 """
 
 from __future__ import annotations

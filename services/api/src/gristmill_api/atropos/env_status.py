@@ -1,4 +1,4 @@
-"""What an environment hears of itself and of the others: how much to generate next to them, and how much is waiting."""
+"""The answer of /status-env: an environment's share of generation, and the groups that wait in the queue."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 MIN_WEIGHT: Final = 0.01
-"""No environment is starved altogether."""
+"""Smallest weight in the answer, so every environment generates something."""
 NO_ROOM: Final = 1 << 31
-"""Groups: more than any environment would wait for."""
+"""Groups: more than any environment waits for."""
 
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What an environment registered with."""
+    """The settings with which an environment registered."""
 
     max_context_len: int
     weight: float
@@ -51,7 +51,7 @@ class EnvView:
 
 
 def status(env: EnvView) -> dict[str, int | float]:
-    """The answer of /status-env, key by key as Atropos computes it."""
+    """Returns the answer of /status-env, each key as Atropos computes it."""
     total = sum(facts.max_context_len * max(0.0, facts.weight) for facts in env.connected)
     weight = env.own.max_context_len * env.own.weight / total if total else 0.0
     largest = max([1, *(size for _, size, _ in env.ready)])
@@ -68,7 +68,7 @@ def status(env: EnvView) -> dict[str, int | float]:
             others += max(0, math.ceil(found / largest) * largest - kept)
     return {
         "current_step": env.step,
-        # BaseEnv has no word for the end. It stops when its steps and the batches that wait are more than it wants.
+        # BaseEnv has no message for the end of a run. It stops generating while more batches wait than its limit.
         "queue_size": NO_ROOM if env.finished else (own + others) // group_size,
         "unallocated_fraction": 1.0 - min(sum(env.shares.values()), 1.0),
         "self_queue_size": own // group_size,

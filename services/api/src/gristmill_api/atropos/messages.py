@@ -19,7 +19,7 @@ MOST_GROUPS: Final = 16_384
 
 
 class Registration(BaseModel):
-    """A trainer's."""
+    """The registration of a trainer."""
 
     wandb_group: Word
     wandb_project: Word
@@ -46,18 +46,21 @@ class EnvIdentifier(BaseModel):
 
 
 class ScoredData(BaseModel):
-    """One group: G sequences with their scores. Fields by sequence have G entries, fields by token one a token."""
+    """One group: G sequences with their scores.
+
+    Fields by sequence have G entries. Fields by token have one entry per token.
+    """
 
     tokens: list[list[int]]
     masks: list[list[int]]
-    """By token: the token's id where it is trained on, -100 elsewhere."""
+    """By token: the token's id if it is trained on, otherwise -100."""
     scores: list[float]
     advantages: list[list[float]] | None = None
     ref_logprobs: list[list[float]] | None = None
     messages: list[list[dict[str, Any]]] | None = None
     generation_params: dict[str, Any] | None = None
     inference_logprobs: list[list[float]] | None = None
-    """By token: 1.0, which no log-probability is, where the token was not sampled."""
+    """By token: 1.0, which no log-probability is, if the token was not sampled."""
     overrides: list[dict[Any, Any]] | None = None
     group_overrides: dict[Any, Any] | None = None
     images: Any | None = None

@@ -1,4 +1,4 @@
-"""The store as Atropos' clients see it: a class with one method a verb, each a Lua script store/lua/atropos_*.lua."""
+"""The store for Atropos' clients. Each method runs one Lua script (store/lua/atropos_*.lua)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gristmill_api.store import Store, keys
 from gristmill_api.store.records import pairs, text
 
 DELIVERY_TTL_S: Final = 30.0
-"""A batch whose sending is not heard of for so long goes back to the queue: the API that sent it is dead."""
+"""If a process does not extend a batch that it sends for this long, the batch returns to the queue."""
 _RECEIPT_TTL_MS: Final = 600_000
 _RESET_CHUNK: Final = 256
 MOST_ENVS: Final = 16_384
@@ -28,7 +28,7 @@ MOST_ENVS: Final = 16_384
 
 @dataclass(frozen=True)
 class Trainer:
-    """What the trainer registered, and how far it is."""
+    """The trainer's registration and step."""
 
     registration: dict[str, str]
     step: int
@@ -53,7 +53,7 @@ class LeasedGroup:
 
 
 class Queue:
-    """One run, which opens with its first use. Methods raise as those of Store do."""
+    """One run, which opens with its first use. Methods raise the errors of Store."""
 
     def __init__(self, store: Store, limits: Limits, run_id: str, *, archive: bool = False) -> None:
         self.run_id: Final = run_id
@@ -62,12 +62,12 @@ class Queue:
         self._archive = "1" if archive else ""
 
     async def register(self, registration: Registration) -> None:
-        """Say what the run is, unless a trainer is registered already."""
+        """Register the trainer and its settings, unless a trainer is registered already."""
         fields = [item for name, value in registration.model_dump().items() for item in (name, str(value))]
         await self._write("atropos_register", registration.starting_step, *fields)
 
     async def register_env(self, env: RegisterEnv) -> NewEnv | None:
-        """None: the trainer has neither asked for a batch nor, over /v1, told of its weights yet."""
+        """None: the trainer has not asked for a batch yet, and has not published its weights over /v1."""
         facts = EnvFacts(env.max_token_length, env.weight).to_json()
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
         status, *rest = await self._write(
@@ -83,12 +83,12 @@ class Queue:
         return NewEnv(number, namesakes, _texts(trainer))
 
     async def disconnect(self, number: int) -> bool:
-        """False: no such environment."""
+        """False: the environment does not exist."""
         status, *_ = await self._run("atropos_disconnect", number)
         return bool(status == "OK")
 
     async def trainer(self) -> Trainer | None:
-        """None: nobody registered since the last reset."""
+        """None: no trainer registered since the last reset."""
         _, queued, fields = await self._run("atropos_trainer")
         if not fields:
             return None
@@ -96,7 +96,7 @@ class Queue:
         return Trainer(registration, int(registration["step"]), queued)
 
     async def env(self, number: int) -> EnvView | None:
-        """What the status of an environment is computed from. None: no such environment."""
+        """Returns the values for an environment's status. None: the environment does not exist."""
         status, *rest = await self._run("atropos_status_env", number, self._silence_ms)
         if status != "OK":
             return None
@@ -161,7 +161,7 @@ class Queue:
         return bool(status == "OK")
 
     async def ack(self, batch_id: str) -> bool:
-        """The batch was sent whole. False: its lease had run out and its groups went on."""
+        """Ack a batch that was sent whole. False: the lease had expired, and its groups may be in another batch."""
         status, *_ = await self._run("atropos_ack", batch_id, self._archive)
         return bool(status != "LOST")
 
@@ -179,7 +179,7 @@ class Queue:
         return bodies
 
     async def latest(self) -> bytes | None:
-        """The group that was queued last, whatever became of it."""
+        """Returns the group that was queued last, also after its training."""
         return await anext((body async for _, body in self._store.journal.examples(self.run_id, 1)), None)
 
     async def reset(self) -> None:
@@ -217,7 +217,7 @@ class Queue:
 
 
 def new_id(kind: str) -> str:
-    """A batch id or a receipt that nobody else has."""
+    """Returns a unique batch id or receipt."""
     return f"{kind}:{uuid.uuid4().hex}"
 
 

@@ -98,7 +98,7 @@ async def batch(ctx: AtroposCtx, request: Request) -> Response:
         return JSONResponse(_UNREGISTERED)
     groups, dead = found
     if dead:
-        why = "they can be part of no batch; GET /v1/runs/.../dead tells each one's reason"
+        why = "they can be part of no batch; GET /v1/runs/.../dead lists the reasons"
         _LOG.warning(line("dead", run=ctx.queue.run_id, groups=dead, why=why))
     if groups is None:
         return JSONResponse({"batch": None})

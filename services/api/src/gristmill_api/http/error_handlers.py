@@ -92,7 +92,7 @@ def _atropos(request: Request, error: Exception) -> Response | None:
         return PlainTextResponse("Invalid gzip payload", 400)
     if isinstance(error, RequestValidationError):
         return _validation_detail(error)
-    # Atropos has no shape for a method that a path does not allow, and nobody receives what a lost client is sent.
+    # Atropos has no shape for a method that a path does not allow. A client that hung up receives no response.
     if isinstance(error, HTTPException) and error.status_code != 405:
         return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     return _native(request, error)
@@ -117,7 +117,7 @@ def _from_http(request: Request, error: HTTPException) -> tuple[ApiProblem, dict
 
 
 def _methods(request: Request) -> set[str]:
-    """Returns the methods that the OpenAPI document lists for the path. Starlette names those of one route only."""
+    """Returns the methods that the OpenAPI document lists for the path. Starlette names one route's methods only."""
     app: FastAPI = request.app
     path = getattr(request.scope.get("route"), "path", "")
     return {method.upper() for method in app.openapi()["paths"].get(path, ())}
@@ -134,7 +134,7 @@ async def _defect(request: Request, error: Exception) -> Response:
 
 
 class Reason(BaseModel):
-    """What is wrong, for a program and for a person."""
+    """The error, for programs and for people."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -64,7 +64,7 @@ class FastRoute(APIRoute):
         return self.wrap(super().get_route_handler())
 
     def wrap(self, handler: Handler) -> Handler:
-        """Returns a handler with what a protocol adds to each request and response."""
+        """Returns a handler that also does the protocol's work on each request and response."""
         return handler
 
 

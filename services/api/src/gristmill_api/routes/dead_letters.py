@@ -1,4 +1,4 @@
-"""Dead letters: look at them, try them again, give them up."""
+"""Dead letters: list them, make them ready again, drop them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def letters(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     limit: Annotated[int, Query(ge=1, le=1024)] = 100,
 ) -> list[DeadLetter]:
-    """Groups that were set aside, oldest first. Their bytes are at /v1/runs/{run_id}/groups/{group_id}."""
+    """Groups that became dead letters, oldest first. Their bytes are at /v1/runs/{run_id}/groups/{group_id}."""
     await ctx.store.runs.record(run_id)
     return await ctx.store.dead_letters.all(run_id, offset, limit)
 
 
 @router.post("/replay")
 async def replay(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
-    """Make them ready again, in the places they had and with all attempts before them."""
+    """Make the groups ready again, in their old places and with all their attempts."""
     groups = await ctx.store.dead_letters.replay(run_id, body.group_ids)
     _LOG.info(line("replay", run=run_id, groups=groups))
     return Settled(groups=groups)
@@ -47,7 +47,7 @@ async def replay(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
 
 @router.post("/purge")
 async def purge(ctx: Ctx, run_id: RunId, body: Which) -> Settled:
-    """Give them up for good; they count as dropped with the reason "purged"."""
+    """Drop the groups. They count as dropped with the reason "purged"."""
     groups = await ctx.store.dead_letters.purge(run_id, body.group_ids)
     _LOG.info(line("purge", run=run_id, groups=groups))
     return Settled(groups=groups)

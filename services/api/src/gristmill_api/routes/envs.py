@@ -23,14 +23,15 @@ class Register(RequestModel):
     env_id: Name
     """The name under which it holds permits and sends groups."""
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """It may hold this part of the live environments' summed weights of all permits; null: what comes."""
+    """The environment may hold permits in proportion to its weight among live environments; null: no limit."""
     min_batch_allocation: Annotated[float, Field(gt=0, le=1)] | None = None
-    """This share of every batch is kept for its groups, as far as they can still come, while it lives."""
+    """While the environment is alive, this share of every batch is kept for the groups that it can still submit."""
 
 
 @router.post("/envs")
 async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
-    """Register an environment, or change what it registered. It lives while it asks for permits or sends heartbeats."""
+    """Register an environment, or change what it registered. An environment is
+    alive while it asks for permits or sends heartbeats."""
     await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation)
     _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight, min_batch=body.min_batch_allocation))
     return Environment(**body.model_dump(), alive=True)
@@ -38,20 +39,20 @@ async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
 
 @router.get("/envs")
 async def environments(ctx: Ctx, run_id: RunId) -> list[Environment]:
-    """All that registered and did not leave."""
+    """All registered environments."""
     await ctx.store.runs.record(run_id)
     return await ctx.store.envs.all(run_id)
 
 
 @router.post("/envs/{env_id}/heartbeat", status_code=204)
 async def heartbeat(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
-    """Tell that the environment lives."""
+    """Report that the environment is alive."""
     await ctx.store.envs.heartbeat(run_id, env_id)
 
 
 @router.delete("/envs/{env_id}", status_code=204)
 async def leave(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
-    """The environment goes. Its permits are given back by `permits/abandon`."""
+    """Unregister the environment. `permits/abandon` returns its permits."""
     if not await ctx.store.envs.unregister(run_id, env_id):
         raise errors.env_missing(run_id, env_id)
     _LOG.info(line("env", run=run_id, env=env_id, state="gone"))
@@ -59,9 +60,9 @@ async def leave(ctx: Ctx, run_id: RunId, env_id: EnvId) -> None:
 
 class ClaimRequest(RequestModel):
     name: Name
-    """What is claimed: "evaluation-100"."""
+    """The work that is claimed, such as "evaluation-100"."""
     holder: Name
-    """Who claims it."""
+    """The process that claims the work."""
     ttl: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)]
     """Seconds until the claim expires, unless its holder renews it by another call."""
 

@@ -1,4 +1,4 @@
-"""What there is to look at in a run: metrics that its parts report, the stream of events, the latest examples."""
+"""The journal of a run: metrics of its parts, the stream of events, the latest examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gristmill_api.store import keys
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["journal"])
 
 MAX_VALUES = 256
-"""Metrics in one row, those of nested groups too."""
+"""Metrics in one row, including nested groups."""
 _TRAINER: Final = "trainer"
 """The source that only a trainer may report as."""
 _EVENTS_AT_ONCE = 256
@@ -30,7 +30,7 @@ _EVENTS_WAIT_S = 30.0
 
 Value = Annotated[float, Field(allow_inf_nan=False)] | Annotated[str, Field(max_length=256)]
 T = TypeVar("T")
-# Told as what no other name may be in: a pattern of names alone leaves the others open.
+# `additionalProperties` is false, because a pattern of names alone allows other names.
 ByName = Annotated[
     dict[Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")], T],
     Field(max_length=MAX_VALUES, json_schema_extra={"additionalProperties": False}),
@@ -40,10 +40,10 @@ Source = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 class Row(RequestModel):
     source: Name
-    """Who measured: "trainer", an environment's id."""
+    """The process that measured: "trainer", or an environment's id."""
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     values: ByName[Value | ByName[Value]]
-    """Numbers and words by metric name."""
+    """Numbers and strings by metric name."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Row:
@@ -54,7 +54,7 @@ class Row(RequestModel):
 
 
 async def _existing(ctx: Ctx, run_id: RunId) -> str:
-    """The id of a run that is there."""
+    """Returns the id of a run that exists."""
     return (await ctx.store.runs.record(run_id)).run_id
 
 
@@ -66,13 +66,13 @@ async def _after(
     run_id: ExistingRun,
     last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,20}-\d{1,20}$")] = None,
 ) -> str:
-    """The id after which events are wanted. Found before the answer starts: what happens from then on is not missed."""
+    """Returns the id after which the client needs events. The id is read before the response starts."""
     return last_event_id or await ctx.store.journal.newest_event(run_id)
 
 
 @router.post("/metrics", status_code=204)
 async def measure(ctx: Ctx, request: Request, run_id: RunId, body: Row) -> None:
-    """Take one row of metrics. The same source and step again replaces it, so a retry counts once.
+    """Store one row of metrics. Another row of the same source and step replaces it, so a retry counts once.
 
     The source `trainer` is for the trainer's role. A run has 64 sources (409 too_many_sources), and a row 32 KiB of
     JSON (413 too_large)."""
@@ -84,7 +84,7 @@ async def measure(ctx: Ctx, request: Request, run_id: RunId, body: Row) -> None:
 
 @router.get("/metrics")
 async def sources(ctx: Ctx, run_id: ExistingRun) -> list[str]:
-    """Who reported metrics."""
+    """The sources that reported metrics."""
     return await ctx.store.journal.sources(run_id)
 
 
@@ -104,7 +104,7 @@ async def rows(
 async def events(
     ctx: Ctx, request: Request, run_id: ExistingRun, after: Annotated[str, Depends(_after)]
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens in the run from now on, or since `Last-Event-ID`, as server-sent events of `gristmill.RunEvent`.
+    """Events of the run from now on, or since `Last-Event-ID`, as server-sent events of `gristmill.RunEvent`.
 
     About the newest 1024 are kept; a client that was away longer misses the older ones.
     """

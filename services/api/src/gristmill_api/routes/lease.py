@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
 _PART_BYTES = 2 * 1024 * 1024
-"""A batch is read from Redis and sent in parts of so many bytes: what one lease takes of the API's memory."""
+"""A batch is read from Redis and sent in parts of this size, which bounds the memory of one lease."""
 
 
 def _only(unit: str) -> dict[str, Any]:
@@ -43,19 +43,19 @@ class Lease(RequestModel):
 
     incarnation: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     batch_id: Name
-    """Chosen by the trainer: the same id again, after a lost answer, is the same batch."""
+    """Chosen by the trainer. A repeated call with the same id, after a lost answer, returns the same batch."""
     groups: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Exactly so many groups."""
+    """Exactly this many groups."""
     sequences: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Groups of exactly so many sequences together."""
+    """Groups with exactly this many sequences together."""
     tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """As many groups, in order, as fit in this budget; at least one. What there is when `wait` is over."""
+    """As many groups, in order, as fit in this budget, and at least one. After `wait` the batch may be smaller."""
     max_staleness: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    """Groups sampled by weights more than so many steps old are dropped on the way."""
+    """Groups sampled by weights more than this many steps old are dropped."""
     compressed: bool = False
     """True: groups that were submitted as zstd are sent so, and start with 28 B5 2F FD. False: all are plain."""
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Seconds to wait until so much is ready."""
+    """Seconds to wait until the batch is ready."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Lease:
@@ -109,7 +109,7 @@ class Ack(RequestModel):
 async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Response:
     """Lease from the head of the queue, in submit order. The body is framed as `gristmill_api.http.framing` says.
 
-    The header `Gristmill-Dropped: stale=3, dead=0` tells how many groups the call gave up on its way and why.
+    The header `Gristmill-Dropped: stale=3, dead=0` counts the groups that the call dropped or made dead letters.
     """
     ask = functools.partial(
         ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
@@ -165,7 +165,7 @@ async def extend(ctx: Ctx, run_id: RunId, body: Batches) -> Extended:
 
 @router.post("/ack")
 async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
-    """A durable checkpoint covers these batches. 410 names those that were lost; the others are acked all the same."""
+    """A durable checkpoint covers these batches. 410 names lost batches; the others are acked."""
     done = await ctx.store.queue.ack(run_id, body.incarnation, body.batch_ids)
     _LOG.info(
         line("ack", run=run_id, incarnation=body.incarnation, batches=done.batches, already=done.already,
@@ -178,7 +178,7 @@ async def ack(ctx: Ctx, run_id: RunId, body: Batches) -> Ack:
 
 @router.post("/nack")
 async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
-    """Give batches back at once: their groups are ready again, in their places. Others are passed over."""
+    """Give batches back at once: their groups are ready again, in their places. Unknown ids are ignored."""
     groups = await ctx.store.queue.nack(run_id, body.incarnation, body.batch_ids)
     _LOG.info(line("nack", run=run_id, incarnation=body.incarnation, batches=len(body.batch_ids), groups=groups))
     return Nacked(groups=groups)

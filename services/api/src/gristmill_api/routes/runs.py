@@ -128,7 +128,7 @@ async def version(ctx: Ctx, run_id: RunId, body: Version) -> RunRecord:
 
 @router.post("/runs/{run_id}/finish")
 async def finish(ctx: Ctx, run_id: RunId, body: Incarnation) -> RunRecord:
-    """End the run: environments hear it with their next request for permits."""
+    """End the run. Environments learn that from their next request for permits."""
     record = await ctx.store.runs.finish(run_id, body.incarnation)
     _LOG.info(line("run", run=run_id, state=record.state, version=record.version))
     return record

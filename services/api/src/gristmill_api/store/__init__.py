@@ -35,7 +35,7 @@ __all__ = ["LeaseSize", "LeasedGroup", "Store", "Submission"]
 
 
 class Store:
-    """All runs. Methods raise `errors.ApiProblem` for what the protocol forbids, redis.RedisError when Redis fails.
+    """All runs. Methods raise ApiProblem if the protocol forbids the call, and redis.RedisError if Redis fails.
 
     A method that returned has its effect on disk when Redis runs with `appendfsync always`.
     """

@@ -1,4 +1,4 @@
-"""Connections to Redis, as this service wants them."""
+"""Connections to Redis with the settings of this service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gristmill import ConfigError
 Command = Sequence[str | bytes | int]
 
 _COPIED: Final = 16 * 1024
-"""Bytes of an argument that is copied into its command; a longer one is sent from where it is."""
+"""Bytes of an argument that is copied into its command; a longer one is sent without a copy."""
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
 _OLDEST: Final = 7
@@ -29,10 +29,12 @@ _OLDEST: Final = 7
 
 
 def connect(url: str, login: Mapping[str, str]) -> Redis:
-    """A client that never repeats a command by itself: a script may have run although its answer was lost, so it is
-    the caller, who knows what is safe to repeat, that tries again. `login`: username and password, if any."""
+    """Returns a client that never repeats a command. `login`: username and password, if any.
+
+    A script may have run although its answer was lost. Only the caller knows which calls are safe to repeat.
+    """
     options: dict[str, Any] = {**_DEFAULTS, **parse_url(url), **login}
-    # They are for hosted clusters, and with them on a connection that Redis closed is found out by a failing command.
+    # Maintenance notifications are for hosted clusters. With them, a closed connection shows only in a failing command.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     base: type[AbstractConnection] = options.pop("connection_class", Connection)
     kind = type(base.__name__, (_Link, base), {})
@@ -46,7 +48,7 @@ async def check_server(redis: Redis) -> None:
     # HELLO, unlike INFO, is allowed to every user. It came with Redis 6.
     with contextlib.suppress(ResponseError):
         reply = await redis.execute_command("HELLO")  # type: ignore[no-untyped-call]
-        # RESP3 has maps; a server that does not speak it answers with a list.
+        # RESP3 has maps; a server without RESP3 answers with a list.
         found = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
     server, version = found.get(b"server", b"Redis").decode(), found.get(b"version", b"5 or older").decode()
     if not found or int(version.partition(".")[0]) < _OLDEST:
@@ -71,7 +73,7 @@ async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> li
             await connection.send_packed_command(connection.pack_commands(commands))
             return [await _reply(connection) for _ in commands]
     except BaseException as error:
-        await connection.disconnect(nowait=True)  # so that nobody reads an answer that was not for them
+        await connection.disconnect(nowait=True)  # No other call may read an answer of this one.
         if isinstance(error, TimeoutError):
             raise RedisTimeoutError(f"no answer in {limit} s") from error
         raise
@@ -89,7 +91,7 @@ async def _reply(connection: AbstractConnection) -> Any:
 class _Pool(ConnectionPool):
     """Waits for a connection when all are in use, as redis-py's BlockingConnectionPool does, with fewer steps.
 
-    What it leaves out is the library's own telemetry, and a lock that only a cluster's maintenance needs.
+    It omits the library's telemetry, and a lock that only a cluster's maintenance needs.
     """
 
     def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:

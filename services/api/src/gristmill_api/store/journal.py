@@ -57,7 +57,7 @@ class Journal:
         return [MetricsRow(source=source, **json.loads(row)) for row in found]
 
     async def events(self, run_id: str, after: str, limit: int) -> list[RunEvent]:
-        """Events after the one of id `after`, oldest first; what is older than the stream keeps is gone."""
+        """Returns events after the event of id `after`, oldest first. The stream keeps a limited number of events."""
         found: Any = await self._redis.xrange(keys.prefix(run_id) + "events", f"({after}", "+", count=limit)
         return [_event(event_id, fields) for event_id, fields in found]
 

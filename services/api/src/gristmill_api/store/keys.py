@@ -64,7 +64,7 @@ def permits_topic(run_id: str) -> str:
 
 
 def events_topic(run_id: str) -> str:
-    """Published on EVENTS when the run's event stream has grown and no other topic tells so."""
+    """Published on EVENTS when the run's event stream has grown and no other topic is published."""
     return events_topic_of(prefix(run_id))
 
 
@@ -74,7 +74,7 @@ def events_topic_of(start: str) -> str:
 
 
 ARCHIVE_TOPIC = "archive"
-"""The first word of what is published on EVENTS when groups of a run wait to be archived."""
+"""The first word of the topic that is published on EVENTS when groups of a run wait to be archived."""
 
 
 def milliseconds(seconds: float) -> int:

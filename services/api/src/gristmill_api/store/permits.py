@@ -30,7 +30,7 @@ class Permits:
         self._limits = limits
 
     async def grant(self, run_id: str, holder: str, count: int) -> PermitGrant:
-        """Returns up to `count` permits, at once. There are none if other holders have all of the run's capacity."""
+        """Returns up to `count` permits, at once. The list is empty if other holders have all of the run's capacity."""
         status, *rest = await self._scripts.call(
             "permits",
             run_id,

@@ -55,7 +55,7 @@ class LeasedGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """The answer to a lease. There are no groups if too few were ready."""
+    """The answer to a lease. The list is empty if too few groups were ready."""
 
     groups: list[LeasedGroup]
     dead: int

@@ -1,4 +1,4 @@
-"""From what Redis keeps to the SDK's types."""
+"""Converts values of Redis to the SDK's types."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ MOST_SETTINGS_BYTES = 128 * 1024
 
 
 def canonical(settings: dict[str, Any]) -> str:
-    """JSON with sorted keys: equal settings are equal strings. Raises ApiProblem (422) for what no answer could tell
-    again: NaN and infinity, half a surrogate pair, more than some 200 levels; and (413) for more than
-    MOST_SETTINGS_BYTES."""
+    """Returns JSON with sorted keys, so equal settings are equal strings.
+
+    Raises ApiProblem (422) for settings that JSON cannot hold: NaN, infinity, half a surrogate pair, more than some 200
+    levels. Raises ApiProblem (413) for more than MOST_SETTINGS_BYTES.
+    """
     try:
         to_json([[[[settings]]]])  # An answer wraps them: a list of records at most.
         found = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -30,7 +32,7 @@ def canonical(settings: dict[str, Any]) -> str:
 
 
 def text(value: bytes | str | None) -> str:
-    """Names and words from Redis, which this service's connections give as bytes; "" for none."""
+    """Returns a string from Redis, whose replies are bytes; "" for None."""
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
