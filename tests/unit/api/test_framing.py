@@ -22,3 +22,9 @@ def test_bin_headers_at_their_bounds(size: int) -> None:
     assert msgspec.msgpack.decode(body, type=list[bytes]) == [group, group]
     assert framing.length([size, size]) == len(body)
     assert body == msgspec.msgpack.encode([group, group]), "headers are the shortest that fit"
+
+
+def test_parts_keep_the_order_and_are_one_group_or_at_most_the_part_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "PART_BYTES", 10)
+    assert framing.parts([4, 6, 1, 11, 3, 7, 1], int) == [[4, 6], [1], [11], [3, 7], [1]]
+    assert framing.parts([], int) == []

@@ -21,12 +21,11 @@ from gristmill_api.atropos.backpressure import Backpressure
 from gristmill_api.atropos.queue import DELIVERY_TTL_S, LeasedGroup, Queue
 from gristmill_api.conversion import as_json
 from gristmill_api.errors import ApiProblem
+from gristmill_api.http import framing
 from gristmill_api.http.content_coding import GzipStream
 
 _LOG = logging.getLogger(__name__)
 _SETTLE_S = 5.0
-_PART_BYTES = 2 * 1024 * 1024
-"""Small groups are read and sent together."""
 
 
 class Deliveries:
@@ -120,7 +119,7 @@ class Delivery(Response):
 
     async def _texts(self) -> AsyncGenerator[bytes, None]:
         """The answer's JSON. The next part is read from Redis while one is sent."""
-        _, *others = parts(self._groups)
+        _, *others = framing.parts(self._groups, lambda group: group.size)
         bodies, before = self._first, b'{"batch":['
         while bodies:
             reading = asyncio.create_task(self._queue.payloads(self._batch_id, others.pop(0) if others else ()))
@@ -136,19 +135,6 @@ class Delivery(Response):
             await asyncio.sleep(DELIVERY_TTL_S / 3)
             with contextlib.suppress(RedisError):  # The next turn tries again.
                 await self._queue.extend(self._batch_id)
-
-
-def parts(groups: Sequence[LeasedGroup]) -> list[list[LeasedGroup]]:
-    """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
-    cut: list[list[LeasedGroup]] = []
-    room = 0
-    for group in groups:
-        if not cut or group.size > room:
-            cut.append([])
-            room = _PART_BYTES
-        cut[-1].append(group)
-        room -= group.size
-    return cut
 
 
 async def _hung_up(receive: Receive) -> None:

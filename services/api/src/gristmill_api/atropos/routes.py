@@ -15,13 +15,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from gristmill.logs import line
 from gristmill_api.atropos import env_status, fast_parse
 from gristmill_api.atropos.context import AtroposContext, AtroposCtx
-from gristmill_api.atropos.delivery import Delivery, parts
+from gristmill_api.atropos.delivery import Delivery
 from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, RegisterEnv, Registration, ScoredData
 from gristmill_api.atropos.protocol import AtroposRoute
 from gristmill_api.atropos.queue import new_id
 from gristmill_api.atropos.validate import Mismatch
 from gristmill_api.conversion import as_json
+from gristmill_api.http import framing
 from gristmill_api.http.body_limit import IN_LOOP, offload
 from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip
 from gristmill_api.http.error_handlers import ATROPOS_REFUSALS
@@ -102,7 +103,7 @@ async def batch(ctx: AtroposCtx, request: Request) -> Response:
         _LOG.warning(line("dead", run=ctx.queue.run_id, groups=dead, why=why))
     if groups is None:
         return JSONResponse({"batch": None})
-    first = await ctx.queue.payloads(batch_id, parts(groups)[0])
+    first = await ctx.queue.payloads(batch_id, framing.parts(groups, lambda group: group.size)[0])
     gzip = accepts_gzip(request) and sum(group.size for group in groups) >= GZIP_MINIMUM_SIZE
     return Delivery(ctx.deliveries, batch_id, groups, first, gzip)
 

@@ -13,7 +13,13 @@ The response has a Content-Length, so a broken transfer cannot look like a short
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+PART_BYTES: Final = 2 * 1024 * 1024
+"""A batch is read from Redis and sent in parts of this size, which bounds the memory of one lease."""
 
 
 def array_header(count: int) -> bytes:
@@ -36,3 +42,16 @@ def bin_header(size: int) -> bytes:
 def length(sizes: Sequence[int]) -> int:
     """Returns the bytes of the whole body for groups of these sizes."""
     return len(array_header(len(sizes))) + sum(len(bin_header(size)) + size for size in sizes)
+
+
+def parts(groups: Sequence[T], size: Callable[[T], int]) -> list[list[T]]:
+    """Returns a batch in order, cut so that each part has at most PART_BYTES or is one group."""
+    cut: list[list[T]] = []
+    room = 0
+    for group in groups:
+        if not cut or size(group) > room:
+            cut.append([])
+            room = PART_BYTES
+        cut[-1].append(group)
+        room -= size(group)
+    return cut

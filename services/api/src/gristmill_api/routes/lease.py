@@ -28,9 +28,6 @@ from gristmill_api.store import LeasedGroup, LeaseSize, keys
 _LOG = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
-_PART_BYTES = 2 * 1024 * 1024
-"""A batch is read from Redis and sent in parts of this size, which bounds the memory of one lease."""
-
 
 def _only(unit: str) -> dict[str, Any]:
     return {"required": [unit], "properties": {unit: {"type": "integer"}}}
@@ -143,7 +140,7 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
         return Response(status_code=204, headers=dropped)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
     inflate = not body.compressed
-    parts = _parts(batch, inflate)
+    parts = framing.parts(batch, lambda group: group.sent_size(inflate))
     first = await _framed(ctx, run_id, parts[0], inflate, before=framing.array_header(len(batch)))
     _LOG.info(
         line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
@@ -241,16 +238,3 @@ async def _framed(ctx: Context, run_id: str, part: list[LeasedGroup], inflate: b
 
 def _inflated(part: list[LeasedGroup], bodies: list[bytes]) -> list[bytes]:
     return [compression.inflated(body, group.raw_size) for group, body in zip(part, bodies, strict=True)]
-
-
-def _parts(batch: list[LeasedGroup], inflate: bool) -> list[list[LeasedGroup]]:
-    """The batch in order, cut so that each part has at most _PART_BYTES or is one group."""
-    parts: list[list[LeasedGroup]] = []
-    room = 0
-    for group in batch:
-        if not parts or group.sent_size(inflate) > room:
-            parts.append([])
-            room = _PART_BYTES
-        parts[-1].append(group)
-        room -= group.sent_size(inflate)
-    return parts
