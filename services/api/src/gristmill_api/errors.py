@@ -227,7 +227,10 @@ def version_backwards(run_id: str, step: int, recorded: int) -> ApiProblem:
 
 def permit_lost(run_id: str, group_id: str, why: str) -> ApiProblem:
     return ApiProblem(
-        "permit_lost", 410, f"no permit for group {group_id!r} of run {run_id!r}: {why}.", "Discard it and ask anew."
+        "permit_lost",
+        410,
+        f"no permit for group {group_id!r} of run {run_id!r}: {why}.",
+        "Discard it and ask for another permit.",
     )
 
 
@@ -315,7 +318,8 @@ def lease_lost(run_id: str, batch_ids: list[str]) -> ApiProblem:
     return ApiProblem(
         "lease_lost",
         410,
-        f"run {run_id!r} holds no lease for batches {', '.join(batch_ids)}: they ran out and their groups went on.",
+        f"run {run_id!r} holds no lease for batches {', '.join(batch_ids)}: the leases expired, and other leases may "
+        "have their groups.",
         "Any other batch of this request was acked. Extend leases in time, or raise API_LEASE_TTL_S.",
     )
 

@@ -1,7 +1,7 @@
-"""Where this process listens.
+"""Logs the addresses at which this process listens, and warns if other machines reach the API without a token.
 
-The server that runs the application binds after the application has started, and does not tell it where. So the
-process' own listening sockets are looked at: they are the truth for --host, --fd, a reloader and several workers.
+The server binds after the application has started, and does not report the address to the application. So this module
+reads the process' own listening sockets, which are right for --host, --fd, a reloader and several workers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LOOKS: Final = 100
 
 
 async def tell_bind(settings: AccessSettings) -> None:
-    """Log where the process listens, once it does; warn if other machines may then do what they like."""
+    """Log the addresses once the process listens. Warn if other machines reach the API and need no token."""
     for _ in range(_LOOKS):
         addresses = listening()
         if addresses:
             break
-        # Nothing announces that the server has bound; it does so right after the application's start.
+        # No event reports that the server has bound its port. It binds right after the application's start.
         await asyncio.sleep(_LOOK_EVERY_S)
     else:
         return
@@ -40,17 +40,18 @@ async def tell_bind(settings: AccessSettings) -> None:
     private = settings.in_compose or all(_loopback(host) for host, _ in addresses)
     if settings.tokens is None and not private:
         _LOG.warning(
-            "THE API IS OPEN TO THE NETWORK: it listens at %s and API_AUTH is none, so whoever reaches that port may "
-            "read, submit and delete. Bind it to 127.0.0.1, or turn tokens on: make secure (docs/security.md).",
+            "THE API IS OPEN TO THE NETWORK: it listens at %s and API_AUTH is none, so any client that reaches that "
+            "port can read, submit and delete. Bind the API to 127.0.0.1, or turn on tokens: make secure "
+            "(docs/security.md).",
             at,
         )
 
 
 def listening() -> list[tuple[str, int]]:
-    """Addresses at which this process accepts TCP connections; empty where they cannot be told."""
+    """Returns the addresses at which this process accepts TCP connections; empty if the system does not list them."""
     found = []
     for descriptor in _descriptors():
-        # A descriptor may be closed meanwhile, as is the one that the folder was listed with.
+        # A descriptor may be closed meanwhile. The descriptor that listed the folder is.
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
