@@ -38,7 +38,7 @@ class Environments:
 
     async def unregister(self, run_id: str, env_id: str) -> bool:
         """Remove the environment. False: it was not registered."""
-        _, known = await self._scripts.call("part", run_id, env_id)
+        _, known = await self._scripts.call("unregister", run_id, env_id)
         return bool(known)
 
     async def all(self, run_id: str) -> list[Environment]:

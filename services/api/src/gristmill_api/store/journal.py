@@ -39,7 +39,7 @@ class Journal:
         if len(values) > MOST_ROW_BYTES:
             raise errors.too_long(f"the row of metrics of {row.source!r}", len(values), MOST_ROW_BYTES)
         bounds = KEPT_ROWS, MOST_SOURCES, KEPT_BYTES, MOST_EVENT_BYTES
-        (status,) = await self._scripts.call("measure", run_id, row.source, row.step, values, *bounds)
+        (status,) = await self._scripts.call("record_metrics", run_id, row.source, row.step, values, *bounds)
         if status == "FULL":
             raise errors.too_many(
                 "sources", f"run {run_id!r} has {MOST_SOURCES} sources of metrics", "Report under one of their names."

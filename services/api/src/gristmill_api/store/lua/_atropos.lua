@@ -1,13 +1,13 @@
--- What a run fed by Atropos' protocol keeps beside the store's own keys. Environments are numbered from 0.
+-- Additional keys of a run that Atropos' protocol feeds. Environments are numbered from 0.
 --
---   atropos               HASH    the trainer's registration as it came; step (the current one); started, after the
+--   atropos               HASH    the trainer's registration as received; step (the current one); started, after the
 --                                 first request for a batch or the first version over /v1
---   atropos:envs          HASH    number -> JSON of what it registered (max_context_len, weight, wandb_name)
+--   atropos:envs          HASH    number -> JSON of the registration (max_context_len, weight, wandb_name)
 --   atropos:names         HASH    desired name -> how many environments registered under it
 --   atropos:group_sizes   HASH    number -> sequences a group; rises to the largest that the environment has ready
 --   atropos:minima        HASH    number -> the share of every batch that must be its own
 --   atropos:disconnected  SET     numbers
---   atropos:heard         ZSET    number -> ms when it last spoke
+--   atropos:heard         ZSET    number -> ms of its last request
 --   atropos:buffer:<n>    LIST    "<sequences> <id>" of its groups of another size, until some sum to its group size
 --   atropos:held:<id>     HASH    such a group: sequences, tokens, bytes, step, version; its payload is at its key
 --   atropos:receipt:<id>  STRING  JSON of the answer to a submit, for the API to find when Redis' answer got lost
@@ -20,7 +20,7 @@ local function buffer(number) return P .. 'atropos:buffer:' .. number end
 local function held(id) return P .. 'atropos:held:' .. id end
 local function receipt(id) return P .. 'atropos:receipt:' .. id end
 
--- Why nothing may be written here: the answer to give, or nil.
+-- The answer if nothing may be written to this run, or nil.
 local function barred()
   local known = redis.call('HMGET', RECORD, 'state', 'protocol')
   if not known[1] then return {'MISSING'} end
@@ -29,14 +29,14 @@ local function barred()
   return nil
 end
 
--- The environment lives. It asks ten times a second and every write is an fsync, so what was written down in the last
--- `fresh` ms is good enough.
+-- Record that the environment is alive. It asks ten times per second and every write is an fsync, so a time that was
+-- written in the last `fresh` ms stays.
 local function hear(number, at, fresh)
   local last = redis.call('ZSCORE', HEARD, number)
   if not last or at - last > fresh then redis.call('ZADD', HEARD, at, number) end
 end
 
--- Numbers of the environments that count: connected, and heard from in the last `silence` ms. In order.
+-- Numbers of the environments that count, in order: connected, with a request in the last `silence` ms.
 local function living(at, silence)
   local numbers = redis.call('ZRANGEBYSCORE', HEARD, '(' .. (at - silence), '+inf')
   table.sort(numbers, function(a, b) return tonumber(a) < tonumber(b) end)
@@ -56,7 +56,7 @@ local function unhold(id)
   return facts
 end
 
--- Forget an environment's registration and what it has buffered. How many keys these were, about.
+-- Delete an environment's registration and its buffered groups. Returns about how many keys these were.
 local function forget_env(number)
   local pieces = redis.call('LRANGE', buffer(number), 0, -1)
   for _, piece in ipairs(pieces) do
@@ -69,7 +69,7 @@ local function forget_env(number)
   return 1 + #pieces
 end
 
--- Forget the registrations and what is buffered. The queue stays.
+-- Delete the registrations and the buffered groups. The queue stays.
 local function forget_protocol()
   for _, number in ipairs(redis.call('HKEYS', NUMBERED)) do forget_env(number) end
   redis.call('DEL', ATROPOS, NUMBERED, NAMES, GROUP_SIZES, MINIMA, DISCONNECTED, HEARD)

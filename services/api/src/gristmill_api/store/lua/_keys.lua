@@ -28,37 +28,37 @@
 --   A batch id that was leased is in at most one of leases, expired, acked:
 --   batch:<id>    LIST    its groups in submit order; only while in leases or expired
 --   leases        ZSET    batch id -> deadline, ms
---   expired       SET     batch ids past their deadline of which every group is still in ready, leased by nobody since
+--   expired       SET     batch ids past their deadline with every group still in ready and not leased since
 --   acked         ZSET    batch id -> ms, the newest 4096, so that a retried ack is known
 --
 --   A row that was issued is in at most one of permits, reissue, dropped, or it was submitted:
 --   permits       ZSET    group id -> deadline, ms
 --   holders       HASH    group id -> holder, for the ids in permits
---   reissue       ZSET    group id -> row: given back or expired, to be handed out before any new row
+--   reissue       ZSET    group id -> row: returned or expired, to be issued before any new row
 --   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
 --                         expire
 --
---   envs          ZSET    environment id -> deadline, ms, of those that registered
+--   envs          ZSET    environment id -> deadline, ms, of registered environments
 --   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms, asked_ms (when it last asked for permits,
 --                         to within a tenth of its life, or registered)
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
 --   deleted       HASH    the record of a run that is being deleted; gone when nothing else is left
---   fence         STRING  the last incarnation of a deleted run, for a week: that of the next run of this id is higher, so
+--   fence         STRING  the last incarnation of a deleted run, for a week: the next run of this id has a higher one, so
 --                         a trainer that outlived its run is fenced off
 --   latest        LIST    the 8 ids submitted last, newest first
 --   example:<id>  STRING  payload of a group in latest that is gone from the store, for a day
 --   metrics       SET     sources; metrics:<source> ZSET of JSON -> step, the newest 10000
---   events        STREAM  what happened, the newest 1024 or so
+--   events        STREAM  events of the run, about the newest 1024
 --
 --   Shared by all runs:
 --   gm:runs       ZSET    run id -> created, ms
 --   gm:open       SET     ids of the open runs
 --   gm:finished   ZSET    run id -> finished, ms, of the finished runs
 --   gm:stacks     HASH    stack -> id of its open run
---   gm:deleting   SET     ids of the runs of which something is left to delete
+--   gm:deleting   SET     ids of the runs that still have keys to delete
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:journal    STRING  bytes of the metrics rows of all runs
 --   gm:journals   ZSET    key of a source's metrics -> their bytes
@@ -95,12 +95,12 @@ end
 
 local function tell(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) end
 
--- Write down what happened, for who looks on: a kind, then names and values. They wake at whatever is told next.
+-- Append an event to the stream: a kind, then names and values. The next topic that is published wakes its readers.
 local function note(kind, ...)
   redis.call('XADD', LOG, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
 end
 
--- `note`, when nothing else is told.
+-- `note`, if no other topic is published.
 local function emit(...)
   note(...)
   tell('events')
@@ -108,7 +108,7 @@ end
 
 local function state() return redis.call('HGET', RECORD, 'state') end
 
--- Why a trainer's call is refused: the answer, or nil.
+-- The answer to a trainer's call that is refused, or nil.
 local function refusal(incarnation)
   local facts = redis.call('HMGET', RECORD, 'state', 'incarnation')
   if not facts[1] then return {'MISSING'} end

@@ -1,7 +1,7 @@
 -- Which run a stack (one model server and its trainer) works on, and how a deletion begins. A run without a stack ('')
 -- never keeps another from opening.
 
--- Names and deadlines of the living environments of the run whose keys start so, the last to be heard from first.
+-- Names and deadlines of the living environments of the run whose keys start so, the latest deadline first.
 local function alive(start, at)
   return redis.call('ZREVRANGEBYSCORE', start .. 'envs', '+inf', '(' .. at, 'WITHSCORES', 'LIMIT', 0, 8)
 end
@@ -13,7 +13,7 @@ local function index_unfinished(start, id, state)
   for _, tombs in ipairs({'trained', 'dropped', 'tombs'}) do redis.call('PERSIST', start .. tombs) end
 end
 
--- Another run takes the stack. Nothing of this one is lost: rows that were out under permits are issued again.
+-- Another run takes the stack. This run loses nothing: rows that had permits are issued again.
 local function suspend(start, id)
   redis.call('HSET', start .. 'record', 'state', 'suspended')
   index_unfinished(start, id, 'suspended')
@@ -41,12 +41,12 @@ local function claim(stack, id, at)
   return nil
 end
 
--- The run leaves its stack to another, if it has it.
+-- The run releases its stack, if it has the stack.
 local function let_go(stack, id)
   if redis.call('HGET', STACKS, stack) == id then redis.call('HDEL', STACKS, stack) end
 end
 
--- From here on the run is not there any more; delete.lua deletes what it held.
+-- From here on the run does not exist; delete.lua deletes its keys.
 local function discard()
   local facts = redis.call('HMGET', RECORD, 'run_id', 'stack')
   let_go(facts[2], facts[1])

@@ -4,7 +4,7 @@
 --               ^________|                      lease expired, given back, or a take that does not cover it
 --             ready -> dead -> ready | dropped  leased max_attempts times; then replayed or purged
 --             ready -> dropped                  too old to be trained on
---             ready -> trained                  late ack of an expired batch that nobody leased since
+--             ready -> trained                  late ack of an expired batch that was not leased since
 --              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 
 local MAX_TOMBS, MAX_DEAD, MAX_LATEST = 65536, 1024, 8
@@ -15,7 +15,7 @@ local function count(where, sequences, bytes, sign)
   redis.call('HINCRBY', COUNTERS, where .. '_bytes', sign * bytes)
 end
 
--- So many ready groups of this kind more: what a batch can be made of is known without a walk.
+-- Add to the count of ready groups of this kind. So a batch can be planned without reading the queue.
 local function tally(kind, groups)
   if redis.call('HINCRBY', KINDS, kind, groups) == 0 then redis.call('HDEL', KINDS, kind) end
 end
@@ -37,7 +37,7 @@ local function leave(id)
   return where, facts[1], facts[2], facts[3]
 end
 
--- A tombstone more, and the oldest goes when there are too many. Its permit is used up, so the group cannot come again.
+-- Add a tombstone; if there are too many, delete the oldest. Its permit is used up, so the group cannot be sent again.
 local function entomb(id)
   redis.call('RPUSH', TOMBS, id)
   if redis.call('LLEN', TOMBS) > MAX_TOMBS then
@@ -93,7 +93,7 @@ local function train(id, archive)
   end
 end
 
--- Give a ready or dead group up for good. Its place in the run's capacity goes to a new one.
+-- Drop a ready or dead group. A new group takes its place in the run's capacity.
 local function drop(id, reason)
   local where = leave(id)
   if where ~= 'dead' then redis.call('HINCRBY', COUNTERS, 'accepted', -1) end
@@ -120,13 +120,13 @@ local function dissolve(id)
   redis.call('DEL', batch(id))
 end
 
--- The group leaves the hands of the expired batch that had it last, so that batch cannot be acked any more.
+-- Remove the group from the expired batch that had it last. That batch cannot be acked any more.
 local function leave_expired(id)
   local last = redis.call('HGET', group(id), 'batch')
   if last and redis.call('SREM', EXPIRED, last) == 1 then dissolve(last) end
 end
 
--- Ready groups are leased as a batch, and all that changes is written at once: it is what a trainer waits for.
+-- Lease ready groups as a batch. All changes are written at once, because a trainer waits for them.
 local function lend(ids, batch_id)
   local sequences, bytes, redeliveries, kinds, leased = 0, 0, 0, {}, {}
   for i, id in ipairs(ids) do
@@ -152,7 +152,7 @@ local function lend(ids, batch_id)
   if redeliveries > 0 then redis.call('HINCRBY', COUNTERS, 'redeliveries', redeliveries) end
 end
 
--- A dead group will not be trained unless somebody replays it: its place in the run's capacity goes to a new one.
+-- A dead group is not trained unless a request replays it: a new group takes its place in the run's capacity.
 local function bury(id, reason)
   leave_expired(id)
   local _, sequences, bytes = leave(id)

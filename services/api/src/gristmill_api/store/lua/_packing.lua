@@ -1,11 +1,11 @@
--- Which ready groups make a batch of exactly so many sequences, by Atropos' rules.
+-- Selects the ready groups for a batch of an exact number of sequences, by Atropos' rules.
 --
 -- Its rule: with M the largest group that is ready, groups of one size are packs once they sum to M; packs are taken
 -- as they complete until the batch is full. If some environments have a share (min_batch_allocation), packs are of one
 -- environment and size: first come the shares, then what else is packed in queue order.
--- By that rule some groups never leave: those of a size that does not divide M, those that would overfill the batch,
--- and, with shares, those of no environment. So when they are there and the rule makes no batch, any groups that sum
--- to the batch will do, the oldest first.
+-- By that rule some groups never leave: groups of a size that does not divide M, groups that would overfill the batch,
+-- and, with shares, groups without an environment. So if the rule makes no batch, any groups that sum to the batch are
+-- taken, the oldest first.
 --
 -- `kinds` holds {size, env_id, count} of all ready groups: what cannot be made is known without a walk of the queue.
 
@@ -191,7 +191,7 @@ local function pack_any(queue, kinds, wanted, shares)
   return pick(rest, of, chosen)
 end
 
--- The groups of the next batch, in order; nil when there is none yet.
+-- The groups of the next batch, in order; nil if there is not a batch yet.
 local function next_batch(kinds, largest, wanted, shares)
   local queue = reader(math.ceil(wanted / largest))
   local chosen, stuck

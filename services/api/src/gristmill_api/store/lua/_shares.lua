@@ -1,7 +1,7 @@
--- What is kept for environments that registered a min_batch_allocation: room in each batch (lease.lua) and permits
--- (permits.lua). Neither keeps more than can still come: groups of the environment that are ready, permits that it holds,
--- and, if it asks for permits, permits that are free. So nothing waits for groups that cannot come, and an environment
--- that only sends heartbeats keeps nothing.
+-- Room in each batch (lease.lua) and permits (permits.lua) for environments with a min_batch_allocation. Neither keeps
+-- more than can still arrive: groups of the environment that are ready, permits that it holds, and, if it asks for
+-- permits, permits that are free. So no lease waits for groups that cannot arrive, and an environment that only sends
+-- heartbeats keeps nothing.
 
 -- Permits that may still be issued when `out` are out: accepted groups and permits together stay within
 -- min(version step + 1 + max staleness, training steps) x groups per step. 0 before a version was recorded.
@@ -15,8 +15,8 @@ local function free_permits(out)
 end
 
 -- The environments with a share, by name: {name, share, asks, ready = {size -> groups}, groups (ready ones), out (permits
--- that it holds)}; and what to divide the shares by, so that they come to 1 at most. `silence`: an environment asks for
--- permits if it did so, or registered, in the last so many ms.
+-- that it holds)}; and a divisor, with which the shares sum to 1 at most. An environment asks for permits if it did so,
+-- or registered, in the last `silence` ms.
 local function sharers(at, silence)
   local found, by_name, sum = {}, {}, 0
   local function add(name, share, asks)
@@ -26,7 +26,7 @@ local function sharers(at, silence)
     sum = sum + one.share
   end
   if redis.call('HGET', RECORD, 'protocol') == 'atropos' then
-    -- Without permits nobody knows what will come: room is kept for groups that are ready.
+    -- Without permits, future groups are unknown: room is kept for groups that are ready.
     for _, name in ipairs(living(at, silence)) do
       local share = redis.call('HGET', MINIMA, name)
       if share then add(name, math.max(0, share), false) end

@@ -1,4 +1,4 @@
--- Which groups come to an exact number of sequences.
+-- Selects groups that sum to an exact number of sequences.
 
 -- {size, count} of the groups, or of {size, count}, in the order in which the sizes come first.
 local function by_size(list)

@@ -2,7 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- A durable checkpoint covers these batches: their groups are trained and their payloads go. An expired batch is
--- taken if nobody leased any of its groups since. Lost batches do not keep the others from being acked.
+-- acked too if none of its groups was leased since. Lost batches do not keep the others from being acked.
 -- ARGV: incarnation, archive '1'|'', batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
 local incarnation, archive = ARGV[1], ARGV[2]

@@ -2,8 +2,8 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- include: _atropos.lua
--- The batch was sent whole: the step it is for has begun. Taken although its lease ran out, if nobody leased any of its
--- groups since.
+-- The batch was sent whole, so its step has begun. An expired batch is acked too if none of its groups was leased
+-- since.
 -- ARGV: batch id, archive '1'|''
 -- -> {OK, step} | {ALREADY} | {LOST}
 local id, archive = ARGV[1], ARGV[2]

@@ -5,9 +5,9 @@
 -- include: _sums.lua
 -- include: _packing.lua
 -- Lease the next batch, of exactly the registered batch size, for as long as it takes to send it.
--- Groups that can be part of no batch are set aside: larger than one, or delivered too often.
+-- Groups that no batch can hold become dead letters: larger than a batch, or delivered too often.
 -- ARGV: batch id, ttl ms, max attempts, silence ms after which an environment's share is not kept
--- -> {UNREGISTERED} | {NONE, groups set aside} | {OK, groups set aside, group id, bytes, ...}
+-- -> {UNREGISTERED} | {NONE, dead letters} | {OK, dead letters, group id, bytes, ...}
 local id, ttl, max_attempts, silence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local trainer = redis.call('HMGET', ATROPOS, 'batch_size', 'started')

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- The client vanished before it had the batch whole: its groups are ready again, in the places they had.
+-- The client left before all of the batch was sent: the groups are ready again, in their places.
 -- ARGV: batch id
 -- -> {OK, groups}
 local id = ARGV[1]

@@ -4,12 +4,12 @@
 -- include: _atropos.lua
 -- Store groups, all of them or none. A group whose size is not its environment's waits in a buffer until some of them
 -- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
--- The payloads were set before, under keys of their own: a long argument costs Lua ten times what SET costs. If they are
+-- The payloads were set before, under separate keys: a long argument costs Lua ten times what SET costs. If they are
 -- not there, the answer is GONE if there is room for them. Any answer that does not store them deletes them.
 -- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, then for each
 --       group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
---  | {GONE} | {OK, a number a group: -1 received, else buffered with so many sequences left in the buffer}
+--  | {GONE} | {OK, a number per group: -1 received, else buffered, with the sequences in the buffer}
 local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local bytes = tonumber(ARGV[6])

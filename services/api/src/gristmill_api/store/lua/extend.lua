@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- Keep leases alive. One that ran out is alive again if nobody leased any of its groups since.
+-- Extend leases. An expired lease is alive again if none of its groups was leased since.
 -- ARGV: incarnation, ttl ms, batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, lost batch id...}
 local incarnation, ttl = ARGV[1], tonumber(ARGV[2])

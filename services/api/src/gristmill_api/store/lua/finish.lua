@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _life.lua
--- End the run. Permits still out are void; groups stay where they are, and tombstones expire.
--- ARGV: incarnation, or '' for an operator, who needs none and may end a suspended run, too; ms for which tombstones stay
+-- End the run. Permits still out are void; groups keep their states, and tombstones expire.
+-- ARGV: incarnation, or '' for an operator, who may also end a suspended run; ms for which tombstones stay
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation}
 local incarnation, tombs_ttl = unpack(ARGV)
 

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Register an environment, or hear that it lives.
--- Of too many, the one that has been dead the longest makes room.
+-- Register an environment, or record that it is alive.
+-- If there are too many, the environment that has been dead the longest is removed.
 -- ARGV: environment id, ttl ms, 'register' | 'heartbeat', weight or '', min batch allocation or '', most environments
 -- -> {MISSING} | {SUSPENDED} | {UNKNOWN} | {FULL} | {OK}
 local id, ttl, what, weight, allocation, most = unpack(ARGV)

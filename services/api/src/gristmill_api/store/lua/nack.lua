@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- Give batches back: their groups are ready again, in the places they had. One that is not leased is passed over: it
--- ran out, was given back before, or acked.
+-- Return batches: their groups are ready again, in their places. A batch that is not leased is ignored: its lease
+-- expired, or the batch was returned before, or acked.
 -- ARGV: incarnation, batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups given back}
 local incarnation = ARGV[1]

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Keep permits alive: those named, or with none named all of the holder. One that expired but went to nobody
--- else is alive again.
+-- Keep permits alive: those named, or with none named all of the holder. An expired permit that was not issued
+-- again is alive again.
 -- ARGV: holder, ttl ms, 'all' | 'named', group id...
 -- -> {MISSING} | {SUSPENDED} | {OK, renewed count, lost group id...}
 local holder, ttl, which = unpack(ARGV, 1, 3)

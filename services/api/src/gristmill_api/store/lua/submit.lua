@@ -2,7 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- Store a group and consume its permit. Not flagged allow-oom: at maxmemory Redis refuses this script, and its like.
--- The payload was set before, under a key of its own: a long argument costs Lua ten times what SET costs.
+-- The payload was set before, under a separate key: a long argument costs Lua ten times what SET costs.
 -- ARGV: group id, holder, digest (32 raw bytes), sequences, tokens, raw bytes, env id, step, byte cap of all runs,
 --       byte cap and group cap of a run, bytes of the payload, its key
 -- -> {STORED} | {SAME} | {OTHER} | {MISSING} | {FINISHED} | {SUSPENDED} | {DROPPED, reason} | {LOST} | {UNKNOWN} | {SIZE, group size}
@@ -17,14 +17,14 @@ local function no(...)
 end
 local record = redis.call('HMGET', RECORD, 'state', 'group_size')
 if not record[1] then return no('MISSING') end
--- First of all: a retry must hear the same answer whatever happened since.
+-- First: a retry must get the same answer, whatever happened since.
 local known = redis.call('HGET', group(id), 'digest') or redis.call('HGET', TRAINED, id)
 if known then return no(known == digest and 'SAME' or 'OTHER') end
 if record[1] == 'finished' then return no('FINISHED') end
 if record[1] == 'suspended' then return no('SUSPENDED') end
 local reason = redis.call('HGET', DROPPED, id)
 if reason then return no('DROPPED', reason) end
--- A permit in reissue was given back or expired, and nobody holds it: the work done under it is welcome.
+-- A permit in reissue was returned or expired, and no holder has it: the group is accepted.
 local by = redis.call('HGET', HOLDERS, id)
 if by and by ~= holder then return no('LOST') end
 if not by and not redis.call('ZSCORE', REISSUE, id) then return no('UNKNOWN') end

@@ -50,8 +50,8 @@ for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
 for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
 for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
--- A trainer that goes back beyond its last ack trains those steps anew, on new groups: what was trained in them is in
--- no weights any more, and would hold their permits for ever.
+-- A trainer that goes back beyond its last ack trains those steps again, on new groups. The old groups of those steps
+-- are in no weights any more, and would hold their permits for ever.
 if steps ~= '' then
   local accepted = steps * groups_per_step + redis.call('ZCARD', READY)
   if accepted < tonumber(redis.call('HGET', COUNTERS, 'accepted') or 0) then

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _atropos.lua
--- Record the policy version that the model server now serves. Permits for it come free; environments of Atropos' hear
--- of a trainer that has begun, and of the step.
+-- Record the policy version that the model server now serves. Permits for it become free. Environments of Atropos read
+-- that a trainer has started, and the step.
 -- ARGV: incarnation, step
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {BACKWARDS, recorded step}
 local incarnation, step = unpack(ARGV)
@@ -12,7 +12,7 @@ if no then return no end
 local known = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 if known[1] == incarnation and tonumber(step) < tonumber(known[2]) then return {'BACKWARDS', known[2]} end
 if state() == 'finished' then
-  -- Only a retry of what is recorded already.
+  -- Only a retry of the recorded version is allowed.
   if known[1] == incarnation and known[2] == step then return {'OK', redis.call('HGETALL', RECORD)} end
   return {'FINISHED'}
 end

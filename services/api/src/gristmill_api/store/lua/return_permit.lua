@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- Give one permit back. Reason "abandoned": somebody else gets the row. Any other reason drops the group for good.
+-- Return one permit. Reason "abandoned": the row is issued again. Any other reason drops the group.
 -- ARGV: holder, group id, reason, most reasons that are counted by name: others are counted as "other"
 -- -> {OK} | {ALREADY} | {MISSING} | {LOST} | {SUBMITTED}
 local holder, id, reason, most = unpack(ARGV)

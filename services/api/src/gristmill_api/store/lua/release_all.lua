@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
--- Give back all permits of a holder; their rows go to somebody else.
+-- Return all permits of a holder; their rows are issued again.
 -- ARGV: holder
 -- -> {MISSING} | {OK, count}
 local holder = ARGV[1]
