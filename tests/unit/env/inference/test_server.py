@@ -19,7 +19,7 @@ from .conftest import ASK, CHAT, GENERATE, answers, choice, client
 async def test_an_unreachable_server_is_named_with_how_long_it_was_tried() -> None:
     async with client("http://127.0.0.1:1") as server:
         started = time.monotonic()
-        with raises(InferenceError, "server_unreachable", urls=["http://127.0.0.1:1"]) as raised:
+        with raises(InferenceError, "model_server_unreachable", urls=["http://127.0.0.1:1"]) as raised:
             await server.connect(patience=1.2)
         assert "/v1/models" in raised.value.values["problems"][0]
         assert raised.value.values["seconds"] >= 1.2
@@ -126,7 +126,7 @@ async def test_a_server_in_trouble_is_asked_again_until_patience_ends(
     failing_server.answers[GENERATE] = lambda: answer
     async with client(failing_server, patience=2.0) as server:
         await server.connect(patience=1)
-        with raises(InferenceError, "server_unreachable", urls=[failing_server.url]) as raised:
+        with raises(InferenceError, "model_server_unreachable", urls=[failing_server.url]) as raised:
             await server.generate(ASK)
     assert raised.value.values["seconds"] >= 2.0
     [problem] = raised.value.values["problems"]

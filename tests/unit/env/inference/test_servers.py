@@ -165,7 +165,7 @@ async def test_when_all_are_away_a_call_waits_and_says_so_once(
 async def test_when_all_stay_away_all_are_named() -> None:
     async with client("http://127.0.0.1:1", "http://127.0.0.1:2") as servers:
         urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-        with raises(InferenceError, "server_unreachable", urls=urls):
+        with raises(InferenceError, "model_server_unreachable", urls=urls):
             await servers.connect(patience=0.5)
 
 

@@ -379,7 +379,7 @@ def test_the_reward_wants_an_environment_and_its_rows(package: Package) -> None:
 def test_without_the_extra_the_line_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     remedy = 'pip install "gristmill-env[verifiers]"'
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with raises(PluginError, "extra_missing", extra="verifiers") as raised:
+    with raises(PluginError, "package_missing", extra="verifiers") as raised:
         PromptDataset(config(dataset_name="verifiers:any"), None)
     assert remedy in str(raised.value)
     later = ModuleType("verifiers")

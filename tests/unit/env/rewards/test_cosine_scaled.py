@@ -165,7 +165,7 @@ def test_an_address_without_http_is_refused_at_the_start() -> None:
 
 def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [])  # nothing that is not imported yet is found
-    with raises(RewardError, "extra_missing", extra="embeddings") as raised:
+    with raises(RewardError, "package_missing", extra="embeddings") as raised:
         create_reward("cosine_scaled", {"local": True})
     assert 'pip install "gristmill-env[embeddings]"' in str(raised.value)
 

@@ -160,7 +160,7 @@ class Bench:
         if len(self._lanes) == 1:
             return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
         return InferenceError(
-            "server_unreachable",
+            "model_server_unreachable",
             f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {self._problems()}; are they "
             "running, and are these their addresses (server_configs)?",
             urls=[lane.server.url for lane in self._lanes],
@@ -237,7 +237,7 @@ class Bench:
 def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
     """The error when there was no answer of the server at `url` for `seconds`."""
     return InferenceError(
-        "server_unreachable",
+        "model_server_unreachable",
         f"the model server at {url} did not answer for {seconds:.0f} s ({problem}); "
         "is it running, and is this its address (base_url, GRISTMILL_MODEL_URL)?",
         urls=[url],

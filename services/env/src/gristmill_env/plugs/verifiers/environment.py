@@ -78,7 +78,7 @@ def _verifiers(environment_id: str) -> Any:
         import verifiers
     except ImportError as error:
         raise PluginError(
-            "extra_missing",
+            "package_missing",
             f"verifiers environment '{environment_id}' needs the package verifiers, which cannot be imported "
             f"({error}): {_INSTALL}",
             extra="verifiers",

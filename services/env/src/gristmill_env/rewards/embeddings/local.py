@@ -29,7 +29,7 @@ class LocalModel:
         """Raises RewardError when the extra is missing. The model itself is loaded later: that takes long."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise RewardError(
-                "extra_missing",
+                "package_missing",
                 "local: true needs sentence-transformers, which is not installed: "
                 'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url',
                 extra="embeddings",
