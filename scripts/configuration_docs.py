@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configuration.md, docs/from-atropos.md and docs/operations.md from their sources.
+"""Writes the generated tables in docs/ from their sources.
 
-The sources are the models that check settings, the tables of Atropos' keys, and .env.example.
+The sources are the models that check settings, the tables of Atropos' keys, .env.example, and the packages' errors.
 
     python scripts/configuration_docs.py            write them
     python scripts/configuration_docs.py --check    fail when a table is not current (a unit test does the same)
@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings.flags import flag_names
 from gristmill.settings.layers import inner_model
@@ -35,7 +36,7 @@ from gristmill_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FILES = ("configuration.md", "from-atropos.md", "operations.md")
+FILES = ("configuration.md", "errors.md", "from-atropos.md", "operations.md")
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
@@ -233,6 +234,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "variables": _variables,
     "atropos-keys": _atropos_keys,
     "atropos-rewards": _atropos_rewards,
+    "errors": lambda: _table(["package", "code", "error", "message"], table_rows()),
 }
 
 if __name__ == "__main__":

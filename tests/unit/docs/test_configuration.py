@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md and docs/from-atropos.md are what the services read."""
+"""The generated tables in docs/ are current, and every error has a code for its table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import configuration_docs
+import error_codes
 
 
 def test_the_tables_are_current() -> None:
@@ -26,3 +27,13 @@ def test_every_setting_has_words() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) > 50
     assert not [row for row in rows if row.endswith("|  |")]
+
+
+def test_every_error_has_a_literal_code() -> None:
+    """The table and the readers of logs need it: a snake_case word at the place that makes the error."""
+    found = error_codes.collect()
+    assert len(found) > 300
+    assert not [error for error in found if not error.code]
+    assert {error.package for error in found} == set(error_codes.PACKAGES)
+    kinds = {error.kind for error in found}
+    assert {"TrainerError", "InflatedTooLarge", "PydanticCustomError"} <= kinds, "each way to make an error is found"

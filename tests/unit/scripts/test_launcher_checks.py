@@ -69,7 +69,7 @@ def refusal(tmp_path: Path) -> Launch:
         ({"trainer": {"batch_size": 10}}, "partial_groups", "10"),
         ({"trainer": {"on_step": "mine.py:f"}}, "trainer_only_key", "on_step"),
         ({"gruop_size": 8}, "unknown_key", "group_size"),
-        (dataset(reward_functions=["acuracy"]), r"\w+", "accuracy"),
+        (dataset(reward_functions=["acuracy"]), "unknown_reward", "accuracy"),
         (dataset(dataset_path="gone.jsonl"), "dataset_missing", "gone.jsonl"),
         (dataset(prompt_field="questoin"), "field_missing", "question"),
         ({"server_configs": [{"model_name": "smollm2"}]}, "model_mismatch", "--model smollm2"),

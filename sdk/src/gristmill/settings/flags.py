@@ -70,8 +70,9 @@ def parse_flag_sets(
         name = word.lstrip("-").split("=")[0].replace("-", "_")
         hint = did_you_mean(name, flags)
         shown = word.split("=")[0] if word.startswith("-") else word
-        kind = "flag" if word.startswith("-") else "argument"
-        raise ConfigError(f"unknown_{kind}", f"command line: unknown {kind} '{shown}'.{hint}", name=shown)
+        if word.startswith("-"):
+            raise ConfigError("unknown_flag", f"command line: unknown flag '{shown}'.{hint}", name=shown)
+        raise ConfigError("unknown_argument", f"command line: unknown argument '{shown}'.{hint}", name=shown)
     values: list[dict[str, Any]] = [{} for _ in models]
     for name, value in vars(known).items():
         number, flag = flags[name]

@@ -50,9 +50,11 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
         found = _as_written(error, values)
         lines = [_explain(model, item, where) for item in found]
         unknown = any(item["type"] == "extra_forbidden" for item in found)
-        kind, code = (UnknownKeyError, "unknown_key") if unknown else (ConfigError, "invalid_settings")
         problems = {_key(item): _PROBLEMS.get(item["type"], item["type"]) for item in found}
-        raise kind(code, "\n".join(dict.fromkeys(lines)), where=where, problems=problems) from error
+        message = "\n".join(dict.fromkeys(lines))
+        if unknown:
+            raise UnknownKeyError("unknown_key", message, where=where, problems=problems) from error
+        raise ConfigError("invalid_settings", message, where=where, problems=problems) from error
 
 
 def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
