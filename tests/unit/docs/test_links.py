@@ -1,8 +1,9 @@
-"""Links of README.md, docs/ and the other pages lead to files and headings that exist."""
+"""Links of README.md, docs/ and the other pages, and the pages that the sources name, exist."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -60,3 +61,15 @@ def test_broken_link_and_anchor_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n[a](other.md#two-words-a_b) [b](other.md#none) [c](gone.md) [d](#page) [e](https://x.y)\n")
     assert broken(page) == ["other.md#none", "gone.md"]
+
+
+def test_pages_that_sources_name_exist() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    missing = set()
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".yaml", ".toml", ".sh", ".lua", ".md"} or path.name in {".env.example", "Makefile"}:
+            for page in re.findall(r"(?<![\w./-])docs/([\w-]+\.md)", path.read_text() if path.is_file() else ""):
+                if not (ROOT / "docs" / page).exists():
+                    missing.add(f"{name}: docs/{page}")
+    assert missing == set()
