@@ -84,6 +84,7 @@ def test_a_field_that_is_not_there_lists_the_columns(tmp_path: Path) -> None:
 
 def test_an_unregistered_reward_lists_the_names(tmp_path: Path) -> None:
     line = _env("--config", _config(tmp_path, "type: format", "type: formt"))
+    assert "[unknown_reward] " in line
     assert "formt" in line
     assert "accuracy" in line
     assert "length" in line
@@ -93,12 +94,14 @@ def test_a_model_server_that_is_not_there_is_named_with_how_long_it_was_tried() 
     line = _env(
         "--config", "quickstart", "--base_url", "http://127.0.0.1:9", "--startup_patience", "2", "--tokenizer_name", "x"
     )
+    assert "[server_unreachable] " in line
     assert "http://127.0.0.1:9" in line
     assert re.search(r" [2-9] s", line)
 
 
 def test_a_yaml_naming_another_model_says_what_to_change(vllm: Vllm) -> None:
     line = _env("--config", "quickstart", "--model_name", "Qwen/Qwen2.5-1.5B", "--base_url", vllm.url)
+    assert "[model_not_served] " in line
     assert "MODEL=Qwen/Qwen2.5-1.5B" in line
     assert ".env" in line
     assert "'tiny'" in line
@@ -116,6 +119,7 @@ def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
             *("--config", "quickstart", "--base_url", vllm.url, "--startup_patience", "3"),
             *("--rollout_server_url", f"http://127.0.0.1:{api_port}"),
         )
+    assert "[api_unreachable] " in line
     assert f"http://127.0.0.1:{api_port}" in line
     assert "Redis" in line
 
@@ -148,6 +152,7 @@ def test_a_run_with_a_plug_in_for_the_trainer_is_refused_by_the_trainer(tmp_path
         trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
         stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=60)
         assert trainer.exit_code == 1
+    assert "[trainer_only_key] " in output.of("trainer")
     assert "on_step" in output.of("trainer")
     assert not (tmp_path / "imported").exists()
 

@@ -168,7 +168,7 @@ async def test_environments_are_closed_when_their_attempts_end(rolls: Make, kind
 
 @pytest.mark.parametrize("kind", [FailsToReset, FailsToStep])
 async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make, kind: type[Environment]) -> None:
-    with pytest.raises(EpisodeError, match="KeyError: 'no board'"):
+    with raises(EpisodeError, "environment_raised", error="KeyError"):
         await rolls(kind)()
     assert closed() == [1] * len(Recorded.made)
     assert len(Recorded.made) >= 2

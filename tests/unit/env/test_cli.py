@@ -38,11 +38,11 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
     [
         (["--config", "sum"], "config_missing", "'sum'"),
         (["--config", "sums", "--group_sise", "4"], "unknown_flag", "'--group_sise'"),
-        (["--config", "sums", "--reward_functions", "acuracy"], "", "'acuracy'"),
+        (["--config", "sums", "--reward_functions", "acuracy"], "unknown_reward", "'acuracy'"),
         (["--config", "sums", "--prompt_field", "questoin"], "field_missing", "'questoin'"),
         (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", "'gone.jsonl'"),
         (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
-         "", "http://127.0.0.1:1"),
+         "server_unreachable", "http://127.0.0.1:1"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], code: str, quoted: str) -> None:
@@ -50,7 +50,7 @@ def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], co
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
     assert len(errors) == 1
-    assert f"[{code}" in errors[0]
+    assert f"[{code}] " in errors[0]
     assert quoted in errors[0]
     assert not any("Traceback" in line for line in lines)
 
@@ -67,6 +67,7 @@ def test_two_mistakes_are_two_lines(folder: Path) -> None:
 def test_another_model_than_the_config_names(folder: Path, failing_server: FailingServer) -> None:
     code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
     assert code == 1
+    assert "[model_not_served] " in lines[-1]
     assert "MODEL=smollm2" in lines[-1]
 
 
@@ -76,6 +77,7 @@ def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None
     code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
                       "--startup_patience", "0.2", module=module)  # fmt: skip
     assert code == 1
+    assert "[server_unreachable] " in lines[-1]
     assert "http://127.0.0.1:1" in lines[-1]
 
 
@@ -124,7 +126,7 @@ def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
     assert len(errors) == 1
-    assert f"[{code}" in errors[0]
+    assert f"[{code}] " in errors[0]
     assert [part for part in quoted if part not in errors[0]] == []
     assert not any("Traceback" in line for line in lines)
 

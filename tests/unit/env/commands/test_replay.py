@@ -126,7 +126,7 @@ async def test_what_was_not_saved_cannot_be_scored(
 
 async def test_a_mistyped_reward_is_told(tmp_path: Path, console: Console) -> None:
     saved = save(tmp_path / "groups.jsonl", [group(completion("2", 0.0))])
-    with pytest.raises(RewardError, match="no reward 'acuracy' is registered"):
+    with raises(RewardError, "unknown_reward", reward="acuracy"):
         await replay(launch("--reward_functions", "acuracy"), ReplayOptions(saved=saved), console)
 
 
