@@ -147,7 +147,8 @@ async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: 
     out = commands.folder / "groups.jsonl"
     await commands.run("process", "--config", "sums", "--out", str(out), "--groups", "3", "--no-shuffle_dataset")
     assert [group.index for group in saved(out)] == [0]
-    skipped = {record.args[0]: str(record.args[1]) for record in caplog.records if isinstance(record.args, tuple)}
+    told = [record.args for record in caplog.records if record.name == "gristmill_env.commands.process"]
+    skipped = {args[0]: str(args[1]) for args in told if isinstance(args, tuple)}
     assert skipped[1].startswith("[prompt_too_long] ")
     assert skipped[2].startswith("[field_missing] row 2 of data set 'sums.jsonl' (split train) ")
     assert "'answer'" in skipped[2]

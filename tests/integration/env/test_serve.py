@@ -169,7 +169,7 @@ def test_a_finished_run_and_other_settings_are_told(
     env.join()
     environments.here(trainer.url).join()
     told = [record.args for record in caplog.records if record.name == "gristmill_env.serve"]
-    (finished,) = [args for args in told if isinstance(args, tuple) and "RUN_ID=" in str(args[-1])]
+    (finished,) = [args for args in told if isinstance(args, tuple) and args and "RUN_ID=" in str(args[-1])]
     assert [str(value) for value in finished[:2]] == ["sums", "1.0"]
 
 

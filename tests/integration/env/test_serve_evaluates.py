@@ -48,7 +48,7 @@ def test_a_run_is_evaluated_from_its_first_version_to_its_last(
     # All are the same weights under three names, and greedy.
     texts = [[record.samples[0].text for record in read_samples(path)] for path in kept]
     assert texts[0] == texts[1] == texts[2]
-    assert "evaluation every 2 steps on data set 'sums.jsonl' (split train[30:36])" in caplog.text
+    assert (2, "data set 'sums.jsonl' (split train[30:36])") in [record.args for record in caplog.records]
     assert caplog.text.count("evaluated run=sums") == 3
 
 
