@@ -1,4 +1,4 @@
-"""Segments: what is written is read, a crash's torn end is cut, the cap is kept, damage is told."""
+"""Segments: groups are read as written, a torn end is cut, the cap is kept, damage is reported."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _ends(run: Path, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("at", ["mark", "body", "opening"])
-def test_damage_before_the_end_is_told_and_never_cut(tmp_path: Path, at: str) -> None:
+def test_damage_before_the_end_is_reported_and_never_cut(tmp_path: Path, at: str) -> None:
     write(tmp_path, names(3))
     path = segments(tmp_path)[0]
     offset = {"opening": 0, "mark": _ends(tmp_path, 3)[0], "body": _ends(tmp_path, 3)[0] + 90}[at]
@@ -127,7 +127,7 @@ def test_damage_before_the_end_is_told_and_never_cut(tmp_path: Path, at: str) ->
     assert ids(tmp_path) == names(1, start=7)
 
 
-def test_a_group_written_twice_comes_once(tmp_path: Path) -> None:
+def test_group_written_twice_is_read_once(tmp_path: Path) -> None:
     write(tmp_path, names(3))
     write(tmp_path, names(4, start=1))
     assert ids(tmp_path) == names(5)
@@ -151,7 +151,7 @@ def test_the_oldest_segments_go_first(tmp_path: Path) -> None:
     assert len(left) > 40
 
 
-def test_the_current_segment_stays_whatever_the_cap(tmp_path: Path) -> None:
+def test_current_segment_stays_even_beyond_the_cap(tmp_path: Path) -> None:
     write(tmp_path, names(3), max_bytes=10)
     assert ids(tmp_path) == names(3)[-1:]
 
@@ -165,7 +165,7 @@ def test_a_write_cut_short_leaves_what_was_whole(tmp_path: Path) -> None:
     assert whole < 256 << 10
     write(tmp_path, names(1))
     assert ids(tmp_path)[-1] == "g00000000"
-    assert segments(tmp_path)[0].stat().st_size > whole, "it goes on in the same segment"
+    assert segments(tmp_path)[0].stat().st_size > whole, "it continues in the same segment"
 
 
 _FULL = """
@@ -201,12 +201,12 @@ def test_reading_holds_one_group_at_a_time(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
+def test_folder_without_rollouts_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="has no rollouts"):
         list(read_rollouts(tmp_path))
 
 
-def test_a_segment_removed_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+def test_segment_removed_while_it_is_read_is_skipped(tmp_path: Path) -> None:
     write(tmp_path, names(1), created_ms=1)
     write(tmp_path, names(1, start=1), created_ms=2)
     write(tmp_path, names(1, start=2), created_ms=3)
@@ -216,7 +216,7 @@ def test_a_segment_removed_while_it_is_read_is_passed_over(tmp_path: Path) -> No
     assert [group.group_id for group in reading] == ["g00000002"]
 
 
-def test_a_format_from_the_future_is_told(tmp_path: Path) -> None:
+def test_newer_archive_format_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, names(1))
     path = segments(tmp_path)[0]
     before = segment.opening("test", 1)

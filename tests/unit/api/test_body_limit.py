@@ -20,7 +20,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_body_waits_for_room_and_bodies_are_let_in_in_order() -> None:
+async def test_bodies_wait_for_room_and_are_admitted_in_order() -> None:
     bodies = Bodies(10)
     await bodies.admit(6)
     order: list[int] = []
@@ -63,7 +63,7 @@ async def test_waiting_request_that_is_cancelled_leaves_nothing(late: bool) -> N
     assert bodies.held == (3 if late else 9)
 
 
-async def test_body_larger_than_the_bound_is_let_in_alone() -> None:
+async def test_body_larger_than_the_bound_is_admitted_alone() -> None:
     bodies = Bodies(10)
     await bodies.admit(50)
     waiting = asyncio.create_task(bodies.admit(1))

@@ -1,4 +1,4 @@
-"""A group that came in by one door and goes out by the other."""
+"""Conversion of groups between Atropos' JSON and the binary form of /v1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def binary(group: dict[str, Any]) -> TrajectoryGroup:
     return to_group(read_one(json.dumps(group).encode()).text, "a00000007", "default", 7, "1.20")
 
 
-def test_every_field_has_its_place() -> None:
+def test_conversion_keeps_every_field() -> None:
     group = binary(full())
     assert (group.group_id, group.run_id, group.env_id, group.row) == ("a00000007", "default", "atropos-3", 7)
     assert group.lengths.tolist() == [3, 4]
@@ -43,12 +43,12 @@ def test_every_field_has_its_place() -> None:
     assert group.distill_ids.reshape(7, 2).tolist() == [[7, 8], [9, -1], [-1, -1], [1, -1], [2, -1], [3, -1], [4, -1]]
 
 
-def test_there_and_back_is_the_same() -> None:
+def test_conversion_to_json_and_back_is_the_same_group() -> None:
     group = TrajectoryGroup.decode(binary(full()).encode())
     assert json.loads(to_json(group)) == full()
 
 
-def test_a_group_of_v1_becomes_json() -> None:
+def test_group_of_v1_converts_to_json() -> None:
     group = make_group(lengths=((2, 2), (1, 3)), rewards=(1.0, 0.0))
     text = json.loads(to_json(group))
     assert tuple(text) == KEYS
@@ -65,7 +65,7 @@ def test_a_group_of_v1_becomes_json() -> None:
     assert text["generation_params"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}
 
 
-def test_a_group_without_logprobs_says_so_and_goes_out_without() -> None:
+def test_group_without_logprobs_converts_both_ways() -> None:
     group = TrajectoryGroup.decode(binary(small()).encode())
     assert not group.logprobs_known
     assert group.logprobs.tolist() == [0.0, 0.0]
@@ -73,13 +73,13 @@ def test_a_group_without_logprobs_says_so_and_goes_out_without() -> None:
     assert binary(full()).logprobs_known
 
 
-async def test_json_goes_out_as_it_came() -> None:
+async def test_stored_json_is_returned_unchanged() -> None:
     text = read_one(json.dumps(full()).encode()).text
     assert await as_json(text) is text
     assert json.loads(await as_json(binary(full()).encode())) == full()
 
 
-def test_a_sequence_that_is_not_trained_stays_one_of_its_group() -> None:
+def test_conversion_keeps_a_sequence_without_trained_tokens() -> None:
     group = full()
     group["masks"][0] = [-100, -100, -100]
     found = TrajectoryGroup.decode(binary(group).encode())
@@ -88,7 +88,7 @@ def test_a_sequence_that_is_not_trained_stays_one_of_its_group() -> None:
     assert found.rewards.tolist() == group["scores"]
 
 
-def test_positions_that_an_environment_filled_have_no_teacher() -> None:
+def test_conversion_removes_the_teacher_of_filler_positions() -> None:
     group = small()
     group |= {"distill_token_ids": [[[0, 0], [2, 7]]], "distill_logprobs": [[[0.0, 0.0], [-0.1, -3.0]]]}
     found = binary(group)
@@ -114,12 +114,12 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_with(tokens=[[1, 2**40]]), "binary form"),
     ],
 )
-def test_what_v1_cannot_say(group: dict[str, Any], reason: str) -> None:
+def test_group_without_a_binary_form_is_an_error(group: dict[str, Any], reason: str) -> None:
     with pytest.raises(GroupError, match=reason):
         binary(group)
 
 
 @pytest.mark.parametrize("params", [None, {}, {"temperature": 0}, {"temperature": "hot", "top_p": True}])
-def test_sampling_that_is_not_told_is_plain(params: dict[str, Any] | None) -> None:
+def test_conversion_uses_plain_sampling_by_default(params: dict[str, Any] | None) -> None:
     sampling = binary(_with(generation_params=params)).sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 2)

@@ -1,4 +1,4 @@
-"""What the API refuses, the OpenAPI document tells."""
+"""The OpenAPI document lists every error response."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gristmill_api.app import app
 from gristmill_api.http.error_handlers import REFUSALS, Refusal
 
 
-def test_every_status_of_errors_is_told() -> None:
+def test_openapi_lists_every_error_status() -> None:
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(errors))) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ApiProblem"]
     statuses = {ast.literal_eval(call.args[1]) for call in made}
     assert len(made) > 10
-    # 500 is a defect, and promised to nobody. 401 and 403 depend on the route: see test_guard.py.
+    # 500 is a defect, and is not documented. 401 and 403 depend on the route: see test_guard.py.
     assert statuses - {500, 401, 403} <= set(REFUSALS)
 
 
-def test_errors_have_the_shape_that_is_told() -> None:
+def test_errors_have_the_documented_shape() -> None:
     refused = errors.too_large(5)
     assert Refusal.model_validate(refused.body()).error.code == "too_large"
 
 
-def test_every_native_route_tells_them() -> None:
+def test_every_route_of_v1_documents_the_errors() -> None:
     paths = app.openapi()["paths"]
     operations = [operation for path, of in paths.items() if path.startswith("/v1") for operation in of.values()]
     assert operations

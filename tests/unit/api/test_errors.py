@@ -1,4 +1,4 @@
-"""Refusals say what differs, and Redis' failures are told from our defects."""
+"""Error messages name the differences, and failures of Redis are distinguished from defects."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_config_differs_lists_every_leaf_old_to_new() -> None:
         (ResponseError("ERR wrong number of arguments"), None),
     ],
 )
-def test_what_redis_failures_mean(error: RedisError, code: str | None) -> None:
+def test_redis_failures_become_problems_or_defects(error: RedisError, code: str | None) -> None:
     refused = errors.from_redis(error)
     assert (refused.code if refused else None) == code
 
 
-def test_a_message_is_no_copy_of_what_came() -> None:
+def test_error_message_is_clipped() -> None:
     refused = errors.bad_group("g1", "x" * 10_000_000)
     assert len(refused.message) < 1100
     assert refused.message.startswith("group 'g1': xxx")

@@ -1,4 +1,4 @@
-"""Long-polls wake at a change, end at their time, and never for a client that left."""
+"""Long polls wake at a notification, end in time, and make no attempt for a client that left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def here() -> bool:
     return False
 
 
-async def test_a_change_wakes_its_topic_only() -> None:
+async def test_publish_wakes_only_its_topic() -> None:
     notifications, box, attempts = Notifications(), dict[str, int](), dict[str, int]()
 
     async def attempt(topic: str) -> int | None:
@@ -32,7 +32,7 @@ async def test_a_change_wakes_its_topic_only() -> None:
     assert attempts == {"a": 2, "b": 2}, "one at the start, one at the wake-up or the end"
 
 
-async def test_whatever_is_told_of_a_run_wakes_who_reads_its_events() -> None:
+async def test_any_topic_of_a_run_wakes_readers_of_its_events() -> None:
     notifications = Notifications()
     with (
         notifications.listening(keys.events_topic("a")) as of_a,
@@ -46,7 +46,7 @@ async def test_whatever_is_told_of_a_run_wakes_who_reads_its_events() -> None:
         assert not of_b.is_set()
 
 
-async def test_a_change_during_the_attempt_is_not_missed() -> None:
+async def test_poll_does_not_miss_a_topic_during_an_attempt() -> None:
     notifications, box = Notifications(), dict[str, int]()
 
     async def attempt() -> int | None:
@@ -61,7 +61,7 @@ async def test_a_change_during_the_attempt_is_not_missed() -> None:
     assert time.monotonic() - started < 0.2
 
 
-async def test_what_nobody_announces_is_found_by_the_recheck() -> None:
+async def test_poll_finds_unpublished_changes_by_its_recheck() -> None:
     notifications, started = Notifications(), time.monotonic()
 
     async def attempt() -> bool | None:
@@ -71,7 +71,7 @@ async def test_what_nobody_announces_is_found_by_the_recheck() -> None:
     assert time.monotonic() - started < 2.5
 
 
-async def test_no_attempt_for_a_client_that_left() -> None:
+async def test_poll_makes_no_attempt_for_a_client_that_left() -> None:
     notifications, attempts = Notifications(), list[int]()
 
     async def attempt() -> None:
@@ -84,7 +84,7 @@ async def test_no_attempt_for_a_client_that_left() -> None:
     await asyncio.sleep(0.05)
     notifications.publish("a")
     await waiting
-    assert attempts == [1], "an attempt after the client left would lease groups to nobody"
+    assert attempts == [1], "an attempt after the client left would lease groups to no trainer"
 
 
 async def test_close_ends_every_wait() -> None:

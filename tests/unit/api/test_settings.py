@@ -1,4 +1,4 @@
-"""Limits come from API_* variables; a wrong one is told at once."""
+"""Limits come from API_* variables; a wrong value is an error at the start."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_every_route_asks_for_its_role(http: httpx.AsyncClient) -> None:
                 assert answer.status_code not in (401, 403), f"{method} {path} as {role}: {answer.text}"
 
 
-async def test_a_refusal_does_not_wait_for_the_body(http: httpx.AsyncClient) -> None:
+async def test_guard_refuses_before_the_body_arrives(http: httpx.AsyncClient) -> None:
     async def body() -> Any:
         raise AssertionError("the body was read")
         yield b""
@@ -80,14 +80,14 @@ async def test_a_refusal_does_not_wait_for_the_body(http: httpx.AsyncClient) -> 
     assert problem(answer) == (401, "unauthorized")
 
 
-async def test_a_url_with_user_and_password_is_enough(http: httpx.AsyncClient) -> None:
-    """As Atropos' clients have it: they can send no header of their own."""
+async def test_guard_accepts_a_token_as_the_password_of_a_url(http: httpx.AsyncClient) -> None:
+    """Atropos' clients cannot set a header."""
     for url in (f"http://env:{TOKENS[Role.ENV]}@api:8000/v1/runs", f"http://x:{TOKENS[Role.ADMIN]}@api:8000/v1/runs"):
         assert (await http.get(url)).status_code == 503
     assert problem(await http.get("http://env:wrong@api:8000/v1/runs")) == (401, "unauthorized")
 
 
-async def test_a_path_that_is_not_there_tells_nothing_to_others(http: httpx.AsyncClient) -> None:
+async def test_guard_answers_an_unknown_path_like_an_admin_route(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/nothing")).status_code == 401
     assert problem(await http.get("/v1/nothing", headers=bearer(TOKENS[Role.ENV]))) == (403, "forbidden")
     assert problem(await http.get("/v1/nothing", headers=bearer(TOKENS[Role.ADMIN]))) == (404, "no_route")
@@ -103,7 +103,7 @@ async def test_no_token_is_ever_logged(http: httpx.AsyncClient, caplog: pytest.L
     assert not any("0123456789abcdef" in text or "a-wrong-token" in text for text in own)
 
 
-async def test_without_tokens_nobody_is_asked() -> None:
+async def test_guard_without_tokens_accepts_every_request() -> None:
     async with api() as client:
         for method, path, _ in rules():
             answer = await client.request(method, path.replace("{}", "a"))
@@ -126,7 +126,9 @@ async def test_without_tokens_nobody_is_asked() -> None:
         ({"Origin": "https://dash.example", "Sec-Fetch-Site": "cross-site"}, True),
     ],
 )
-async def test_a_page_of_another_site_changes_nothing(folder: Path, headers: dict[str, str], passes: bool) -> None:
+async def test_guard_refuses_changes_by_a_page_of_another_site(
+    folder: Path, headers: dict[str, str], passes: bool
+) -> None:
     named = {"API_CORS_ORIGINS": "https://dash.example, http://localhost:3000"}
     for more in ({}, {"API_AUTH": "token", "API_TOKENS_DIR": str(folder)}):
         async with api(**named, **more) as client:
@@ -158,7 +160,7 @@ async def test_cors_is_closed_by_default_and_opens_for_named_origins_only() -> N
         ).status_code == 400
 
 
-async def test_a_named_page_reads_why_it_was_refused(folder: Path) -> None:
+async def test_page_of_a_named_origin_can_read_the_error(folder: Path) -> None:
     """The preflight carries no token, and a 401 without CORS headers would be unreadable to the page."""
     environ = {"API_AUTH": "token", "API_TOKENS_DIR": str(folder), "API_CORS_ORIGINS": "https://dash.example"}
     async with api(**environ) as client:
@@ -169,13 +171,13 @@ async def test_a_named_page_reads_why_it_was_refused(folder: Path) -> None:
         assert answer.headers["access-control-allow-origin"] == "https://dash.example"
 
 
-async def test_refusals_are_counted(http: httpx.AsyncClient) -> None:
+async def test_metrics_count_refused_requests(http: httpx.AsyncClient) -> None:
     await http.post("/v1/runs/a/close")
     text = (await http.get("/metrics", headers=bearer(TOKENS[Role.TRAINER]))).text
     assert 'gristmill_api_requests_total{method="POST",route="unmatched",status="401"} 1.0' in text
 
 
-async def test_openapi_tells_the_roles(http: httpx.AsyncClient) -> None:
+async def test_openapi_lists_the_role_of_each_operation(http: httpx.AsyncClient) -> None:
     schema = (await http.get("/openapi.json", headers=bearer(TOKENS[Role.ENV]))).json()
     assert set(schema["components"]["securitySchemes"]) == {"bearer", "basic"}
     operations = [
@@ -193,7 +195,7 @@ async def test_openapi_tells_the_roles(http: httpx.AsyncClient) -> None:
         assert ("403" in operation["responses"]) == (need is not Need.NOBODY)
 
 
-async def test_openapi_without_tokens_asks_for_none() -> None:
+async def test_openapi_without_tokens_requires_no_token() -> None:
     async with api() as client:
         schema = (await client.get("/openapi.json")).json()
     assert "securitySchemes" not in schema.get("components", {})

@@ -8,7 +8,7 @@ from gristmill import ConfigError
 from gristmill_api.access.settings import parse_origins
 
 
-def test_origins_are_named_in_full() -> None:
+def test_parse_origins_accepts_full_origins() -> None:
     assert parse_origins("") == ()
     assert parse_origins(" https://a.example ,http://localhost:3000,") == ("https://a.example", "http://localhost:3000")
 

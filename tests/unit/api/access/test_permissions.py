@@ -18,7 +18,7 @@ def _routes(app: FastAPI) -> Iterator[tuple[str, str]]:
     """Method and template of every route, nested routers and those that the schema hides included."""
     for route in iter_route_contexts(app.routes):
         path = route.path
-        assert path is not None, f"{route} has no path: a mount or a WebSocket needs a thought of its own in access/"
+        assert path is not None, f"{route} has no path: a mount or a WebSocket needs a rule in access/"
         for method in (route.methods or set()) - {"HEAD"}:
             yield method, path
 
@@ -39,11 +39,11 @@ def app() -> FastAPI:
 
 
 def test_every_route_has_a_role(app: FastAPI) -> None:
-    assert _unlisted(app) == [], "say in gristmill_api/access/permissions.py who may ask for these"
+    assert _unlisted(app) == [], "list their roles in gristmill_api/access/permissions.py"
 
 
-def test_a_route_without_a_role_is_seen_and_is_the_admins(app: FastAPI) -> None:
-    """The test above can fail, and until it is mended nobody but the admin gets in."""
+def test_route_without_a_role_is_found_and_is_for_the_admin(app: FastAPI) -> None:
+    """The test above can fail. Until the table is fixed, only the admin may use the route."""
     new = create_app(Settings())
     router = APIRouter(prefix="/v1/runs/{run_id}")
 
@@ -55,12 +55,12 @@ def test_a_route_without_a_role_is_seen_and_is_the_admins(app: FastAPI) -> None:
     assert needed("POST", "/v1/runs/a/rewind") is Need.ADMIN
 
 
-def test_no_role_is_for_a_route_that_is_not_there(app: FastAPI) -> None:
+def test_table_lists_only_routes_that_exist(app: FastAPI) -> None:
     there = {(method, _plain(path)) for method, path in _routes(app)}
     assert [f"{method} {path}" for method, path, _ in rules() if (method, path) not in there] == []
 
 
-def test_the_table_says_one_thing_a_route() -> None:
+def test_no_two_lines_of_the_table_fit_one_request() -> None:
     """No two lines fit one request, so the order in which the router tries its routes cannot matter."""
     lines = [(method, path.split("/"), need) for method, path, need in rules()]
     for index, (method, path, _) in enumerate(lines):
@@ -70,14 +70,14 @@ def test_the_table_says_one_thing_a_route() -> None:
             assert not overlap, f"{method} {'/'.join(path)} and {'/'.join(rival)}"
 
 
-def test_a_request_finds_its_line() -> None:
+def test_request_gets_the_role_of_its_line() -> None:
     for method, path, need in rules():
         assert needed(method, path.replace("{}", "some-id.1")) is need
     assert needed("HEAD", "/v1/runs") is Need.READ
 
 
 @pytest.mark.parametrize("path", ["/v1/runs/", "//v1/runs", "/V1/runs", "/v1/runs/a/status/x", "/v1", "/nothing"])
-def test_what_is_not_in_the_table_is_the_admins(path: str) -> None:
+def test_path_that_is_not_in_the_table_is_for_the_admin(path: str) -> None:
     assert needed("GET", path) is Need.ADMIN
     assert needed("PATCH", "/v1/runs") is Need.ADMIN
     assert needed("OPTIONS", "/v1/runs") is Need.ADMIN
@@ -89,7 +89,7 @@ def test_get_on_v1_only_reads(app: FastAPI) -> None:
             assert needed(method, path).reads == (method == "GET"), f"{method} {path}"
 
 
-def test_what_destroys_is_the_admins_alone() -> None:
+def test_routes_that_delete_are_for_the_admin_only() -> None:
     for route in (
         "POST /v1/runs/a/close",
         "DELETE /v1/runs/a",
@@ -106,6 +106,6 @@ def test_an_environment_of_atropos_neither_draws_batches_nor_resets() -> None:
         assert not need.reads, "a page of another site could have it done"
 
 
-def test_the_admin_may_everything() -> None:
+def test_admin_may_use_every_route() -> None:
     assert all(Role.ADMIN in need.roles for _, _, need in rules() if need is not Need.NOBODY)
     assert [path for _, path, need in rules() if need is Need.NOBODY] == ["/healthz", "/readyz"]

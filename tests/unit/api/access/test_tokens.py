@@ -32,7 +32,7 @@ def _basic(user: str, password: str) -> str:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_token_speaks_for_its_role(folder: Path, role: Role) -> None:
+def test_token_has_its_role(folder: Path, role: Role) -> None:
     tokens = Tokens.read(folder)
     assert tokens.role_of(f"Bearer {TOKENS[role]}") is role
     assert tokens.role_of(f"bearer  {TOKENS[role]} ") is role
@@ -57,7 +57,7 @@ def test_a_token_speaks_for_its_role(folder: Path, role: Role) -> None:
         "Bearer \xff",
     ],
 )
-def test_anything_else_speaks_for_nobody(folder: Path, header: str) -> None:
+def test_other_authorization_headers_have_no_role(folder: Path, header: str) -> None:
     assert Tokens.read(folder).role_of(header) is None
 
 
@@ -91,7 +91,7 @@ def test_an_unsafe_file_is_an_error_that_names_it(folder: Path, text: str, mode:
     assert not text.strip() or len(text) < 32 or text not in str(error.value)
 
 
-def test_a_file_of_the_owner_and_his_group_is_fine(folder: Path) -> None:
+def test_token_file_may_be_readable_by_owner_and_group(folder: Path) -> None:
     for role in Role:
         (folder / role).chmod(0o640)
     Tokens.read(folder)
@@ -103,7 +103,7 @@ def test_a_missing_file_is_an_error_that_names_it(folder: Path) -> None:
         Tokens.read(folder)
 
 
-def test_an_unreadable_file_says_why(folder: Path) -> None:
+def test_unreadable_token_file_is_an_error_with_the_reason(folder: Path) -> None:
     (folder / "env").unlink()
     (folder / "env").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -128,7 +128,7 @@ def test_the_choice_is_explicit(folder: Path) -> None:
         ({"API_IN_COMPOSE": "yes"}, "API_IN_COMPOSE='yes'"),
     ],
 )
-def test_any_other_word_is_an_error(environ: dict[str, str], told: str) -> None:
+def test_other_values_of_api_auth_are_errors(environ: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Settings.read(environ)
 

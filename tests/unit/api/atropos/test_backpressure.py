@@ -1,4 +1,4 @@
-"""Who waits for room holds its own groups only, and no longer than it waits."""
+"""A request that waits for room keeps only its own groups in memory, and only while it waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gristmill_api.store import Store
 
 
 class Body:
-    """What a request holds while it waits."""
+    """The data of a request that waits."""
 
 
 async def here() -> bool:
@@ -31,7 +31,7 @@ def backpressure() -> Backpressure:
     return Backpressure(Context(Limits(max_wait_s=0.01), create_autospec(Store), Notifications(), Metrics()), "run-1")
 
 
-async def test_nothing_of_a_request_outlives_its_wait(backpressure: Backpressure) -> None:
+async def test_backpressure_keeps_no_reference_to_a_request_after_its_wait(backpressure: Backpressure) -> None:
     """Not until the garbage collector comes, which knows nothing of the megabytes behind a name."""
     body = Body()
     alive = weakref.ref(body)

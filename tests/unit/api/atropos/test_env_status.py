@@ -1,4 +1,4 @@
-"""/status-env's figures by hand; the conversation with atroposlib's server holds them against its own."""
+"""The values of /status-env, computed by hand. test_conversation.py compares them with atroposlib's server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONE = EnvView(
 )
 
 
-def test_alone_with_an_empty_queue() -> None:
+def test_status_of_a_single_environment_with_an_empty_queue() -> None:
     assert status(ALONE) == {
         "current_step": 3,
         "queue_size": 0,
@@ -29,14 +29,14 @@ def test_alone_with_an_empty_queue() -> None:
     }
 
 
-def test_weight_goes_by_context_and_weight_and_not_below_its_minimum() -> None:
+def test_status_weight_follows_context_and_weight_with_a_minimum() -> None:
     two = dataclasses.replace(ALONE, connected=[EnvFacts(512, 1.0), EnvFacts(1024, 1.5), EnvFacts(512, -3.0)])
     assert status(two)["env_weight"] == 512 / (512 + 1536)
     assert status(dataclasses.replace(two, own=EnvFacts(512, -3.0)))["env_weight"] == 0.01
     assert status(dataclasses.replace(two, connected=[]))["env_weight"] == 0.01
 
 
-def test_others_count_in_packs_less_their_shares() -> None:
+def test_status_counts_groups_of_others_in_packs_without_their_shares() -> None:
     others = dataclasses.replace(
         ALONE, ready=[("0", 4, 2), ("1", 8, 1), ("1", 2, 1), ("", 4, 1), ("2", 8, 1)], shares={"1": 0.25, "0": 0.5}
     )
@@ -47,13 +47,13 @@ def test_others_count_in_packs_less_their_shares() -> None:
     assert status(others)["unallocated_fraction"] == 0.25
 
 
-def test_groups_of_one_of_others_do_not_count() -> None:
+def test_status_does_not_count_single_sequences_of_others() -> None:
     assert status(dataclasses.replace(ALONE, group_size=1, ready=[("0", 1, 3), ("1", 1, 9)]))["queue_size"] == 3
 
 
-def test_a_group_size_of_nothing_divides_nothing() -> None:
+def test_status_with_group_size_zero_does_not_divide_by_zero() -> None:
     assert status(dataclasses.replace(ALONE, group_size=0, ready=[("0", 2, 3)]))["queue_size"] == 6
 
 
-def test_a_finished_run_has_no_room() -> None:
+def test_status_of_a_finished_run_reports_a_full_queue() -> None:
     assert status(dataclasses.replace(ALONE, finished=True))["queue_size"] > 1_000_000

@@ -23,12 +23,12 @@ def slow(value: Any) -> Scored:
 
 
 def shown(text: bytes) -> str:
-    """With 1 and 1.0 told apart."""
+    """Distinguishes 1 from 1.0."""
     return json.dumps(json.loads(text))
 
 
 @pytest.mark.parametrize("group", [full(), small(), {**small(), "advantages": [], "messages": [], "overrides": []}])
-def test_the_fast_way_stores_what_the_slow_way_does(group: dict[str, Any]) -> None:
+def test_fast_path_stores_the_same_text_as_the_slow_path(group: dict[str, Any]) -> None:
     fast = read_one(json.dumps({**group, "unknown": [1]}).encode())
     assert shown(fast.text) == shown(slow(group).text)
     assert tuple(json.loads(fast.text)) == KEYS
@@ -39,13 +39,13 @@ def test_the_fast_way_stores_what_the_slow_way_does(group: dict[str, Any]) -> No
     )
 
 
-def test_a_list_is_read_group_by_group() -> None:
+def test_fast_path_reads_a_list_group_by_group() -> None:
     found = read_list(json.dumps([full(), small()]).encode())
     assert [shown(group.text) for group in found] == [shown(slow(group).text) for group in (full(), small())]
     assert read_list(b"[]") == []
 
 
-def test_ints_where_floats_belong_are_stored_as_floats() -> None:
+def test_fast_path_stores_ints_in_float_fields_as_floats() -> None:
     ints = {"scores": [1], "inference_logprobs": [[1, -2]], "advantages": [[1.5, 0]], "ref_logprobs": [[0, 1e-7]]}
     group = {**small(), **ints}
     stored = json.loads(read_one(json.dumps(group).encode()).text)
@@ -78,7 +78,7 @@ def test_ints_where_floats_belong_are_stored_as_floats() -> None:
         ("overrides", '[{"a": Infinity}]'),
     ],
 )
-def test_what_needs_converting_or_refusing_takes_the_slow_way(name: str, value: str) -> None:
+def test_value_that_needs_a_conversion_needs_the_slow_path(name: str, value: str) -> None:
     text = {key: json.dumps(item) for key, item in small().items()} | {name: value}
     body = "{" + ",".join(f'"{key}":{item}' for key, item in text.items()) + "}"
     with pytest.raises(NeedsSlowPath):
@@ -88,7 +88,7 @@ def test_what_needs_converting_or_refusing_takes_the_slow_way(name: str, value: 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b'{"tokens": [[1]]}', b'{"tokens": [[1]]}\xff', b"[[" * 5000]
 )
-def test_what_is_no_group_takes_the_slow_way(body: bytes) -> None:
+def test_body_that_is_not_a_group_needs_the_slow_path(body: bytes) -> None:
     with pytest.raises(NeedsSlowPath):
         read_one(body)
     if body != b"[]":
@@ -96,7 +96,7 @@ def test_what_is_no_group_takes_the_slow_way(body: bytes) -> None:
             read_list(body)
 
 
-def test_text_that_is_not_utf_8_takes_the_slow_way() -> None:
+def test_text_that_is_not_utf_8_needs_the_slow_path() -> None:
     body = json.dumps({**small(), "images": "?"}).encode().replace(b"?", b"\xff")
     with pytest.raises(NeedsSlowPath):
         read_one(body)
@@ -183,7 +183,7 @@ VALUE: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=3))
-def test_what_the_fast_way_takes_the_slow_way_takes_too_and_alike(changes: dict[str, Any]) -> None:
+def test_every_body_that_the_fast_path_reads_has_the_same_text_on_the_slow_path(changes: dict[str, Any]) -> None:
     body = json.dumps({**small(), **changes}).encode()
     try:
         fast = read_one(body)

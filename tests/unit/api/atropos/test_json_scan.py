@@ -47,19 +47,19 @@ def _may_overflow(number: str) -> bool:
 
 
 @given(matrices(NUMBER))
-def test_any_matrix(text: str) -> None:
+def test_scan_reads_the_shape_of_any_matrix(text: str) -> None:
     assert scan(text.encode()) == as_json(text)
 
 
 @given(matrices(INT))
-def test_ints(text: str) -> None:
+def test_scan_recognizes_matrices_of_ints(text: str) -> None:
     found = scan(text.encode())
     assert found is not None
     assert found.whole
 
 
 @given(matrices(FLOAT))
-def test_what_is_pointed_is_finite(text: str) -> None:
+def test_scan_calls_a_matrix_pointed_only_if_all_numbers_are_finite_floats(text: str) -> None:
     found = scan(text.encode())
     assert found is not None
     if found.pointed:
@@ -74,7 +74,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_a_matrix_of_numbers_or_none(value: Any) -> None:
+def test_scan_of_any_json_is_a_matrix_or_none(value: Any) -> None:
     is_matrix = isinstance(value, list) and all(
         isinstance(row, list) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in row)
         for row in value
@@ -86,7 +86,7 @@ def test_any_json_is_a_matrix_of_numbers_or_none(value: Any) -> None:
 
 
 @pytest.mark.parametrize("blanks", [1, 63, 64, 65, 200])
-def test_a_row_of_nothing_but_blanks_is_empty(blanks: int) -> None:
+def test_scan_reads_a_row_of_blanks_as_empty(blanks: int) -> None:
     found = scan(b"[[" + b" " * blanks + b"], [" + b" " * blanks + b"1]]")
     assert found is not None
     assert found.rows == [0, 1]
