@@ -63,7 +63,7 @@ def test_what_is_in_flight_is_counted_until_it_ends_however_it_ends() -> None:
     def fail() -> None:
         with one.carrying(50, evaluation=True):
             assert (one.tokens, one.requests, one.evaluations) == (50, 1, 1)
-            raise InferenceError("refused")
+            raise InferenceError("request_refused", "refused")
 
     with pytest.raises(InferenceError):
         fail()
