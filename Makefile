@@ -45,14 +45,15 @@ fmt: $(DEV_READY) ## format the Python files and apply ruff's safe fixes
 	$(VENV)/ruff check --fix-only .
 	$(VENV)/ruff format .
 
-# Left out of `make quick`: tests that import torch, start processes, or wait for time limits. Below tests/unit.
+# Left out of `make quick`: tests that import large packages (torch, reasoning_gym), start processes, or wait for time
+# limits. Paths are below tests/unit. No unit test needs the plug-in schemathesis, whose import takes seconds.
 SLOW_UNIT := benchmarks model trainer api/test_archive_writer.py env/evaluation/test_samples.py env/inference env/plugs \
   env/running env/symbolic env/tracking env/test_acting.py env/test_cli.py env/test_secrets.py env/rewards/running \
-  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere in_process trl) \
-  scripts/test_launcher_checks.py scripts/test_make_venv.py
+  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere gsm_symbolic in_process trl) \
+  scripts/test_launcher_checks.py scripts/test_make_venv.py docs/test_remote_code.py
 
 quick: $(DEV_READY) ## run the fast unit tests: less than a minute on two cores
-	$(VENV)/pytest tests/unit $(SLOW_UNIT:%=--ignore=tests/unit/%) -m "not long" -n 2
+	$(VENV)/pytest tests/unit $(SLOW_UNIT:%=--ignore=tests/unit/%) -m "not long" -p no:schemathesis -n 2
 
 # The cheapest failure first.
 test: lint types unit integration e2e ## run what CI runs: lint, types, unit, integration and end-to-end tests
