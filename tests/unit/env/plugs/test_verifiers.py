@@ -377,7 +377,7 @@ def test_the_reward_wants_an_environment_and_its_rows(package: Package) -> None:
 
 
 def test_without_the_extra_the_line_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    remedy = 'pip install "gristmill-env[verifiers]"'
+    remedy = 'pip install "verifiers>=0.2,<0.4"'
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with raises(PluginError, "package_missing", extra="verifiers") as raised:
         PromptDataset(config(dataset_name="verifiers:any"), None)

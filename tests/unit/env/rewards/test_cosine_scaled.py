@@ -167,7 +167,7 @@ def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: 
     monkeypatch.setattr(sys, "meta_path", [])  # nothing that is not imported yet is found
     with raises(RewardError, "package_missing", extra="embeddings") as raised:
         create_reward("cosine_scaled", {"local": True})
-    assert 'pip install "gristmill-env[embeddings]"' in str(raised.value)
+    assert 'pip install "sentence-transformers>=3"' in str(raised.value)
 
 
 def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog: pytest.LogCaptureFixture) -> None:

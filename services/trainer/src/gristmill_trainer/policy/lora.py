@@ -56,7 +56,7 @@ def attach(model: Any, lora: Lora) -> None:
     except ImportError as error:
         raise ModelError(
             "package_missing",
-            "lora_rank needs the peft package; pip install 'gristmill-trainer[lora]', or leave lora_rank out",
+            "lora_rank needs the peft package; pip install 'peft>=0.18', or leave lora_rank out",
             package="peft",
         ) from error
     linear = {

@@ -13,7 +13,7 @@ from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import DatasetError
 from gristmill_env.plugs.verifiers.failures import tell_failures
 
-_INSTALL = 'pip install "gristmill-env[verifiers]"'
+_INSTALL = 'pip install "verifiers>=0.2,<0.4"'
 _SPLITS = {"train": "build_dataset", "eval": "build_eval_dataset"}
 
 _loaded: dict[str, Any] = {}

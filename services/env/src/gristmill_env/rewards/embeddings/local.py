@@ -31,7 +31,7 @@ class LocalModel:
             raise RewardError(
                 "package_missing",
                 "local: true needs sentence-transformers, which is not installed: "
-                'pip install "gristmill-env[embeddings]", or name an embeddings server with base_url',
+                'pip install "sentence-transformers>=3", or name an embeddings server with base_url',
                 extra="embeddings",
             )
 
