@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
+from tests.support.errors import raises
 from tests.support.redis_contents import key_names
 
 from gristmill import MetricsRow
@@ -16,16 +17,16 @@ async def test_the_same_settings_join_and_others_are_refused_by_name(bench: Benc
     record, new = await bench.store.runs.create(RUN, {"dataset": "d"}, 2)
     assert not new
     assert record.state == "open"
-    with pytest.raises(ApiProblem, match=r"dataset: 'd' -> 'e'; group_size: 2 -> 4") as refused:
+    with raises(ApiProblem, "config_differs") as refused:
         await bench.store.runs.create(RUN, {"dataset": "e"}, 4)
-    assert refused.value.code == "config_differs"
+    assert all(change in refused.value.message for change in ("dataset: 'd' -> 'e'", "group_size: 2 -> 4"))
 
 
 async def test_one_run_is_open_at_a_time(bench: Bench) -> None:
     await bench.store.envs.register(RUN, "env-1", None, None)
-    with pytest.raises(ApiProblem, match=RUN) as refused:
+    with raises(ApiProblem, "run_open") as refused:
         await bench.store.runs.create("other", {}, 2)
-    assert refused.value.code == "run_open"
+    assert repr(RUN) in refused.value.message
     incarnation = await bench.start()
     await bench.store.runs.finish(RUN, incarnation)
     assert await bench.store.runs.open_run() is None
@@ -67,25 +68,27 @@ async def test_an_operator_ends_a_run_whoever_has_it(bench: Bench, taken: bool) 
         assert refused.value.code == "finished"
     _, new = await bench.store.runs.create("other", {}, 2)
     assert new
-    with pytest.raises(ApiProblem, match="no run 'nowhere'"):
+    with raises(ApiProblem, "run_missing") as refused:
         await bench.store.runs.close("nowhere")
+    assert "'nowhere'" in refused.value.message
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "named"),
     [
-        ({"batch_size": 3}, "batch_size 3 x gradient_accumulation_steps 1 = 3 .* group_size 2"),
-        ({"training_steps": 0}, "training_steps"),
-        ({"max_staleness": None}, "max_staleness"),
-        ({"batch_size": True}, "batch_size"),
+        ({"batch_size": 3}, ["batch_size", "gradient_accumulation_steps", "group_size 2"]),
+        ({"training_steps": 0}, ["training_steps"]),
+        ({"max_staleness": None}, ["max_staleness"]),
+        ({"batch_size": True}, ["batch_size"]),
     ],
 )
 async def test_a_trainer_whose_numbers_do_not_fit_is_refused(
-    bench: Bench, change: dict[str, object], told: str
+    bench: Bench, change: dict[str, object], named: list[str]
 ) -> None:
-    with pytest.raises(ApiProblem, match=told) as refused:
+    with raises(ApiProblem, "bad_config") as refused:
         await bench.store.runs.take(RUN, {**trainer(), **change}, [])
     assert refused.value.status == 422
+    assert all(name in refused.value.message for name in named)
     assert (await bench.store.runs.record(RUN)).incarnation == 0
 
 
@@ -93,9 +96,9 @@ async def test_another_trainer_half_is_refused(bench: Bench) -> None:
     record = await bench.store.runs.take(RUN, trainer(learning_rate=1e-3), [])
     assert (record.incarnation, record.groups_per_step, record.training_steps) == (1, 4, 10)
     await bench.store.runs.record_version(RUN, 1, 1)
-    with pytest.raises(ApiProblem, match=r"learning_rate: 0.001 -> 0.01") as refused:
+    with raises(ApiProblem, "config_differs") as refused:
         await bench.store.runs.take(RUN, trainer(learning_rate=1e-2), [])
-    assert refused.value.code == "config_differs"
+    assert "learning_rate: 0.001 -> 0.01" in refused.value.message
     assert (await bench.store.runs.take(RUN, trainer(learning_rate=1e-3), [])).incarnation == 2
 
 
@@ -111,9 +114,9 @@ async def test_a_taken_run_fences_the_trainer_before(bench: Bench) -> None:
         bench.store.runs.record_version(RUN, old, 5),
         bench.store.runs.finish(RUN, old),
     ):
-        with pytest.raises(ApiProblem, match=f"incarnation {old} .* replaced by incarnation {new}") as refused:
+        with raises(ApiProblem, "fenced") as refused:
             await call
-        assert refused.value.code == "fenced"
+        assert all(f"incarnation {number}" in refused.value.message for number in (old, new))
     assert (await bench.store.runs.record(RUN)).version == "2.0"
 
 
@@ -191,9 +194,9 @@ async def test_versions_only_go_forward(bench: Bench) -> None:
     incarnation = await bench.start()
     await bench.store.runs.record_version(RUN, incarnation, 3)
     assert (await bench.store.runs.record_version(RUN, incarnation, 3)).version == "1.3"
-    with pytest.raises(ApiProblem, match=r"step 3.*step 2") as refused:
+    with raises(ApiProblem, "version_backwards") as refused:
         await bench.store.runs.record_version(RUN, incarnation, 2)
-    assert refused.value.code == "version_backwards"
+    assert all(step in refused.value.message for step in ("step 3", "step 2"))
     # A trainer that resumes from an earlier checkpoint repeats steps under a new incarnation.
     incarnation = (await bench.store.runs.take(RUN, trainer(), [])).incarnation
     assert (await bench.store.runs.record(RUN)).version == "1.3"
@@ -238,8 +241,9 @@ async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
     assert await bench.redis.keys("*run-2*") == [b"gm:{run-2}:fence"]
     assert int(await bench.redis.get(keys.BYTES) or 0) == 400
     assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).groups == 2
-    with pytest.raises(ApiProblem, match="no run 'run-2'"):
+    with raises(ApiProblem, "run_missing") as missing:
         await bench.store.runs.delete(other)
+    assert "'run-2'" in missing.value.message
 
 
 async def test_a_run_without_a_stack_stands_in_nobodys_way(bench: Bench) -> None:
@@ -248,8 +252,9 @@ async def test_a_run_without_a_stack_stands_in_nobodys_way(bench: Bench) -> None
         assert new
     assert (await bench.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]
     await bench.store.envs.register("a", "env-1", None, None)
-    with pytest.raises(ApiProblem, match="stack: None -> 'default'"):
+    with raises(ApiProblem, "config_differs") as refused:
         await bench.store.runs.create("a", {}, 2)
+    assert "stack: None -> 'default'" in refused.value.message
     await bench.store.runs.close("a")
     assert (await bench.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]
 

@@ -12,6 +12,7 @@ import pytest
 import redis
 from tests.integration.api.bench import RUN, trainer
 from tests.support.atropos_reference import PYTHON as ATROPOS_PYTHON
+from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.support.ports import free_port
 from tests.support.stack import Output
@@ -60,18 +61,20 @@ def test_a_step_in_three_roles(secured: Secured) -> None:
         (permit,) = env.permits(RUN, "env-1", 1, wait=0).permits
         assert env.submit(make_group(permit.group_id, RUN, seed=1), "env-1")
         for stranger, needed in ((env, "trainer"), (loop, "admin")):
-            with pytest.raises(ApiError, match=f"for the role {needed}") as refused:
+            with raises(ApiError, "forbidden") as refused:
                 stranger.finish(RUN, incarnation) if stranger is env else stranger.close_run(RUN)
-            assert (refused.value.status, refused.value.code) == (403, "forbidden")
-        with pytest.raises(ApiError, match="for the role env"):
+            assert refused.value.status == 403
+            assert needed in refused.value.message
+        with raises(ApiError, "forbidden") as refused:
             loop.create_run("other", {}, 2)
+        assert "role env" in refused.value.message
         assert loop.lease(RUN, incarnation, "b1", 1, wait=0) is not None
         loop.ack(RUN, incarnation, ["b1"])
         assert env.status(RUN).trained == loop.status(RUN).trained == admin.status(RUN).trained == 1
         admin.close_run(RUN)
-    with SyncClient(secured.url, patience=10) as nobody, pytest.raises(ApiError, match="needs a token") as refused:
+    with SyncClient(secured.url, patience=10) as nobody, raises(ApiError, "unauthorized") as refused:
         nobody.status(RUN)
-    assert (refused.value.status, refused.value.code) == (401, "unauthorized")
+    assert refused.value.status == 401
 
 
 def test_the_environments_token_cannot_set_what_only_the_trainer_may(secured: Secured) -> None:

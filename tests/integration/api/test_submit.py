@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 from redis.asyncio import Redis
 from tests.integration.api.bench import PREFIX, RUN, Bench, submission, trainer
+from tests.support.errors import raises
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
@@ -104,9 +105,9 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(bench: Ben
     big = submission(group)
     for sequences in (3, 1):
         wrong = dataclasses.replace(big, sequences=sequences)
-        with pytest.raises(ApiProblem, match=f"{sequences} sequences, the run's group_size is 2") as refused:
+        with raises(ApiProblem, "bad_group") as refused:
             await bench.store.queue.submit(RUN, "env-1", wrong)
-        assert refused.value.code == "bad_group"
+        assert all(value in refused.value.message for value in (repr(group), f" {sequences} ", "group_size", " 2"))
         assert await bench.whereabouts() == {"outstanding": [group]}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from tests.integration.api.bench import RUN
 from tests.support.api_server import ApiServer
+from tests.support.errors import raises
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
 from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
@@ -114,6 +115,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
 def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) -> None:
     run.api.take(RUN, plan(10, staleness=2), [])
     prefetch = Prefetch(run.leases, GROUPS, _prepare, 1, 10)
-    with pytest.raises(ApiError, match="was replaced by incarnation 2"):
+    with raises(ApiError, "fenced") as refused:
         prefetch.get(1, 5)
+    assert "incarnation 2" in refused.value.message
     prefetch.close()

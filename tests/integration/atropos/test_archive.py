@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from tests.integration.atropos.stock_trainer import StockTrainer
 from tests.support.api_server import ApiServer
+from tests.support.errors import raises
 
 from gristmill import GristmillError, read_rollouts
 from gristmill.archive import ArchivedGroup, ArchiveError, read_archive
@@ -47,5 +47,5 @@ def test_delivered_batches_are_archived(redis_url: str, tmp_path: Path) -> None:
     assert [each.schema for each in found] == ["atropos"] * 4
     assert [json.loads(each.body)["tokens"] for each in found] == [group(number)["tokens"] for number in range(4)]
     (run,) = tmp_path.iterdir()
-    with pytest.raises(GristmillError, match="atropos"):
+    with raises(GristmillError, "archive_schema", schema="atropos"):
         list(read_rollouts(run))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import threading
@@ -106,7 +105,8 @@ def test_a_full_store_makes_a_submit_wait_and_says_503_at_last(redis_url: str) -
         assert time.monotonic() - started > 1.4
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
-        assert "holds 2 groups" in refused.json()["detail"]
+        assert refused.json()["code"] == "store_full"
+        assert all(value in refused.json()["detail"] for value in ("'default'", " 2 ", "API_MAX_RUN_GROUPS"))
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(post(api.url, group(3, 2))))
         waiting.start()
@@ -126,6 +126,7 @@ def test_redis_at_its_maxmemory_can_be_drained_and_filled_again() -> None:
         while (answer := post(api.url, group(stored, 1, length=100_000))).status_code == 200:
             stored += 1
         assert answer.status_code == 503
+        assert answer.json()["code"] == "store_full"
         assert "maxmemory" in answer.json()["detail"]
         assert stored > 3
         assert [numbers(draws.draw()) for _ in range(stored)] == [[number] for number in range(stored)]
@@ -210,7 +211,7 @@ def test_a_closed_run_takes_nothing_more(api: ApiServer) -> None:
     httpx.post(f"{api.url}/v1/runs/default/close").raise_for_status()
     answer = post(api.url, group(0, 2))
     assert answer.status_code == 409
-    assert "finished" in answer.json()["detail"]
+    assert answer.json()["code"] == "finished"
     with pytest.raises(httpx.HTTPStatusError):
         draws.register()
 
@@ -220,6 +221,7 @@ def test_a_run_of_v1_is_not_fed_at_the_root(api: ApiServer) -> None:
     httpx.post(f"{api.url}/v1/runs", json=body).raise_for_status()
     answer = post(api.url, group(0, 2))
     assert answer.status_code == 409
+    assert answer.json()["code"] == "not_atropos"
     assert "ATROPOS_RUN" in answer.json()["detail"]
 
 
@@ -227,4 +229,5 @@ def test_bodies_are_bounded(redis_url: str) -> None:
     with ApiServer(redis_url, API_MAX_BODY_BYTES="1000") as api:
         answer = post(api.url, group(0, 1, length=5000))
         assert answer.status_code == 413
-        assert json.loads(answer.text)["detail"].startswith("the request body is over 1000 bytes")
+        assert answer.json()["code"] == "too_large"
+        assert all(value in answer.json()["detail"] for value in (" 1000 ", "API_MAX_BODY_BYTES"))

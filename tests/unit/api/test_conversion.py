@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.errors import raises
 from tests.support.groups import make_group
 from tests.unit.api.atropos.groups import KEYS, full, small
 
@@ -106,17 +107,21 @@ def _with(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("group", "reason"),
+    ("group", "code"),
     [
-        (_with(masks=[[-100, -100]]), "trained"),
-        (_with(inference_logprobs=[[1.0, 1.0]]), "positive"),
-        (_with(tokens=[[1, -5]]), "negative"),
-        (_with(tokens=[[1, 2**40]]), "binary form"),
+        (_with(masks=[[-100, -100]]), "nothing_trained"),
+        (_with(inference_logprobs=[[1.0, 1.0]]), "positive_logprob"),
+        (_with(tokens=[[1, -5]]), "negative_token"),
     ],
 )
-def test_group_without_a_binary_form_is_an_error(group: dict[str, Any], reason: str) -> None:
-    with pytest.raises(GroupError, match=reason):
+def test_group_without_a_binary_form_is_an_error(group: dict[str, Any], code: str) -> None:
+    with raises(GroupError, code):
         binary(group)
+
+
+def test_token_above_32_bits_has_no_binary_form() -> None:
+    with pytest.raises(GroupError, match=str(2**40)):
+        binary(_with(tokens=[[1, 2**40]]))
 
 
 @pytest.mark.parametrize("params", [None, {}, {"temperature": 0}, {"temperature": "hot", "top_p": True}])
