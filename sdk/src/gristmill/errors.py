@@ -16,9 +16,7 @@ class GristmillError(Exception):
     `values`: the names and numbers that the message quotes, by name.
     """
 
-    def __init__(self, code: str, message: str | None = None, /, **values: object) -> None:
-        if message is None:
-            code, message = "unspecified", code
+    def __init__(self, code: str, message: str, /, **values: object) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_api.settings import Limits, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+ATROPOS_RUN = {"variable": "ATROPOS_RUN"}
+REDIS_URL = {"variable": "REDIS_URL"}
 
 
 def test_defaults_and_overrides() -> None:
@@ -22,27 +28,27 @@ def test_defaults_and_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "code", "values"),
     [
-        ({"API_LEASE_TTL_S": "0"}, "lease_ttl_s"),
-        ({"API_LEASE_TTL_S": "inf"}, "lease_ttl_s"),
-        ({"API_MAX_ATTEMPTS": "many"}, "max_attempts"),
-        ({"API_MAX_ATTEMPT": "3"}, "did you mean API_MAX_ATTEMPTS?"),
-        ({"API_ALLOWED_HOST": "rig"}, "did you mean API_ALLOWED_HOSTS?"),
-        ({"API_ALLOWED_HOSTS": "http://rig"}, "API_ALLOWED_HOSTS"),
-        ({"ATROPOS_RUN": ".."}, "ATROPOS_RUN='..' is not a valid run id"),
-        ({"ATROPOS_RUN": ".hidden"}, "ATROPOS_RUN"),
-        ({"ATROPOS_RUN": "a/b"}, "ATROPOS_RUN"),
-        ({"ATROPOS_RUN": "default\n"}, "ATROPOS_RUN"),
-        ({"ATROPOS_RUN": "r" * 65}, "ATROPOS_RUN"),
-        ({"REDIS_URL": "localhost:6379"}, "redis://HOST:6379/0"),
-        ({"REDIS_URL": "redis://[::1"}, "redis://HOST:6379/0"),
-        ({"REDIS_URL": "unix://run/redis.sock"}, "unix:///PATH/OF/THE/SOCKET"),
-        ({"REDIS_URL": "unix://"}, "unix:///PATH/OF/THE/SOCKET"),
+        ({"API_LEASE_TTL_S": "0"}, "invalid_settings", {"problems": {"lease_ttl_s": "greater_than"}}),
+        ({"API_LEASE_TTL_S": "inf"}, "invalid_settings", {"problems": {"lease_ttl_s": "finite_number"}}),
+        ({"API_MAX_ATTEMPTS": "many"}, "invalid_settings", {"problems": {"max_attempts": "int_parsing"}}),
+        ({"API_MAX_ATTEMPT": "3"}, "variable_unknown", {"nearest": "API_MAX_ATTEMPTS"}),
+        ({"API_ALLOWED_HOST": "rig"}, "variable_unknown", {"nearest": "API_ALLOWED_HOSTS"}),
+        ({"API_ALLOWED_HOSTS": "http://rig"}, "host_name", {"variable": "API_ALLOWED_HOSTS"}),
+        ({"ATROPOS_RUN": ".."}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": ".hidden"}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": "a/b"}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": "default\n"}, "variable_invalid", ATROPOS_RUN),
+        ({"ATROPOS_RUN": "r" * 65}, "variable_invalid", ATROPOS_RUN),
+        ({"REDIS_URL": "localhost:6379"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "redis://[::1"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "unix://run/redis.sock"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "unix://"}, "variable_invalid", REDIS_URL),
     ],
 )
-def test_wrong_values_are_named(environ: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
+def test_wrong_values_are_named(environ: dict[str, str], code: str, values: dict[str, Any]) -> None:
+    with raises(ConfigError, code, **values):
         Settings.read(environ)
 
 

@@ -82,7 +82,7 @@ def to_group(text: bytes, group_id: str, run_id: str, row: int, version: str) ->
         scored = _DECODER.decode(text)
         return _group(scored, group_id, run_id, row, version)
     except (msgspec.DecodeError, OverflowError) as error:  # a token id beyond 32 bits, half a surrogate pair
-        raise GroupError(f"it has no binary form: {error}") from error
+        raise GroupError("no_binary_form", f"it has no binary form: {error}") from error
 
 
 def to_binary(text: bytes, group_id: str, run_id: str, version: str) -> bytes:

@@ -99,13 +99,20 @@ class Settings:
         for name in environ:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near and name not in known:
-                raise ConfigError(f"environment variable {name} is not known; did you mean {near[0]}?")
+                raise ConfigError(
+                    "variable_unknown",
+                    f"environment variable {name} is not known; did you mean {near[0]}?",
+                    variable=name,
+                    nearest=near[0],
+                )
         given = {limit: environ[name] for name, limit in names.items() if environ.get(name)}
         run = environ.get("ATROPOS_RUN") or cls.atropos_run
         if not re.fullmatch(ID_PATTERN, run):
             raise ConfigError(
+                "variable_invalid",
                 f"ATROPOS_RUN={run!r} is not a valid run id. Use 1 to 64 letters, digits, '.', '_' or '-', "
-                "and do not start with '.'."
+                "and do not start with '.'.",
+                variable="ATROPOS_RUN",
             )
         return cls(
             redis_url=url,
@@ -137,11 +144,17 @@ def _check_redis_url(url: str) -> None:
     except ValueError as error:
         # The text between scheme and @, and the query, may hold a password.
         shown = url.rpartition("@")[2].partition("?")[0]
-        raise ConfigError(f"REDIS_URL={shown!r} is not a valid Redis URL: {error}. {remedy}") from error
+        raise ConfigError(
+            "variable_invalid", f"REDIS_URL={shown!r} is not a valid Redis URL: {error}. {remedy}", variable="REDIS_URL"
+        ) from error
     if parts.scheme == "unix" and (parts.hostname or not options.get("path")):
         # redis-py ignores the host: it would connect to the rest of the path.
         shown = f"unix://{parts.hostname or ''}{parts.path}"
-        raise ConfigError(f"REDIS_URL={shown!r} does not name a socket by its absolute path. {remedy}")
+        raise ConfigError(
+            "variable_invalid",
+            f"REDIS_URL={shown!r} does not name a socket by its absolute path. {remedy}",
+            variable="REDIS_URL",
+        )
 
 
 def _password(file: str | None) -> str | None:
@@ -151,4 +164,8 @@ def _password(file: str | None) -> str | None:
     try:
         return Path(file).read_text(encoding="utf-8").strip() or None
     except OSError as error:
-        raise ConfigError(f"REDIS_PASSWORD_FILE={file} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            "secret_file_unreadable",
+            f"REDIS_PASSWORD_FILE={file} cannot be read: {error.strerror}.",
+            variable="REDIS_PASSWORD_FILE",
+        ) from error

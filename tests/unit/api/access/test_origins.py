@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_api.access.settings import parse_origins
@@ -17,5 +18,5 @@ def test_parse_origins_accepts_full_origins() -> None:
     "origin", ["*", "a.example", "https://a.example/", "https://a.example/x", "ftp://a.example", "null", "https://"]
 )
 def test_anything_else_is_an_error(origin: str) -> None:
-    with pytest.raises(ConfigError, match="API_CORS_ORIGINS"):
+    with raises(ConfigError, "variable_invalid", variable="API_CORS_ORIGINS"):
         parse_origins(f"https://fine.example,{origin}")

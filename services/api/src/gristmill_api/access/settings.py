@@ -35,16 +35,24 @@ class AccessSettings:
         """From `os.environ`. An empty variable counts as unset. Raises ConfigError."""
         auth = environ.get("API_AUTH") or "none"
         if auth not in ("none", "token"):
-            raise ConfigError(f"API_AUTH={auth!r} is not known; it is none or token.")
+            raise ConfigError(
+                "variable_invalid", f"API_AUTH={auth!r} is not known; it is none or token.", variable="API_AUTH"
+            )
         folder = environ.get("API_TOKENS_DIR")
         if auth == "token" and not folder:
             raise ConfigError(
+                "variable_unset",
                 "API_AUTH=token, but API_TOKENS_DIR is not set; it names the folder with the token files env, trainer "
-                "and admin (`make secure` makes one)."
+                "and admin (`make secure` makes one).",
+                variable="API_TOKENS_DIR",
             )
         in_compose = environ.get("API_IN_COMPOSE") or "0"
         if in_compose not in ("0", "1"):
-            raise ConfigError(f"API_IN_COMPOSE={in_compose!r} is not known; compose.yaml sets it to 1.")
+            raise ConfigError(
+                "variable_invalid",
+                f"API_IN_COMPOSE={in_compose!r} is not known; compose.yaml sets it to 1.",
+                variable="API_IN_COMPOSE",
+            )
         return cls(
             tokens=Tokens.read(Path(folder)) if auth == "token" and folder else None,
             cors_origins=parse_origins(environ.get("API_CORS_ORIGINS", "")),
@@ -60,7 +68,9 @@ def parse_origins(text: str) -> tuple[str, ...]:
         parts = urlsplit(origin)
         if parts.scheme not in ("http", "https") or not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}":
             raise ConfigError(
+                "variable_invalid",
                 f"API_CORS_ORIGINS: {origin!r} is not an origin; write full origins, https://host or http://host:port, "
-                "with commas between them. '*' is not accepted: it would let every web page act."
+                "with commas between them. '*' is not accepted: it would let every web page act.",
+                variable="API_CORS_ORIGINS",
             )
     return origins

@@ -48,7 +48,9 @@ class Tokens:
             for other, same in found.items():
                 if same == token:
                     raise ConfigError(
-                        f"{folder}: the roles {other} and {role} have the same token; give each its own: {_REMEDY}."
+                        "token_shared",
+                        f"{folder}: the roles {other} and {role} have the same token; give each its own: {_REMEDY}.",
+                        roles=[other, role],
                     )
             found[role] = token
         return cls(found)
@@ -78,22 +80,40 @@ def _read(path: Path) -> str:
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
-        raise ConfigError(f"API_AUTH=token, but there is no token file {path}; {_REMEDY}.") from error
+        raise ConfigError(
+            "token_file_missing", f"API_AUTH=token, but there is no token file {path}; {_REMEDY}.", path=path
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"token file {path} is not plain ASCII text; {_REMEDY}.") from error
+        raise ConfigError(
+            "secret_file_not_ascii", f"token file {path} is not plain ASCII text; {_REMEDY}.", path=path
+        ) from error
     except OSError as error:
         raise ConfigError(
+            "secret_file_unreadable",
             f"token file {path} cannot be read ({error.strerror}); its owner or group must be this process' "
-            "(in Compose: SECRETS_GID in .env, which `make secure` sets)."
+            "(in Compose: SECRETS_GID in .env, which `make secure` sets).",
+            path=path,
         ) from error
     if not token:
-        raise ConfigError(f"token file {path} is empty; {_REMEDY}.")
+        raise ConfigError("token_file_empty", f"token file {path} is empty; {_REMEDY}.", path=path)
     if len(token) < SHORTEST:
-        raise ConfigError(f"the token in {path} has {len(token)} characters, fewer than {SHORTEST}; {_REMEDY}.")
+        raise ConfigError(
+            "token_too_short",
+            f"the token in {path} has {len(token)} characters, fewer than {SHORTEST}; {_REMEDY}.",
+            path=path,
+        )
     if len(token.split()) != 1:
-        raise ConfigError(f"token file {path} holds more than one word; it must hold the token alone.")
+        raise ConfigError(
+            "secret_file_several_words",
+            f"token file {path} holds more than one word; it must hold the token alone.",
+            path=path,
+        )
     if mode & stat.S_IROTH:
-        raise ConfigError(f"every user of this machine may read the token file {path}; chmod o-rwx {path}")
+        raise ConfigError(
+            "token_file_readable_by_all",
+            f"every user of this machine may read the token file {path}; chmod o-rwx {path}",
+            path=path,
+        )
     return token
 
 

@@ -59,7 +59,7 @@ async def check_server(redis: Redis) -> None:
         return
     options = redis.connection_pool.connection_kwargs
     where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
-    raise ConfigError(f"The Redis at {where} {problem}")
+    raise ConfigError("redis_unsuitable", f"The Redis at {where} {problem}")
 
 
 async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
