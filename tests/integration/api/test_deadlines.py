@@ -47,7 +47,9 @@ async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
     await short.create()
     incarnation = await short.start()
     await short.store.envs.register(RUN, "env-1", 1.0, 1.0)
+    await asyncio.sleep(0.01)  # As long as env-1 is alive, the permits are kept for it.
     first = await short.ask("env-2", 1)
+    assert first, "no permit is kept for an environment that is dead"
     await asyncio.sleep(0.01)
     assert await lasting.ask("env-3", 1) == first, "it went to another"
     await lasting.submit("env-3", first[0])
