@@ -94,7 +94,7 @@ def test_a_model_server_that_is_not_there_is_named_with_how_long_it_was_tried() 
     line = _env(
         "--config", "quickstart", "--base_url", "http://127.0.0.1:9", "--startup_patience", "2", "--tokenizer_name", "x"
     )
-    assert "[server_unreachable] " in line
+    assert "[model_server_unreachable] " in line
     assert "http://127.0.0.1:9" in line
     assert re.search(r" [2-9] s", line)
 

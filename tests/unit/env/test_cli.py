@@ -42,7 +42,7 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
         (["--config", "sums", "--prompt_field", "questoin"], "field_missing", "'questoin'"),
         (["--config", "sums", "--dataset_path", "gone.jsonl"], "dataset_missing", "'gone.jsonl'"),
         (["serve", "--config", "sums", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"],
-         "server_unreachable", "http://127.0.0.1:1"),
+         "model_server_unreachable", "http://127.0.0.1:1"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], code: str, quoted: str) -> None:
@@ -77,7 +77,7 @@ def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None
     code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
                       "--startup_patience", "0.2", module=module)  # fmt: skip
     assert code == 1
-    assert "[server_unreachable] " in lines[-1]
+    assert "[model_server_unreachable] " in lines[-1]
     assert "http://127.0.0.1:1" in lines[-1]
 
 
