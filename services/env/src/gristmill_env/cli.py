@@ -1,7 +1,7 @@
 """The command line: `python -m gristmill_env [COMMAND] [--config NAME|PATH] [flags]`; see `commands`.
 
-Exit codes: 0 the run is finished (or the command is done); 1 an error, told in one line; 130 and 143 stopped on
-request by Ctrl-C and SIGTERM, before the run's end, with all permits given back.
+Exit code 0: the run is finished, or the command is done. Exit code 1: an error, reported in one line. Exit codes 130
+and 143: stopped by Ctrl-C or SIGTERM before the run's end, with all permits given back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run one command. Returns its exit code."""
+    """Runs one command and returns its exit code."""
     name, flags = "serve", list(arguments)
     if flags and not flags[0].startswith("-"):
         name = flags.pop(0)
@@ -62,7 +62,7 @@ def _about() -> str:
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
-    """Run `work`; SIGTERM and SIGINT cancel it, so that it can leave cleanly. A second signal ends the process."""
+    """Runs `work`; SIGTERM and SIGINT cancel it, so that it can stop cleanly. A second signal ends the process."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(DaemonExecutor())

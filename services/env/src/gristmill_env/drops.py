@@ -1,4 +1,4 @@
-"""Why a group is given up."""
+"""Reasons for dropping a group."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gristmill_env.errors import (
 
 
 class DropReason(StrEnum):
-    """Recorded and counted by the API; the row's permit is spent, its room in the step is free again."""
+    """The API records and counts the reason. The row's permit is spent, and its place in the step is free again."""
 
     SAME_SCORES = "same_scores"
-    """All completions score the same, so that no one is better than the others: no gradient."""
+    """All completions have the same score, so no completion is better than another and the gradient is zero."""
     TOO_LONG = "too_long"
     """The prompt leaves no room for a completion within max_token_length."""
     PROMPT_REFUSED = "prompt_refused"
-    """A text server refuses the prompt, though it takes others."""
+    """A text server refuses this prompt, although it accepts others."""
     REWARD_ERROR = "reward_error"
-    """Rewards failed on so many of its completions that fewer than two are left. A score of 0 in their place would
-    teach something wrong."""
+    """Rewards failed on completions, and fewer than two scored completions are left. A score of 0 for a failure would
+    teach the model something wrong."""
     NO_SCORE = "no_score"
-    """The rewards had nothing to say of so many of its completions that fewer than two are left."""
+    """The rewards returned no score for completions, and fewer than two scored completions are left."""
     ENVIRONMENT_ERROR = "environment_error"
     """The environment failed in one of its attempts."""
     TIMEOUT = "timeout"
-    """It took more than worker_timeout, or a request of it more than its server's timeout."""
+    """The group took more than worker_timeout, or one request took more than its server's timeout."""
     BAD_ROW = "bad_row"
     """The row has no text where the prompt or the answer should be."""
     REFUSED = "refused"
@@ -49,9 +49,9 @@ _OF_A_ROW: Mapping[type[EnvError], DropReason] = {
     EpisodeError: DropReason.ENVIRONMENT_ERROR,
 }
 ROW_ERRORS = tuple(_OF_A_ROW)
-"""What goes wrong with one row and says nothing of the next: the row is given up, and the work goes on."""
+"""Errors of one row that do not affect the next row. The row is dropped, and the work continues."""
 
 
 def reason_of(error: EnvError) -> DropReason:
-    """Why a row that failed with `error`, one of ROW_ERRORS, is given up."""
+    """Returns the reason for dropping a row that failed with `error`, one of ROW_ERRORS."""
     return next(reason for kind, reason in _OF_A_ROW.items() if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""What can go wrong in the environment. Every message names the thing, the place and the remedy."""
+"""The environment's errors. Every message names the thing, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from gristmill import GristmillError
 
 
 class EnvError(GristmillError):
-    """Base of all errors of the environment."""
+    """The base class of all errors of the environment."""
 
 
 class RunReplacedError(EnvError):
-    """The run was replaced while this process did not work on it: it stood still for longer than the API's time-out."""
+    """The run was replaced while this process was suspended for longer than the API's time-out."""
 
 
 class DatasetError(EnvError):
@@ -18,7 +18,7 @@ class DatasetError(EnvError):
 
 
 class PromptError(EnvError):
-    """A row cannot be made into a prompt, or there is no tokenizer to make it with."""
+    """A row cannot be made into a prompt, or no tokenizer is available."""
 
 
 class RewardError(EnvError):
@@ -30,7 +30,7 @@ class InferenceError(EnvError):
 
 
 class UnpublishedWeightsError(InferenceError):
-    """A completion was sampled by weights that no trainer published: the server was started again."""
+    """A completion was sampled with weights that the trainer did not publish, because the server was restarted."""
 
 
 class PromptTooLongError(EnvError):
@@ -38,11 +38,11 @@ class PromptTooLongError(EnvError):
 
 
 class RequestTimeoutError(EnvError):
-    """A request for completions was not answered in time, by servers that answer others."""
+    """A request for completions was not answered in time, by servers that answer other requests."""
 
 
 class PromptRefusedError(EnvError):
-    """A text server refuses this prompt, though it takes others: too long for it, or caught by its content filter."""
+    """A text server refuses this prompt, although it accepts others: too long, or caught by a content filter."""
 
 
 class EpisodeError(EnvError):
@@ -50,15 +50,15 @@ class EpisodeError(EnvError):
 
 
 class SavedError(EnvError):
-    """Saved groups cannot be read or written, or lack what is asked of them."""
+    """Saved groups cannot be read or written, or lack data that a command needs."""
 
 
 class CheckError(EnvError):
-    """`check` found mistakes; it has shown them."""
+    """`check` found mistakes and has shown them."""
 
 
 class EvaluationError(EnvError):
-    """An evaluation cannot be begun, resumed or compared as asked."""
+    """An evaluation cannot be started, resumed or compared as requested."""
 
 
 class BusyEvaluationError(EvaluationError):

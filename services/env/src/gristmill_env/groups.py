@@ -1,4 +1,4 @@
-"""From a rollout to the group that is trained on, or the reason why there is none."""
+"""Builds the group to train on from a rollout, or returns the reason for dropping the rollout."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ logger = logging.getLogger(__name__)
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 _SAME = 1e-9
-"""Totals nearer than this are the same: sums of the same parts may differ in their last bits."""
+"""Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""
 
 
 def trainable(rollout: Rollout) -> list[int]:
-    """Indices of the attempts that have a total and a token to train on. The others leave the group."""
+    """Returns indices of the attempts that have a total and a token to train on. The other attempts leave the group."""
     pairs = zip(rollout.attempts, rollout.scores, strict=True)
     return [n for n, (attempt, score) in enumerate(pairs) if score.total is not None and any(attempt.mask)]
 
 
 def drop_reason(rollout: Rollout, *, ensure_scores_are_not_same: bool) -> DropReason | None:
-    """Why the rollout must not become a group; None when it may."""
+    """Returns the reason why the rollout must not become a group, or None."""
     totals = [total for n in trainable(rollout) if (total := rollout.scores[n].total) is not None]
-    # One alone has nothing to be compared with, unless it was alone from the start.
+    # A single attempt cannot be compared with another, unless group_size is 1.
     if len(totals) < min(2, len(rollout.scores)):
         failed = any(score.error is not None for score in rollout.scores)
         return DropReason.REWARD_ERROR if failed else DropReason.NO_SCORE
-    # max - min, not a standard deviation: that of equal floats need not be 0.
+    # max - min instead of a standard deviation, because the deviation of equal floats need not be 0.
     if ensure_scores_are_not_same and len(totals) > 1 and max(totals) - min(totals) < _SAME:
         return DropReason.SAME_SCORES
     return None
@@ -51,9 +51,9 @@ def build_group(
     *,
     include_messages: bool = False,
 ) -> TrajectoryGroup:
-    """The group of a rollout's trainable attempts. `versions`: a list of spans for each attempt of the rollout.
+    """Returns the group of a rollout's trainable attempts. `versions`: a list of spans per attempt of the rollout.
 
-    The token ids are those that were sent and sampled; nothing is tokenized here. Raises GroupError.
+    The token ids are the ids that were sent and sampled; nothing is tokenized here. Raises GroupError.
     """
     kept = trainable(rollout)
     attempts = [rollout.attempts[n] for n in kept]
@@ -61,7 +61,7 @@ def build_group(
     prompts = [attempt.prompt.token_ids for attempt in attempts]
     completions = [attempt.token_ids for attempt in attempts]
     given = [np.zeros(len(prompt), np.bool_) for prompt in prompts]
-    """What is 0 and False on the prompts."""
+    """Log-probabilities and mask of the prompts: 0 and False."""
     return TrajectoryGroup(
         group_id=permit.group_id,
         run_id=run_id,
@@ -81,16 +81,16 @@ def build_group(
 
 
 def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Prompt and completion in turn, one after the other, as one array."""
+    """Returns one array in which each prompt is followed by its completion."""
     parts = [part for pair in zip(prompts, completions, strict=True) for part in pair]
     return np.concatenate([np.asarray(part, dtype) for part in parts])
 
 
 def _messages(rollout: Rollout, kept: list[int]) -> list[list[dict[str, object]]] | None:
-    """The kept attempts' conversations, as long as a group may carry them."""
+    """Returns the kept attempts' conversations, or None if they are too large for a group."""
     messages = [[dict(message) for message in rollout.attempts[n].messages] for n in kept]
     size = len(msgspec.msgpack.encode(messages))
-    if size <= MAX_OBJECT_BYTES // 2:  # the other half is for what a group must carry
+    if size <= MAX_OBJECT_BYTES // 2:  # the other half is for the group's required data
         return messages
     logger.warning(
         "the messages of row %d take %d bytes; its group goes without them (at most %d)",

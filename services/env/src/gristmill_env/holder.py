@@ -1,4 +1,4 @@
-"""The name by which a process holds permits and claims towards the API."""
+"""The name by which a process holds permits and claims at the API."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import socket
 
 
 def holder_name() -> str:
-    """Unique among living processes. A container that is started again gets its name, and so its permits, back."""
+    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
     return f"{host}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Puts a run's settings together: command line over GRISTMILL_* over YAML over defaults."""
+"""Merges a run's settings: the command line overrides GRISTMILL_*, then YAML, then the defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NoOptions(Settings):
 
 @dataclass(frozen=True)
 class Launch:
-    """What one process of the environment was asked to do."""
+    """The settings of one environment process."""
 
     config: EnvConfig
     run_id: str
@@ -40,12 +40,12 @@ class Launch:
 
     @property
     def run_folder(self) -> Path:
-        """Where the run's files are, and relative paths of its settings lead."""
+        """The folder of the run's files; relative paths of its settings start here."""
         return self.deployment.runs_dir / self.run_id
 
     @property
     def trainer_file(self) -> Path:
-        """The trainer.yaml that completes the run's `trainer:` block. It may not exist here."""
+        """The trainer.yaml that completes the run's `trainer:` block. The file may be missing on this machine."""
         return self.deployment.config_dir / "trainer.yaml"
 
     def check_trainer(self, defaults: Mapping[str, Any]) -> None:
@@ -59,9 +59,9 @@ class Launch:
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> Launch:
-        """From the command line (without the command's name) and the environment's variables.
+        """Reads the command line (without the command's name) and the environment's variables.
 
-        Raises ConfigError for a configuration that is not there, unknown keys and flags, and wrong values.
+        Raises ConfigError for a missing configuration, unknown keys and flags, and wrong values.
         """
         return cls.read_with(NoOptions, arguments, environ, prog)[0]
 
@@ -69,7 +69,7 @@ class Launch:
     def read_with(
         cls, options: type[Options], arguments: Sequence[str], environ: Mapping[str, str], prog: str, about: str = ""
     ) -> tuple[Launch, Options]:
-        """As `read`, and the flags of a command's own with it. `about`: stands above the flags in --help."""
+        """Reads as `read` does, with the command's flags. `about`: text above the flags in --help."""
         deployment = Deployment.read(environ)
         name, flags = _take_config(arguments)
         models: dict[str, type[Settings]] = {f"flags of {prog}": options, "settings of the run": EnvConfig}
@@ -94,7 +94,7 @@ class Launch:
 
 
 def _overridden(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's settings without the trainer's that a flag sets under its top-level name: the flag overrides them."""
+    """Removes the file's trainer settings that a flag sets under a top-level name, because the flag overrides them."""
     block = in_file.get("trainer")
     if not isinstance(block, Mapping):
         return dict(in_file)
@@ -107,7 +107,7 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
     if deployment.api_url:
         values["rollout_server_url"] = deployment.api_url
     listed = in_file.get("server_configs")
-    # Of a list of servers it cannot mean one.
+    # GRISTMILL_MODEL_URL cannot select one server from a list.
     if deployment.model_url and not (isinstance(listed, list) and len(listed) > 1):
         values["server_configs"] = [{"base_url": deployment.model_url}]
     if deployment.run_id:
@@ -116,7 +116,7 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
 
 
 def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """`--config NAME` (or `--config=NAME`) and the other arguments."""
+    """Returns the value of `--config NAME` (or `--config=NAME`), and the other arguments."""
     name: str | None = None
     rest: list[str] = []
     words = iter(arguments)

@@ -1,4 +1,4 @@
-"""`python -m gristmill_env.local_server --config gsm8k`: the same as `try`, under the name users of Atropos know."""
+"""`python -m gristmill_env.local_server --config gsm8k`: the same as `try`, under Atropos' name for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation's messages, as chat templates and servers take them."""
+"""A conversation's messages, in the form of chat templates and servers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 Message = Mapping[str, Any]
-"""`role` (system, user, assistant, tool) and `content`, text; more keys are the template's business."""
+"""`role` (system, user, assistant, tool) and `content`, text; a template may use more keys."""
 
 
 def system(content: str) -> Message:
-    """What the model is told to be."""
+    """Returns a message with instructions for the model."""
     return {"role": "system", "content": content}
 
 
 def user(content: str) -> Message:
-    """What the model is to answer."""
+    """Returns a message for the model to answer."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str) -> Message:
-    """What the model said."""
+    """Returns a message by the model."""
     return {"role": "assistant", "content": content}

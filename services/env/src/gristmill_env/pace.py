@@ -1,4 +1,4 @@
-"""How fast a run goes, as this worker sees it, and how long it still takes."""
+"""The speed of a run in this worker, and an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY = 10.0
 
 
 class Pace:
-    """Told of every group that was sent; writes a line into the log now and then."""
+    """Counts the submitted groups, and writes a log line every few seconds."""
 
     def __init__(self, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
@@ -26,8 +26,10 @@ class Pace:
         self._first_step: int | None = None
 
     def group(self, tokens: int, step: int, steps: int | None) -> None:
-        """A group with `tokens` sampled tokens was sent. `step`: training steps done when its permit was given, of
-        `steps` in all; None: nobody knows."""
+        """Counts a submitted group with `tokens` sampled tokens.
+
+        `step`: training steps done when the group's permit was given. `steps`: training steps in all; None if unknown.
+        """
         if self._first_step is None:
             self._first_step = step
         self._groups += 1
@@ -47,7 +49,7 @@ class Pace:
         _LOG.info(line("progress", **fields, **self._left(step, steps)))
 
     def _left(self, step: int, steps: int | None) -> dict[str, str]:
-        """By the steps since the first group: how long the run still takes, trainer and other workers reckoned in."""
+        """Estimates the remaining time from the steps since the first group, so the trainer and all workers count."""
         assert self._first_step is not None
         if steps is None or step <= self._first_step:
             return {}

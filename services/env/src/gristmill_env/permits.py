@@ -1,4 +1,4 @@
-"""Permits at work: taken as slots come free, kept alive, and all given back at the end."""
+"""Acquires permits as slots become free, keeps the permits alive, and gives all of them back at the end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from gristmill_env.errors import RunReplacedError
 
 logger = logging.getLogger(__name__)
 
-# Seconds. A permit lives for 30 without renewal; two renewals may be lost.
+# Seconds. A permit expires 30 s after its last renewal, so two renewals may be lost.
 _RENEW_EVERY = 8.0
 _POLL = 20.0
 _GOODBYE = 5.0
 _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
-"""Answers to a submit that mean: this row is another's, or nobody's, by now."""
+"""Error codes of a submit that mean: another process has the row by now, or the row is no longer needed."""
 
 Pause = asyncio.Task[None]
 Work = Callable[[Permit, str], Awaitable[None]]
-"""What is done under a permit, given the newest policy version; it ends by `submit` or `give_back`. It calls `played`
-as soon as it needs the model servers no more, so that they are not left idle while it scores and submits."""
+"""The work under a permit, given the newest policy version; it ends with `submit` or `give_back`.
+
+The work calls `played` when it no longer needs the model servers, so that they stay busy while it scores and submits.
+"""
 
 
 class Permits:
@@ -31,12 +33,12 @@ class Permits:
     def __init__(
         self, api: Client, run_id: str, holder: str, room: Callable[[], int], see: Callable[[str], Pause | None]
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it. `room`: permits whose work may be
-        at the model servers now; as many again may be past them. `see`: is told the newest policy version with every
-        grant; where that means a pause, there may be more room when it ends.
+        """`holder`: this process' name at the API; each process needs a different name. `room`: returns how many
+        permits may be at the model servers now; the same number again may be in later stages. `see`: receives the
+        newest policy version with every grant. If `see` returns a pause, there may be more room when the pause ends.
         """
         self.version: str | None = None
-        """The newest policy version that the API told of."""
+        """The newest policy version that the API has reported."""
         self._api = api
         self._run_id = run_id
         self._holder = holder
@@ -49,8 +51,8 @@ class Permits:
         self._changed = asyncio.Event()
 
     async def work(self, tasks: asyncio.TaskGroup, work: Work) -> None:
-        """Start `work` on every permit that comes, until the run is finished; what is still in hand is cancelled."""
-        # A predecessor of the same name (a container that was started again) may have left some.
+        """Starts `work` on every permit until the run is finished, then cancels the unfinished work."""
+        # A previous process with the same name (a restarted container) may have left permits.
         await self._api.abandon_permits(self._run_id, self._holder)
         renewal = tasks.create_task(self._renew())
         await self._hand_out(tasks, work)
@@ -58,17 +60,17 @@ class Permits:
             task.cancel()
 
     def played(self, permit: Permit) -> None:
-        """The permit's work needs the model servers no more: the next permit may be asked for."""
+        """Marks the permit as done with the model servers, so that the next permit may be requested."""
         self._playing.discard(permit.group_id)
         self._changed.set()
 
     async def submit(self, group: TrajectoryGroup) -> None:
-        """Answer the group's permit with the group. Raises ApiError when the API refuses it."""
+        """Submits the group for its permit. Raises ApiError when the API refuses the group."""
         self._settling.add(group.group_id)
         await self._api.submit(group, self._holder)
 
     async def give_back(self, permit: Permit, reason: str) -> bool:
-        """Give the permit up for `reason`; its row is spent. False when it was another's, or nobody's, by now."""
+        """Gives the permit up for `reason`; its row is spent. Returns False if this process no longer had it."""
         self._settling.add(permit.group_id)
         try:
             await self._api.return_permit(self._run_id, self._holder, permit.group_id, reason)
@@ -80,7 +82,7 @@ class Permits:
         return True
 
     async def leave(self) -> None:
-        """Give back what is not done. If the API is away just now, the permits run out by themselves."""
+        """Gives back the unfinished permits. If the API is unreachable, the permits expire."""
         try:
             async with asyncio.timeout(_GOODBYE):
                 await self._api.abandon_permits(self._run_id, self._holder)
@@ -102,7 +104,7 @@ class Permits:
             if grant.version is not None and (pause := self._see(grant.version)) is not None:
                 pause.add_done_callback(lambda _: self._changed.set())
             for permit in grant.permits:
-                # After an outage a permit can come a second time while its first work still goes on.
+                # After an outage a permit can come a second time while its first work is still running.
                 if permit.group_id not in self._items and grant.version is not None:
                     self._playing.add(permit.group_id)
                     self._items[permit.group_id] = tasks.create_task(self._do(work, permit, grant.version))
@@ -114,7 +116,7 @@ class Permits:
                 logger.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, what)
 
     def _refuse_another_run(self, creation: str) -> None:
-        """A process that stood still must not answer permits of a run that has replaced its own under the same id."""
+        """Raises RunReplacedError if another run has this run's id now, as after a long suspension of this process."""
         if self._creation not in (None, creation):
             raise RunReplacedError(
                 "run_replaced",
@@ -124,7 +126,7 @@ class Permits:
         self._creation = creation
 
     def _free(self) -> int:
-        """Permits that may be asked for. Never one ahead of need: another process could have it at work already."""
+        """Returns how many permits to request: no spare ones, because another process could already work on them."""
         room = self._room()
         return min(room - len(self._playing), 2 * room - len(self._items))
 
@@ -143,12 +145,12 @@ class Permits:
             if not self._items:
                 continue
             for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._items)):
-                # One that is just being submitted or dropped is "lost" to ourselves.
+                # The API reports a permit as "lost" while this process submits or drops it.
                 if (task := self._items.get(group_id)) is not None and group_id not in self._settling:
                     logger.warning("the permit of group %s went to another worker; its work is given up", group_id)
                     task.cancel()
 
 
 def settled(error: ApiError) -> bool:
-    """Whether the API's refusal means that the permit is another's, or nobody's, by now."""
+    """Returns whether the API's refusal means that this process no longer has the permit."""
     return error.code in _SETTLED

@@ -1,4 +1,4 @@
-"""What `serve` and `try` both need before the first prompt: data set, rewards, model server, tokenizer."""
+"""Loads the parts that several commands need before the first prompt: data set, rewards, model server, tokenizer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AT_A_TERMINAL: Final = 20.0
-"""Seconds to wait for the model server where somebody looks on."""
+"""Seconds to wait for the model server when a user watches the terminal."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What needs no server: checked first, so that mistakes show at once."""
+    """The parts that need no server. They load first, so that mistakes show at once."""
 
     dataset: PromptDataset
     scorer: Scorer
@@ -42,7 +42,7 @@ class Task:
 
     @classmethod
     def load(cls, launch: Launch) -> Task:
-        """Raises RewardError, DatasetError, EpisodeError, PluginError."""
+        """Loads the parts. Raises RewardError, DatasetError, EpisodeError, PluginError."""
         config = launch.config.dataset
         folder = launch.config_path.parent if launch.config_path is not None else None
         spec = launch.config.environment
@@ -66,28 +66,28 @@ class Task:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the threads and processes of rewards and environments."""
+        """Ends the threads and processes of rewards and environments."""
         self.environments.stop()
         await self.scorer.close()
 
 
 def execution(config: EnvConfig) -> Execution:
-    """How the settings want rewards called. Sets up the pool of symbolic checks, too."""
+    """Returns the settings for calls of rewards. Also sets up the pool of symbolic checks."""
     set_up_checks(config.check_processes, check_limits(config.check_timeout))
     limits = Limits(config.reward_timeout, config.reward_wall_timeout)
     return Execution(limits, config.reward_threads, config.reward_processes)
 
 
 def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
-    """The rewards that the configuration lists. `folder`: the configuration file's. Raises RewardError."""
+    """Creates the configured rewards. `folder`: the folder of the configuration file. Raises RewardError."""
     return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
 
 
 async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
-    """Wait for the model server, load its tokenizer, and be ready to roll. Raises InferenceError, PromptError."""
+    """Waits for the model server, loads its tokenizer and creates the roller. Raises InferenceError, PromptError."""
     config = launch.config
     manifest = read_manifest(launch.deployment.models_dir)
-    # Seconds of imports and reading that need not wait for the server.
+    # Imports and file reads take seconds and need no server.
     early = asyncio.create_task(asyncio.to_thread(_load_early, tokenizer_name(config, manifest)))
     served = await server.connect(patience=patience, manifest=manifest)
     await early
@@ -109,8 +109,7 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
 
 
 def _load_early(name: str | None) -> None:
-    """Load the tokenizer that will be wanted, where it is a folder; a hub may keep one waiting. What is wrong with it
-    is told when it is wanted."""
+    """Loads the tokenizer early if it is a local folder, because a hub may be slow. The later load raises errors."""
     if name is None or not Path(name).is_dir():
         import transformers  # noqa: F401
 
@@ -120,7 +119,7 @@ def _load_early(name: str | None) -> None:
 
 
 def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
-    """Prompts as the run's settings want them. `tokenizer`: None where only text is sent."""
+    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent."""
     parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
     system_prompt = "\n\n".join(part for part in parts if part) or None
     thinking = Thinking.of(config)
@@ -130,16 +129,16 @@ def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def read_manifest(models_dir: Path) -> Manifest | None:
-    """The model service's manifest, where there is one."""
+    """Returns the model service's manifest, if it exists."""
     try:
         return Manifest.read(models_dir)
     except ManifestError as error:
-        logger.debug("%s", error)  # fine: a server of one's own has none, and tokenizer_name stands in
+        logger.debug("%s", error)  # fine: a custom server has no manifest, so tokenizer_name is used
         return None
 
 
 def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel) -> str:
-    """Path or hub id of the tokenizer: the one that the served model was built with, wherever it is known."""
+    """Returns the tokenizer's path or hub id; if known, the tokenizer of the served model."""
     if manifest is not None and manifest.name == served.name:
         if config.tokenizer_name not in (None, manifest.name, manifest.requested, manifest.tokenizer_path):
             logger.info("tokenizer: %s, of the served model, not %s", manifest.tokenizer_path, config.tokenizer_name)
@@ -148,7 +147,7 @@ def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel
 
 
 def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
-    """Path or hub id of the tokenizer where no server says what it serves; None when nothing names one."""
+    """Returns the tokenizer's path or hub id when no server reports its model; None when no setting names it."""
     names = (None, manifest.name, manifest.requested) if manifest is not None else (None,)
     if manifest is not None and config.tokenizer_name in names:
         return manifest.tokenizer_path

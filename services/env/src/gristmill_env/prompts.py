@@ -27,7 +27,7 @@ _OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
 
 @lru_cache(maxsize=2)
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a path or hub id. Raises PromptError when there is none."""
+    """Loads the tokenizer of a path or hub id. Raises PromptError if it cannot be loaded."""
     from transformers import AutoTokenizer  # here: seconds to import, and mistakes before it should show at once
 
     try:
@@ -44,9 +44,9 @@ class Prompt:
     """A prompt, ready to be sent."""
 
     text: str
-    """Template and all, up to and including the marker after which the model answers, and the prefill."""
+    """The rendered template up to and including the generation marker, and the prefill."""
     token_ids: tuple[int, ...]
-    """Empty where no tokenizer is known, as for a text server."""
+    """Empty if no tokenizer is known, as for a text server."""
     messages: tuple[Message, ...] = ()
     """The conversation that was rendered, the system prompt included."""
     prefill: str = ""
@@ -57,15 +57,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What comes between a reply and the next one."""
+    """The tokens between a reply and the next reply."""
 
     token_ids: tuple[int, ...] = ()
     begun: str = ""
-    """The end of it, if that belongs to the next reply: a thought that the template opens."""
+    """The end of their text, if it belongs to the next reply: a thought that the template opens."""
 
 
 def opened_thought(text: str) -> str:
-    """The `<think>` with which a prompt ends; "" if it ends otherwise.
+    """Returns the `<think>` with which a prompt ends; "" if it ends otherwise.
 
     The chat templates of R1, QwQ and Qwen3-Thinking write it into the generation prompt. The model then closes a
     thought that its own tokens never open.
@@ -86,8 +86,8 @@ class PromptBuilder:
         thinking: bool | None = None,
         effort: str | None = None,
     ) -> None:
-        """`tokenizer`: None for a text server, which is sent messages. `thinking` and `effort`: what a template that
-        knows of `enable_thinking` and `reasoning_effort` is told; None leaves it to the template."""
+        """`tokenizer`: None for a text server, which receives messages. `thinking` and `effort`: values of the
+        template's `enable_thinking` and `reasoning_effort`; None leaves the value to the template."""
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
         self.prefill = prefill or ""
@@ -99,11 +99,11 @@ class PromptBuilder:
 
     @classmethod
     def load(cls, name: str, system_prompt: str | None = None, prefill: str | None = None) -> PromptBuilder:
-        """With the tokenizer of a path or hub id. Raises PromptError when there is none."""
+        """Creates a builder with the tokenizer of a path or hub id. Raises PromptError if it cannot be loaded."""
         return cls(load_tokenizer(name), system_prompt, prefill)
 
     def build(self, opening: str | Sequence[Message]) -> Prompt:
-        """The prompt of a conversation, or of one user message.
+        """Returns the prompt of a conversation, or of one user message.
 
         Raises PromptError when the template refuses the messages.
         """
@@ -119,10 +119,10 @@ class PromptBuilder:
         return Prompt(text, tuple(ids), messages, self.prefill, opened_thought(rendered) + self.prefill)
 
     def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int | None) -> Continuation:
-        """What comes between the model's reply and its next: the end of its turn, `more`, the generation prompt.
+        """Returns the tokens between two replies: the end of the model's turn, `more`, the generation prompt.
 
         `said`: the conversation before the reply. `last_token`: the reply's last token, which is not repeated if it is
-        the end of the turn. The reply itself stays the tokens that were sampled: nothing of it is tokenized again.
+        the end of the turn. The reply keeps the sampled tokens and is never tokenized again.
         Raises PromptError when the template refuses the messages, or leaves the reply out.
         """
         if self._tokenizer is None:
@@ -139,7 +139,7 @@ class PromptBuilder:
         return Continuation(ids[1:] if ids[:1] == (last_token,) else ids, opened_thought(text))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of a completion's tokens, without special tokens unless `special`."""
+        """Returns the text of a completion's tokens, without special tokens unless `special`."""
         if self._tokenizer is None:
             raise PromptError("no_tokenizer", "there is no tokenizer to read token ids with")
         return str(

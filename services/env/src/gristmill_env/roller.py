@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Ask:
-    """How the completions of one rollout are asked for."""
+    """Options of the requests for one rollout's completions."""
 
     sampling: SamplingParams
     evaluation: bool
@@ -35,13 +35,13 @@ class _Ask:
 
 @dataclass(frozen=True)
 class Played:
-    """The attempts at one item, all at their end and none scored yet."""
+    """The finished attempts at one item, before scoring."""
 
     item: Item
     name: str
-    """Stands in the logs."""
+    """The rollout's name in the logs."""
     step: int | None
-    """Training steps done when it began."""
+    """Training steps done when the rollout began."""
     sampling: SamplingParams
     attempts: list[Attempt]
     started: float
@@ -49,7 +49,7 @@ class Played:
 
 
 class Roller:
-    """Holds no state of an item, so that any number may run at a time without mixing."""
+    """Makes rollouts. Holds no state of an item, so any number of rollouts may run at the same time."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class Roller:
         count: int | None = None,
         evaluation: bool = False,
     ) -> Rollout:
-        """Make `count` attempts (default: `group_size`) at the item and score them. `name` stands in the logs.
+        """Makes `count` attempts (default: `group_size`) at the item and scores them. `name` appears in the logs.
 
-        `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: other than the
-        configuration's. `evaluation`: it counts against num_requests_for_eval of the servers.
+        `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: overrides the
+        configuration's sampling. `evaluation`: counts the requests against num_requests_for_eval of the servers.
 
-        Raises one of ROW_ERRORS where it is the row's fault, and InferenceError; a failing reward is in its score.
+        Raises InferenceError, and one of ROW_ERRORS for an error of the row. A failed reward is recorded in its score.
         """
         return await self.score(
             await self.play(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
@@ -100,7 +100,7 @@ class Roller:
         count: int | None = None,
         evaluation: bool = False,
     ) -> Played:
-        """The part of `roll` that needs the model servers. Takes and raises what `roll` does."""
+        """Makes the attempts, the part of `roll` that needs the model servers. Takes and raises the same as `roll`."""
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
         ask = _Ask(sampling, evaluation)
@@ -109,7 +109,7 @@ class Roller:
         return Played(item, name, step, sampling, attempts, started)
 
     async def score(self, played: Played) -> Rollout:
-        """The rest of `roll`."""
+        """Scores the attempts, the second part of `roll`."""
         item, attempts = played.item, played.attempts
         scores = await self._scorer.score([_sample(item, attempt, played.step) for attempt in attempts])
         rollout = Rollout(item, played.sampling, attempts, scores, time.monotonic() - played.started)
@@ -117,7 +117,7 @@ class Roller:
         return rollout
 
     def sampling(self, step: int | None = None) -> SamplingParams:
-        """How completions are sampled after `step` training steps; None: once the warm-up is over."""
+        """Returns the sampling after `step` training steps; None: after the warm-up."""
         dataset = self._config.dataset
         most = dataset.max_tokens
         if step is not None and step < dataset.length_warmup_steps:
@@ -136,7 +136,7 @@ class Roller:
             )
 
     def _build(self, openings: Sequence[Sequence[Message]]) -> list[Prompt]:
-        """A prompt of each. Equal ones, the rule in a group, are rendered and tokenized once."""
+        """Builds a prompt from each opening. Equal openings, the rule in a group, are rendered and tokenized once."""
         built: list[Prompt] = []
         for number, opening in enumerate(openings):
             same = openings.index(opening)
@@ -144,7 +144,7 @@ class Roller:
         return built
 
     async def _first_replies(self, prompts: Sequence[Prompt], ask: _Ask) -> list[Completion]:
-        """A completion of each prompt. Equal ones are one request: the server then reads the prompt once."""
+        """Returns a completion of each prompt. Equal prompts share one request, so the server reads the prompt once."""
         alike: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             alike.setdefault(prompt.text, []).append(prompt)
@@ -173,7 +173,7 @@ class Roller:
         completion: Completion,
         ask: _Ask,
     ) -> Attempt:
-        """Play the attempt from its first reply to its end, and close its environment."""
+        """Plays the attempt from its first reply to its end, and closes its environment."""
         attempt = await self._turns(environment, transcript, completion, ask)
         await group.close(environment)
         return attempt

@@ -1,4 +1,4 @@
-"""One item, end to end: its attempts, and what they scored."""
+"""The result for one item: its attempts and their scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill_env.transcript import Attempt
 
 @dataclass(frozen=True)
 class Rollout:
-    """The attempts at one item and what they scored, in the same order."""
+    """The attempts at one item and their scores, in the same order."""
 
     item: Item
     sampling: SamplingParams
@@ -24,5 +24,5 @@ class Rollout:
 
     @property
     def prompt(self) -> Prompt:
-        """What the first attempt began with; that of the others is the same where the environment keeps its word."""
+        """The first attempt's prompt; the others have the same prompt if the environment gives them the same task."""
         return self.attempts[0].prompt

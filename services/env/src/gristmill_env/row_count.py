@@ -1,4 +1,4 @@
-"""How many rows the data set of a run has, kept with the run: their order is computed from it."""
+"""Records the number of rows of a run's data set, from which the order of the rows is computed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gristmill import Client
 logger = logging.getLogger(__name__)
 
 ROWS = "data.rows"
-"""Source of the metrics row, at step 0, with the number."""
+"""Source of the metrics row at step 0 that holds the number."""
 
 
 async def tell_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
-    """Record the number with the run; warn where it was another before. `label`: words for the data set."""
+    """Records the number with the run; warns if the number was different before. `label`: names the data set."""
     before = next((int(row.values["rows"]) for row in await api.metrics(run_id, ROWS)), None)
     if before == rows:
         return

@@ -1,4 +1,4 @@
-"""`serve`: open or join the run, and feed it until it is finished."""
+"""`serve`: opens or joins the run, and feeds it until it is finished."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOW_TO_BEGIN = (
 
 
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
-    """Returns when the run is finished, or was already. Raises GristmillError."""
+    """Feeds the run until it is finished; returns at once if it is finished already. Raises GristmillError."""
     config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
     check_step_size(launch)
     for warning in config.warnings():
@@ -62,7 +62,7 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
         holder = holder_name()
         async with (
             Client(config.rollout_server_url, patience=config.patience, token=token) as api,
-            # At once: without a living environment the run gives way to another.
+            # Registers at once, because a run without a live environment may be replaced by another run.
             registered(api, run_id, holder, config),
         ):
             with contextlib.ExitStack() as closing:
@@ -89,7 +89,7 @@ def check_step_size(launch: Launch) -> None:
         return
     try:
         defaults = load_yaml(launch.trainer_file)
-    except ConfigError as error:  # it may need a variable that only the trainer has
+    except ConfigError as error:  # trainer.yaml may need a variable that only the trainer has
         logger.warning("the step size is not compared with group_size: %s", error)
         return
     launch.check_trainer(defaults)
@@ -113,7 +113,7 @@ def _observers(
     launch: Launch, task: Task, recorded: dict[str, Any], environ: Mapping[str, str],
     groups: Path | None = None, model: str = "",
 ) -> Observers:  # fmt: skip
-    """`groups`: the file that the groups are saved to. `model`: its name at the server, which the file repeats."""
+    """`groups`: the file for saved groups. `model`: the model's name at the server, which the file repeats."""
     config = launch.config
     tracker = saver = None
     if config.use_wandb:
@@ -143,6 +143,6 @@ def _evaluations(
 
 
 def groups_file(launch: Launch) -> Path | None:
-    """Where the groups that are sent are also kept as text; None where they are not."""
+    """Returns the file that stores the submitted groups as text; None if none is configured."""
     path = launch.config.data_path_to_save_groups
     return None if path is None else launch.run_folder / path

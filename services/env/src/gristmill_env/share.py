@@ -1,6 +1,6 @@
-"""The registration of one process with its run: that it is alive, and its share of permits and batches.
+"""The registration of one process with its run: a heartbeat, and the process' share of permits and batches.
 
-Only a run with a living environment keeps its stack, and its settings, from other runs. So every process registers, and
+A run keeps its stack and its settings only while it has a live environment. Every process therefore registers, and
 unregisters when it ends.
 """
 
@@ -16,7 +16,7 @@ from gristmill_env.settings import EnvConfig
 
 logger = logging.getLogger(__name__)
 
-# Seconds. The API takes an environment for dead after 60 of silence; two beats may be lost.
+# Seconds. The API considers an environment dead after 60 s without a heartbeat; two heartbeats may be lost.
 _BEAT = 15.0
 _GOODBYE = 5.0
 
@@ -25,11 +25,11 @@ _GOODBYE = 5.0
 async def registered(
     api: Client, run_id: str, env_id: str, config: EnvConfig, *, beat: float = _BEAT
 ) -> AsyncIterator[None]:
-    """Registers the process with the shares that the configuration asks for (`inference_weight` of the permits,
-    `min_batch_allocation` of batches), and unregisters it at the end.
+    """Registers the process with the configured shares (`inference_weight` of the permits, `min_batch_allocation`
+    of batches), and unregisters the process at the end.
 
     `env_id`: the name under which the process holds permits. A heartbeat is sent every `beat` seconds, because a
-    process whose workers are all busy asks for no permits, and would count as dead.
+    process whose workers are all busy requests no permits, and would count as dead.
     """
     await api.register_env(run_id, env_id, config.inference_weight, config.min_batch_allocation)
     heart = asyncio.create_task(_beat(api, run_id, env_id, config, beat))

@@ -1,12 +1,12 @@
-"""`--slurm`: the model servers of a job, by the variables that Slurm and its launch script set.
+"""`--slurm`: finds the model servers of a job by the variables that Slurm and its launch script set.
 
 | variable            | meaning                                                                                |
 |---------------------|----------------------------------------------------------------------------------------|
-| SLURM_JOB_NODELIST  | the job's nodes, e.g. "gpu[01-03,07]"; Slurm sets it                                     |
-| NUM_TRAINING_NODES  | the launch script's: so many of them, from the first, train; the others run servers     |
-| INFER_TP            | the launch script's: GPUs that one server spans (tensor parallel), 1 when unset         |
+| SLURM_JOB_NODELIST  | the job's nodes, e.g. "gpu[01-03,07]"; set by Slurm                                      |
+| NUM_TRAINING_NODES  | nodes, from the first, that train; the others run servers; set by the launch script     |
+| INFER_TP            | GPUs per server (tensor parallel), 1 when unset; set by the launch script               |
 
-Every other node runs 8 / INFER_TP servers, at the ports 9000, 9001, ... The rule is that of Atropos.
+Every other node runs 8 / INFER_TP servers, at the ports 9000, 9001, ... Atropos uses the same rule.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def discover(configured: list[ServerConfig], environ: Mapping[str, str]) -> list[ServerConfig]:
-    """The job's servers, each with the settings of the first of `configured`.
+    """Returns the job's servers, each with the settings of the first of `configured`.
 
-    Outside Slurm, and in a job of a single node, `configured` is returned, and a line says so.
+    Outside Slurm, and in a job with a single node, returns `configured` and logs a warning.
     Raises ConfigError for variables that make no sense.
     """
     addresses = ", ".join(server.base_url for server in configured)
@@ -56,11 +56,11 @@ def discover(configured: list[ServerConfig], environ: Mapping[str, str]) -> list
 
 
 def expand_nodes(listed: str) -> list[str]:
-    """Host names of a Slurm node list, as `scontrol show hostnames` gives them.
+    """Returns the host names of a Slurm node list, as `scontrol show hostnames` does.
 
     "gpu[01-03,07],login" is gpu01, gpu02, gpu03, gpu07, login; "r[1-2]n[1-2]" is r1n1, r1n2, r2n1, r2n2.
 
-    Raises ConfigError when it is no node list.
+    Raises ConfigError when `listed` is not a valid node list.
     """
     names: list[str] = []
     for pattern in _split(listed):
@@ -79,7 +79,7 @@ def expand_nodes(listed: str) -> list[str]:
 
 
 def _split(listed: str) -> list[str]:
-    """At the commas that are outside brackets."""
+    """Splits at the commas outside brackets."""
     patterns = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", listed.strip())
     if not patterns or ",".join(patterns) != listed.strip():
         raise _no_list(listed)

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 from gristmill.stall import StallGuard, StallLimits
 
 STALL = StallLimits(floor=120, frozen=900)
-"""No work of the loop takes seconds. A call that holds the interpreter's lock may be a reward's, which its own limits
-end if that is possible."""
+"""No work on the loop takes seconds. If a reward's call holds the interpreter's lock, the reward's own limits end
+the call if possible."""
 _PULSE = 1.0
-"""Seconds between two signs of progress."""
+"""Seconds between two reports of progress."""
 
 
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[None]:
-    """Within, a loop that is blocked for two minutes ends the process: exit code 70, and the stacks of all threads."""
+    """Ends the process if the loop is blocked for two minutes: exit code 70, and the stacks of all threads."""
     guard = StallGuard("environment", STALL)
     pulse = asyncio.create_task(_pulse(guard))
     try:

@@ -1,4 +1,4 @@
-"""Counts what becomes of the rows, and says so when nearly all of them are lost."""
+"""Counts submitted and dropped rows, and logs a hint when nearly all rows are dropped."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Tally:
         self.submitted = 0
         self.dropped: Counter[str] = Counter()
         self.unscored = 0
-        """Completions that left their groups because a reward failed or none had anything to say."""
+        """Completions excluded from their groups because a reward failed or no reward returned a value."""
         self._recent: deque[DropReason | None] = deque(maxlen=_WINDOW)
         self._next_hint = _WINDOW
 
     def add(self, reason: DropReason | None) -> None:
-        """One row is done: submitted (None) or dropped."""
+        """Counts a finished row: submitted (None) or dropped for `reason`."""
         if reason is None:
             self.submitted += 1
         else:

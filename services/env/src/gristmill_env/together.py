@@ -1,4 +1,4 @@
-"""Several coroutines at a time, as one call."""
+"""Runs several coroutines at a time, as one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. When one raises, the others are cancelled and its error is raised, not a group of it."""
+    """Returns all results, in order. If one raises, cancels the others and raises that error, not an error group."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(one) for one in work]
@@ -20,6 +20,6 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first single error in a group of errors and groups."""
+    """Returns the first single error in a group of errors and groups."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,4 +1,4 @@
-"""One attempt, as the very tokens that were sent and sampled, with what is trained on marked."""
+"""One attempt as the exact tokens that were sent and sampled, with a mask of the trained tokens."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from gristmill_env.prompts import Prompt
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at an item, at its end. C: tokens after the prompt, those between replies included."""
+    """A finished attempt at an item. C: number of tokens after the prompt, including tokens between replies."""
 
     prompt: Prompt
     token_ids: list[int]
     """[C]"""
     logprobs: list[float]
-    """[C]: log-probability under the distribution a token was drawn from; 0 where the mask is False."""
+    """[C]: log-probability under the distribution from which a token was drawn; 0 where the mask is False."""
     mask: list[bool]
-    """[C]: True where the token was sampled and is trained on."""
+    """[C]: True for tokens that were sampled and are trained on."""
     labels: list[LabelSpan]
     """The server's weight labels, by position in `token_ids`."""
     text: str
-    """The last reply, special tokens left out, with what the prompt had begun of it (`Prompt.begun`)."""
+    """The last reply without special tokens, including its beginning in the prompt (`Prompt.begun`)."""
     messages: tuple[Message, ...]
     """The whole conversation."""
     finish_reason: str
-    """ "stop"; "length" when a reply was cut or no room was left; "turns" when the turns were used up."""
+    """ "stop"; "length" when a reply was truncated or no room was left; "turns" when the turns were used up."""
     replies: int
     sampled: int | None
-    """Tokens sampled, trained on or not; None where a text server does not tell."""
+    """Tokens sampled, trained on or not; None if a text server does not report the number."""
     reward: float | None = None
-    """What the environment gave; None when it gives none."""
+    """The sum of the environment's rewards; None if the environment gave no reward."""
 
 
 class Transcript:
-    """An attempt under way."""
+    """An unfinished attempt."""
 
     def __init__(self, prompt: Prompt) -> None:
         self.messages: tuple[Message, ...] = prompt.messages
@@ -54,21 +54,21 @@ class Transcript:
 
     @property
     def begun(self) -> str:
-        """What the prompt holds of the first reply."""
+        """The beginning of the first reply that is part of the prompt."""
         return self._prompt.begun
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens so far, the prompt's first: what the model continues."""
+        """All tokens so far, including the prompt, for the model to continue."""
         return (*self._prompt.token_ids, *self._token_ids)
 
     @property
     def last_token(self) -> int | None:
-        """None where a text server gave no tokens."""
+        """The last token after the prompt; None if a text server returned no tokens."""
         return self._token_ids[-1] if self._token_ids else None
 
     def add_reply(self, completion: Completion, text: str) -> None:
-        """The model's reply, as sampled. `text`: the reply in words, with what the prompt had begun of it."""
+        """Adds the model's reply, as sampled. `text`: the reply as text, including its beginning in the prompt."""
         start = len(self._token_ids)
         self._token_ids += completion.token_ids
         self._logprobs += completion.logprobs
@@ -82,13 +82,13 @@ class Transcript:
         self.messages = (*self.messages, assistant(text))
 
     def leave_out_reply(self) -> None:
-        """The last reply is not trained on."""
+        """Excludes the last reply from training."""
         start, end = self._last_reply
         self._mask[start:end] = [False] * (end - start)
         self._logprobs[start:end] = [0.0] * (end - start)
 
     def add_messages(self, messages: Sequence[Message], token_ids: Sequence[int]) -> None:
-        """What the environment says. `token_ids`: with the end of the model's turn and the next generation marker."""
+        """Adds the environment's messages. `token_ids`: includes the end of the turn and the next generation marker."""
         self._token_ids += token_ids
         self._logprobs += [0.0] * len(token_ids)
         self._mask += [False] * len(token_ids)
@@ -99,7 +99,7 @@ class Transcript:
             self._reward = reward + (self._reward or 0.0)
 
     def end(self, finish_reason: str) -> Attempt:
-        """The attempt, done."""
+        """Returns the finished attempt."""
         return Attempt(
             prompt=self._prompt,
             token_ids=self._token_ids,

@@ -1,4 +1,4 @@
-"""Which policy sampled a completion: from the server's weight labels to the group's version spans."""
+"""Converts a server's weight labels to the version spans of a group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gristmill_env.transcript import Attempt
 
 
 def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[VersionSpan]:
-    """The attempt's sampled stretches by policy version.
+    """Returns the spans of the attempt's sampled tokens by policy version.
 
-    `granted`: the newest version when the permit was given. `published`: whether the run's trainer
-    updates the server; if not, its labels say nothing, and all counts as `granted`.
+    `granted`: the newest version when the permit was given. `published`: whether the run's trainer updates the server.
+    If not, the server's labels carry no information, and all tokens count as `granted`.
 
-    Raises UnpublishedWeightsError when a label is no version: those tokens come from a model that is not
-    the one in training, and would be learned from as if they were its own.
+    Raises UnpublishedWeightsError when a label is not a policy version. Another model sampled those tokens, and
+    training would treat them as samples of the current model.
     """
     if not published:
         return [VersionSpan(granted, 0, len(attempt.token_ids))]
@@ -36,7 +36,7 @@ def version_spans(attempt: Attempt, granted: str, *, published: bool) -> list[Ve
 
 
 def is_version(label: str) -> bool:
-    """Whether a server's label is a policy version ("1.20"), not vLLM's "default"."""
+    """Returns whether a server's label is a policy version ("1.20"), not vLLM's "default"."""
     try:
         PolicyVersion.parse(label)
     except ValueError:

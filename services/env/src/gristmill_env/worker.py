@@ -1,9 +1,9 @@
-"""The serve loop: permits in, groups out.
+"""The serve loop: takes permits and submits groups.
 
-Permit -> row -> prompt -> completions -> scores -> group -> submit. Up to the completions it is `max_num_workers` of
-them at a time, and at most as many again are past them: the model servers wait for no score and no store.
-A permit that is not answered by a group is given back, so that nothing is lost and no row is done twice.
-The API, Redis and the model server may go away for minutes: all that happens is that the work stands still.
+Permit -> row -> prompt -> completions -> scores -> group -> submit. Up to `max_num_workers` permits are in the stages
+up to the completions, and at most the same number in later stages, so model servers never wait for scores or storage.
+A permit without a submitted group is given back, so that no row is lost or done twice.
+If the API, Redis or the model server is unavailable for minutes, the work only pauses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One process' share of a run."""
+    """One process' part of a run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Worker:
         observers: Observers,
         evaluations: Evaluations,
     ) -> None:
-        """`holder`: this process' name towards the API; no other process may have it."""
+        """`holder`: this process' name at the API; each process needs a different name."""
         self.tally = Tally()
         self.permits = Permits(api, run_id, holder, lambda: evaluations.room(config.workers), self._see)
         self._config = config
@@ -74,9 +74,9 @@ class Worker:
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
-        """Work until the run is finished. Cancelled, it gives its permits back first.
+        """Works until the run is finished. If cancelled, gives back its permits first.
 
-        Raises the first GristmillError that no patience helps against.
+        Raises the first GristmillError that waiting cannot resolve.
         """
         try:
             async with self._tasks as tasks:
@@ -89,7 +89,7 @@ class Worker:
             await self.permits.leave()
 
     async def _work(self, permit: Permit, version: str) -> None:
-        """Bring the permit's row to its end: its group is stored, or dropped with a reason."""
+        """Finishes the permit's row: stores its group, or drops the row with a reason."""
         await self._evaluations.may_begin()
         limit = self._config.worker_timeout
         try:
@@ -122,13 +122,13 @@ class Worker:
         return await self._roller.roll(item, name, sampling=sampling, count=count, evaluation=True)
 
     async def _play(self, item: Item, name: str, version: str) -> tuple[Played, list[list[VersionSpan]]]:
-        """Attempts by weights of this run: completions by any others are thrown away and asked for again."""
+        """Returns attempts sampled with weights of this run. Other completions are discarded and requested again."""
         published = await self._is_published()
         played = await self._roller.play(item, name, step=PolicyVersion.parse(version).step)
         return played, [version_spans(attempt, version, published=published) for attempt in played.attempts]
 
     async def _is_published(self) -> bool:
-        """Whether the run's trainer updates the model server. A permit exists, so the trainer's half is recorded."""
+        """Returns whether the run's trainer updates the model server. A permit exists, so the trainer has joined."""
         if self._published is None:
             record = await self._api.get_run(self._run_id)
             self._steps = record.training_steps

@@ -1,4 +1,4 @@
-"""Configuration files of Atropos: how they are recognised, and what becomes of every key.
+"""Support for Atropos' configuration files: recognition of the format, and a translation of every key.
 
 `keys` and `rewards` are tables; docs/from-atropos.md is generated from them.
 """

@@ -1,4 +1,4 @@
-"""What becomes of every key that Atropos reads from a file, and of those that its shipped files have besides."""
+"""The translation of every key that Atropos reads from a file, and of the other keys in its shipped files."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """What becomes of a key."""
+    """The effect of a key in Gristmill."""
 
     HONOURED = "honoured"
-    """It does here what it did there."""
+    """The key has the same effect here as in Atropos."""
     WARNED = "honoured with a warning"
-    """It works, with something to know."""
+    """The key works, but a warning explains a difference."""
     NO_EFFECT = "no effect, with a warning"
-    """There is nothing here that it could set, and the results are the same without it."""
+    """Nothing here corresponds to the key, and the results are the same without it."""
     REFUSED = "refused"
-    """The file does not load: without it the results would be others than those asked for."""
+    """The file does not load, because the results would differ from the results that the user asked for."""
 
 
 class Part(StrEnum):
-    """Where Atropos reads a key."""
+    """The section in which Atropos reads a key."""
 
     FILE = "of the file itself"
     BASE = "of every environment"
@@ -37,13 +37,13 @@ class Key:
     part: Part
     verdict: Verdict = Verdict.HONOURED
     text: str = ""
-    """What a user should know. Of a key that is warned of or refused it is the message, too."""
+    """A note for users. For a key with a warning or a refused key, the message contains this note."""
     here: str | None = None
-    """Our key, from the top: "dataset.split", "server_configs.timeout". None: none, or see the text."""
+    """Our key's path from the top: "dataset.split", "server_configs.timeout". None: no such key, or see the text."""
     default: Any = None
-    """What Atropos takes where a file says nothing, if we take something else. Applied to its files."""
+    """Atropos' default, if our default differs. Applied to Atropos' files that do not set the key."""
     unset: tuple[Any, ...] = ()
-    """Values that mean "not set", beside null."""
+    """Values that mean "not set", in addition to null."""
     quiet: tuple[Any, ...] = ()
     """Values that need no warning, or that are not refused."""
 
@@ -221,7 +221,7 @@ KEYS: tuple[Key, ...] = (
 SERVER_KEYS = {key.name: key for key in KEYS if key.part is Part.SERVER}
 """Keys of a server's section, by name."""
 OTHER_KEYS = {key.name: key for key in KEYS if key.part is not Part.SERVER}
-"""All other keys, by name: Atropos merges the sections, so that no name is in two of them."""
+"""All other keys, by name. Atropos merges the sections, so each name belongs to one section only."""
 
 OPENAI_URL = "https://api.openai.com/v1"
-"""What a server's section without a base_url means to Atropos."""
+"""Atropos' default for base_url in a server's section."""

@@ -1,4 +1,4 @@
-"""What the command line needs of Atropos: files and flags in its forms."""
+"""Reads Atropos' files and flags for the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECTION = re.compile(r"^--(no[-_])?(?:env|openai|dataset|server_configs)\.")
 
 
 def read_file(path: Path, environ: Mapping[str, str], told: Any = None) -> dict[str, Any]:
-    """A configuration file's values in our form. Of a file of Atropos the log tells what became of its keys.
+    """Returns a configuration file's values in our form, and logs each note on the translation of an Atropos file.
 
     `told`: the format that the command line names. Raises ConfigError.
     """
@@ -28,5 +28,5 @@ def read_file(path: Path, environ: Mapping[str, str], told: Any = None) -> dict[
 
 
 def without_section(word: str) -> str:
-    """A flag by its own name: --group_size for --env.group_size, --base_url for --openai.base_url."""
+    """Returns a flag without its section: --group_size for --env.group_size, --base_url for --openai.base_url."""
     return _SECTION.sub(r"--\1", word)

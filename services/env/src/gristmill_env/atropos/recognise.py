@@ -1,14 +1,14 @@
-"""Tells a file of Atropos from one of ours.
+"""Distinguishes Atropos' files from ours.
 
-The two are alike on purpose, so what decides is what only one of them can have. In this order:
+The two formats are similar on purpose, so only differences between them can decide. In this order:
 
-1. `config_format: atropos` or `gristmill` in the file, or as a flag, says it.
-2. A key that only we have (`trainer:`, `run_id`, `dataset.seed`, ...) makes the file ours. If it has a mark of Atropos
-   besides, that is an error which names both: nobody's mistyped key is waved through.
-3. A mark of Atropos makes it Atropos': a key that means something there and is none of ours (`env:`, `reward_funcs`,
-   `max_generations_per_prompt`, ...), a value that only it has (`batch_size: -1`, `server_configs` as one section with
-   no list), or keys of the data set at the top level with no `dataset:` section.
-4. Anything else is ours. A plain file of Atropos is read the same way under its own names; only its defaults differ.
+1. `config_format: atropos` or `gristmill`, in the file or as a flag, decides.
+2. A key that only our format has (`trainer:`, `run_id`, `dataset.seed`, ...) makes the file ours. If the file also has
+   a mark of Atropos, an error names both, so that a mistyped key is never accepted silently.
+3. A mark of Atropos makes the file an Atropos file. A key that only Atropos has is a mark: `env:`, `reward_funcs`,
+   `max_generations_per_prompt`, ... A value that only Atropos has is a mark: `batch_size: -1`, `server_configs` as one
+   section instead of a list. Keys of the data set at the top level without a `dataset:` section are a mark.
+4. Any other file is ours. A plain Atropos file is read the same way under its own names; only its defaults differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAT = ("dataset_name", "dataset_path", "prompt_field")
 
 
 def sign_of_atropos(values: Mapping[str, Any], where: str, told: Any = None) -> str | None:
-    """What shows that the file is one of Atropos, in words; None for one of ours.
+    """Returns the sign, in words, that the file is an Atropos file; None for one of our files.
 
     `told`: the format that the command line names. Raises ConfigError when a file has keys of both kinds.
     """
@@ -85,22 +85,22 @@ def _ours(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sections(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The places where keys of both formats stand, with what to write before a key's name."""
+    """Yields the sections that can hold keys of both formats, each with the prefix of its keys' names."""
     yield "", values
     if isinstance(dataset := values.get("dataset"), Mapping):
         yield "dataset.", dataset
 
 
 def _unset_there(name: str, value: Any) -> bool:
-    """Whether the value is a number by which Atropos means "not set"."""
+    """Returns whether the value is a number by which Atropos means "not set"."""
     return isinstance(value, int) and not isinstance(value, bool) and value < 0 and value in OTHER_KEYS[name].unset
 
 
 def could_be_of_atropos(values: Mapping[str, Any]) -> bool:
-    """Whether nothing shows which of the two a file is."""
+    """Returns whether no key or value shows which of the two formats a file has."""
     return bool(values) and values.get(FORMAT) is None and next(_ours(values), None) is None
 
 
 def _is_ours(name: str) -> bool:
-    """Whether our files may have the key, too. Those that go elsewhere, or nowhere, only Atropos has."""
+    """Returns whether our files may have the key, too. Keys with another place here, or none, are Atropos' only."""
     return OTHER_KEYS[name].here in (name, f"dataset.{name}")

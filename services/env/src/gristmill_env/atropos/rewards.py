@@ -1,4 +1,4 @@
-"""Rewards of Atropos' files: their names, their options, and the forms they are written in."""
+"""Atropos' rewards: their names, their options, and the forms in which its files list them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class RewardName:
 
     name: str
     here: str | None
-    """Our name; None: it does not ship here."""
+    """Our name; None if the reward does not ship here."""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class RewardOption:
-    """An option that has no effect here, of which a warning tells."""
+    """An option that has no effect here; a warning reports it."""
 
     reward: str
     name: str
@@ -65,7 +65,7 @@ _OPTIONS = {(option.reward, option.name): option for option in OPTIONS}
 
 
 def reward_list(flat: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """`reward_functions` of a file of Atropos in our form, and what to tell the user.
+    """Returns `reward_functions` of an Atropos file in our form, and notes for the user.
 
     `flat`: the file's keys without their sections. Raises ConfigError for a reward that does not ship.
     """
@@ -109,7 +109,7 @@ def _entry(item: Any, where: str, notes: list[str]) -> dict[str, Any]:
         )
     theirs = item["type"].removesuffix("_reward")
     entry = {key: value for key, value in item.items() if key in RewardSpec.model_fields and value is not None}
-    # Atropos takes options beside type: as well; those in params: stand above.
+    # Atropos also takes options next to type:; options in params: override them.
     beside = {key: value for key, value in item.items() if key not in RewardSpec.model_fields}
     params: dict[str, Any] = {}
     for name, value in {**beside, **(item.get("params") or {})}.items():

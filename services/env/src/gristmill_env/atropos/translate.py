@@ -1,4 +1,4 @@
-"""From a file of Atropos to values of our settings."""
+"""Translates an Atropos file to values of our settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill_env.atropos.rewards import WEIGHT_SUFFIX, reward_list
 from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
 
 _SECTIONS = ("generation", "env", "dataset")
-"""Merged from low to high over the top level, as Atropos merges them."""
+"""Sections merged over the top level, from low to high priority, as Atropos merges them."""
 _SERVERS = ("server_configs", "openai")
 _REWARDS = ("reward_functions", "reward_funcs")
 _IN_TRAINER_BLOCK = {
@@ -29,18 +29,18 @@ _IN_TRAINER_BLOCK = {
 
 @dataclass
 class Translation:
-    """A file's values as our settings take them."""
+    """A file's values in the form of our settings."""
 
     values: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    """What the user should know of keys that do less, more or nothing here. Empty for a file of ours."""
+    """Notes for the user on keys that have less, more or no effect here. Empty for one of our files."""
 
 
 def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Translation:
-    """The values of a file in our form; those of a file of ours are left as they are.
+    """Returns a file's values in our form; values of one of our files stay unchanged.
 
     `where` names the file in messages; `told` is the format that the command line names. Raises ConfigError for a
-    key that is refused and for a file that mixes both formats.
+    refused key and for a file that mixes both formats.
     """
     sign = sign_of_atropos(values, where, told)
     if sign is None:
@@ -65,7 +65,7 @@ def translate(values: Mapping[str, Any], where: str, told: Any = None) -> Transl
 
 
 def _flattened(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
-    """All keys without their sections, and the servers' sections."""
+    """Returns all keys without their sections, and the servers' sections."""
     flat = {name: value for name, value in values.items() if name not in (*_SECTIONS, *_SERVERS, FORMAT)}
     servers: list[Mapping[str, Any]] = []
     for name in _SECTIONS:
@@ -91,7 +91,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _apply(read: Translation, into: dict[str, Any], key: Key, value: Any, shown: str, where: str) -> None:
-    """Put a key's value where it belongs, and say what is to be said of it."""
+    """Puts a key's value into the settings, and adds the key's note if it has one. Raises ConfigError if refused."""
     if value is None or value in key.unset:
         return
     if value not in key.quiet:
@@ -143,7 +143,7 @@ def _rewards(read: Translation, flat: Mapping[str, Any], where: str) -> None:
 
 
 def _pass_on(read: Translation, name: str, value: Any) -> bool:
-    """A key of ours, such as trainer: or seed, works in a file of Atropos as well."""
+    """Takes over a key of ours, such as trainer: or seed, from an Atropos file. Returns whether the key is ours."""
     if name in EnvConfig.model_fields:
         read.values[name] = value
     elif name in DatasetConfig.model_fields:
@@ -160,7 +160,7 @@ def _one_source(read: Translation) -> None:
 
 
 def _fill_in(read: Translation) -> None:
-    """Atropos' defaults, where the file says nothing and ours are others."""
+    """Fills in Atropos' defaults for keys that the file does not set, if our defaults differ."""
     filled = []
     trainer = read.values.get("trainer") or {}
     for key in OTHER_KEYS.values():

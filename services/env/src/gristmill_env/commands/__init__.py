@@ -1,7 +1,7 @@
-"""The commands of the environment: what each is for, the flags of its own, and where its work begins.
+"""The environment's commands: the purpose, the flags and the entry point of each.
 
-A command's own flags are the fields of a settings model and are checked together with the run's. They
-say how the command works and are recorded nowhere; what makes a run the run it is belongs into EnvConfig.
+A command's flags are the fields of a settings model and are checked together with the run's settings. The flags set
+how the command works and are not recorded. Settings that define the run belong in EnvConfig.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Options = TypeVar("Options", bound=Settings)
 
 @dataclass(frozen=True)
 class Order(Generic[Options]):
-    """What one process was told to do."""
+    """The task of one process, from the command line."""
 
     launch: Launch
     """The run's settings."""
     options: Options
-    """The command's own."""
+    """The command's flags."""
     environ: Mapping[str, str]
     console: Console
-    """Standard output, for what the user asked to see. What happens on the way goes to the log."""
+    """Standard output, for the results that the user asked to see. Events are logged instead."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Command(Generic[Options]):
     """For --help."""
     options: type[Options]
     work: Callable[[Order[Options]], Coroutine[Any, Any, None]]
-    """Imports what it needs when it is called: --help and mistyped flags need not wait for transformers."""
+    """Imports its dependencies when it is called, so that --help and mistyped flags do not wait for transformers."""
     takes: str = ""
-    """The flag that a first word without dashes is for: `replay groups.jsonl` is `replay --saved groups.jsonl`."""
+    """The flag that a first word without dashes sets: `replay groups.jsonl` means `replay --saved groups.jsonl`."""
     tells_all: bool = False
-    """Whether the log has every event, and not only what is wrong."""
+    """Whether the log has every event, and not only problems."""
 
 
 def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:

@@ -1,4 +1,4 @@
-"""Which completions of a group may be learned from as text, and how they are written down for TRL and its like."""
+"""Selects the completions of a group that an export may contain, and converts them to TRL's formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gristmill_env.saved.group import content_of
 
 
 class LeftOut(StrEnum):
-    """Why a completion, or a group, is not in an export."""
+    """Reasons for omitting a completion or a group from an export."""
 
     NO_SCORE = "without a score"
     TWICE = "the same as another of their group"
@@ -21,7 +21,7 @@ class LeftOut(StrEnum):
 
 
 def distinct(group: SavedGroup, left_out: Counter[LeftOut]) -> list[tuple[float, SavedCompletion]]:
-    """The group's completions that have a score, best first, each text once. Counts the others in `left_out`."""
+    """Returns the group's scored completions, best first, each text once. Counts the others in `left_out`."""
     scored = [(c.total, c) for c in group.completions if c.total is not None]
     left_out[LeftOut.NO_SCORE] += len(group.completions) - len(scored)
     seen: list[list[Message] | str] = []
@@ -37,9 +37,9 @@ def distinct(group: SavedGroup, left_out: Counter[LeftOut]) -> list[tuple[float,
 
 
 def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message], list[Message]] | None:
-    """The conversation before the answer, and the answer; None where only text is known.
+    """Returns the conversation before the answer, and the answer; None if only text is known.
 
-    An answer that was begun for the model (a prefill) belongs to the answer.
+    A prefill, which begins the model's answer, belongs to the answer.
     """
     if group.messages is None:
         return None
@@ -52,6 +52,6 @@ def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message]
 
 
 def told(left_out: Counter[LeftOut]) -> str:
-    """ "left out: 3 without a score, 1 cut short"; "" when nothing was."""
+    """ "left out: 3 without a score, 1 cut short"; "" when nothing was left out."""
     words = [f"{count} {reason}" for reason, count in left_out.items() if count]
     return f"left out: {', '.join(words)}" if words else ""

@@ -1,4 +1,4 @@
-"""`check`: what a configuration will do, before anything is spent on it. Needs no model and no API."""
+"""`check`: shows what a configuration will do, before a run costs anything. Needs no model and no API."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gristmill_env.saved.summary import quantile
 _SHOWN = 3
 _PROMPTS = 1000
 _RESETS = 20
-"""Rows with which an environment of the user's is begun: each may start a sandbox."""
+"""Rows for which `check` resets a user's environment; each reset may start a sandbox."""
 _GOLD = 200
 _SILENT_SHARE = 0.1
-"""Of the rows tried: as many answers may be unreadable to a reward before that counts as a mistake."""
+"""Share of the tried rows. If a reward cannot read more answers than this, `check` reports a mistake."""
 _TRIED = "only a reward that asks for answer or ground_truth, and needs no tokens and no episode, can be"
 
 
 @dataclass
 class _Findings:
-    """What is wrong, told at the end; and what was found on the way."""
+    """The problems, reported at the end, and the rows read so far."""
 
     problems: list[GristmillError] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
@@ -41,9 +41,9 @@ class _Findings:
 
 
 async def check(launch: Launch, console: Console) -> None:
-    """Show rows, prompts, their lengths, and what the rewards say of the rows' own answers.
+    """Shows rows, prompts, prompt lengths, and the rewards' scores for the rows' own answers.
 
-    Raises CheckError when something is wrong, and whatever GristmillError keeps the parts from being loaded.
+    Raises CheckError when something is wrong, and any GristmillError that prevents loading.
     """
     task = Task.load(launch)
     async with task:
@@ -103,7 +103,7 @@ def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
 
 
 async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Findings) -> None:
-    """The first prompts, and how long all of them are; the messages where there is no tokenizer."""
+    """Shows the first prompts and the lengths of all prompts; without a tokenizer, shows the messages."""
     manifest = read_manifest(launch.deployment.models_dir)
     name = tokenizer_name(launch.config, manifest)
     tokenizer = None
@@ -120,7 +120,7 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
             break
         try:
             prompt = prompts.build(await task.environments.opening(item))
-        except DatasetError as error:  # a row that the run's environment cannot begin with
+        except DatasetError as error:  # the run's environment cannot begin with this row
             found.bad_rows[error.report()] += 1
             continue
         except (PromptError, EpisodeError) as error:

@@ -1,4 +1,4 @@
-"""`close`: end a run by hand, so that the stack is free for another one."""
+"""`close`: ends a run by hand, so that the stack is free for another run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PATIENCE = 20.0
 
 
 async def close(launch: Launch, options: CloseOptions, console: Console) -> None:
-    """Close the run at the stack's API. Its environments and its trainer stop at their next request.
+    """Closes the run at the stack's API. Its environments and its trainer stop at their next request.
 
-    Raises ApiError: there is no such run, or the API asks for the administrator's token
+    Raises ApiError when the run does not exist, or when the API asks for the administrator's token
     (GRISTMILL_API_TOKEN_FILE must name its file).
     """
     patience = launch.config.startup_patience or _PATIENCE

@@ -28,7 +28,7 @@ class ConversationPair(msgspec.Struct, frozen=True):
 
 
 class TextPair(msgspec.Struct, frozen=True):
-    """TRL's plain preference row, with the two scores: the prompt has its template in it already."""
+    """TRL's plain preference row, with the two scores. The prompt is already rendered by the chat template."""
 
     prompt: str
     chosen: str
@@ -38,7 +38,7 @@ class TextPair(msgspec.Struct, frozen=True):
 
 
 def dpo(launch: Launch, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
-    """Write up to `pairs` pairs of each group to `out`. Raises GristmillError."""
+    """Writes up to `pairs` pairs per group to `out`. Raises GristmillError."""
 
     def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
         return pairs(group, options, left_out)
@@ -47,8 +47,10 @@ def dpo(launch: Launch, options: DpoOptions, console: Console) -> Coroutine[Any,
 
 
 def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
-    """The group's rows, those that differ most first. A completion that was cut short may be the worse of a pair,
-    never the better; ties are no pairs."""
+    """Yields the group's rows, largest difference first.
+
+    A truncated completion may be the worse of a pair, never the better; ties do not form pairs.
+    """
     scored = distinct(group, left_out)
     found = [
         (better - worse, chosen, rejected, better, worse)

@@ -1,4 +1,4 @@
-"""Writes an export: what a command picks of each group, as JSONL."""
+"""Writes an export: the rows that a command picks from each group, as JSONL."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
 
 
 async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
-    """Write what `pick` takes of each group, and say what was left out.
+    """Writes the rows that `pick` yields for each group, and prints the counts of omitted rows.
 
-    Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text:
-    trainers read one kind a file.
+    Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text,
+    because trainers read one kind per file.
     """
     left_out: Counter[LeftOut] = Counter()
     written, kind = 0, None

@@ -1,4 +1,4 @@
-"""Whether the rewards know a right answer when they see one: each row's own answer, as if a model had given it."""
+"""Checks that the rewards recognise a right answer: scores each row's own answer as if a model had given it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill_env.rewards.deciding import FULL
 from gristmill_env.rewards.extraction import gold_answer
 
 _NOT_THERE = frozenset({"tokens", "episode_reward"})
-"""What nobody can make up for an answer that no model has given."""
+"""Inputs that cannot be constructed for an answer that a model did not generate."""
 
 _FORMS: tuple[Callable[[str], str], ...] = (
     lambda answer: answer,
@@ -23,13 +23,14 @@ _FORMS: tuple[Callable[[str], str], ...] = (
     lambda answer: f"Answer: {gold_answer(answer)}",
     gold_answer,
 )
-"""Ways in which models are asked to state an answer. A reward passes with any one: which one the run's prompt asks
-for is for the format rewards to say, and those are not under test here."""
+"""Ways in which models are asked to state an answer. A reward passes with any one of them.
+
+The format rewards check which way the run's prompt asks for; this check does not test format rewards."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A row whose own answer is not worth 1."""
+    """A row whose own answer scores less than 1."""
 
     index: int
     answer: str
@@ -38,16 +39,16 @@ class Miss:
 
 @dataclass
 class GoldScore:
-    """What one reward makes of the rows' own answers."""
+    """One reward's results for the rows' own answers."""
 
     reward: str
-    """Its full name: "r1/accuracy" of a part."""
+    """The reward's full name; "r1/accuracy" for a part of a composed reward."""
     full: int = 0
     """Rows that score 1 or more."""
     silent: list[Miss] = field(default_factory=list)
-    """Rows of which the reward says nothing: it cannot read their answer."""
+    """Rows for which the reward gives no score, because it cannot read their answer."""
     wrong: list[Miss] = field(default_factory=list)
-    """Rows that score less, or on which the reward fails."""
+    """Rows that score less than 1, or on which the reward fails."""
 
     @property
     def rows(self) -> int:
@@ -57,19 +58,19 @@ class GoldScore:
 
 @dataclass(frozen=True)
 class GoldCheck:
-    """What the rewards of a run make of the rows' own answers."""
+    """The results of a run's rewards for the rows' own answers."""
 
     scores: Sequence[GoldScore]
-    """Of those that were tried."""
+    """Scores of the rewards that were tried."""
     untried: Sequence[str]
-    """Those that were not: they ask for no answer, or for more than a text. Of a TRL function and of an environment's
-    rubric, only their code says whether they compare."""
+    """Rewards that were not tried, because they ask for no answer or for more than a text. For a TRL function or
+    an environment's rubric, only its code shows whether it compares."""
 
 
 async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> GoldCheck:
-    """Try each reward that compares with an answer, over all `items` that have one.
+    """Tries each reward that compares with an answer, over all `items` that have one.
 
-    Of a composed reward its parts are tried: its sum depends on the shape of the text and on weights too.
+    Tries the parts of a composed reward instead, because its sum also depends on the shape of the text and on weights.
     """
     leaves = {name: leaf for weighted in rewards for name, leaf in weighted.reward.leaves().items()}
     judges = {name: leaf for name, leaf in leaves.items() if leaf.compares and leaf.asks_for.isdisjoint(_NOT_THERE)}

@@ -1,4 +1,4 @@
-"""Files that a command writes whole or not at all."""
+"""Output files that a command writes completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gristmill_env.errors import SavedError
 
 @contextmanager
 def new_file(path: Path | None, source: Path) -> Iterator[Path | None]:
-    """A path to write to, which becomes `path` when all went well and goes when not; None for None.
+    """Yields a temporary path that becomes `path` on success and is removed on failure; yields None for None.
 
-    `source`: what is read meanwhile. Raises SavedError when `path` is there already: nothing is written over.
+    `source`: the file that is read meanwhile. Raises SavedError when `path` exists, because nothing is overwritten.
     """
     if path is None:
         yield None

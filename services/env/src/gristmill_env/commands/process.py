@@ -1,4 +1,4 @@
-"""`process`: groups of a run on disk, to look at and to go on with. Needs a model server, and no API."""
+"""`process`: writes groups of a run to disk, for inspection and later commands. Needs a model server but no API."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 async def process(launch: Launch, options: ProcessOptions, console: Console) -> None:
-    """Write the groups of rows 0 to `groups` − 1, and a page of them. Rows that are there already are not made again.
+    """Writes the groups of rows 0 to `groups` − 1 and a page of them. Does not repeat rows that the file already has.
 
-    Stopped early, it leaves the groups so far and their page. Raises GristmillError.
+    If stopped early, keeps the groups so far and their page. Raises GristmillError.
     """
     path = options.out or launch.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
@@ -62,7 +62,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
 
 
 def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
-    """Rows that the file holds. Raises SavedError when they were made with other settings."""
+    """Returns the rows that the file holds. Raises SavedError when they were made with other settings."""
     if not path.exists():
         return set()
     rows: set[int] = set()
@@ -89,12 +89,12 @@ class _Rows:
     def __init__(
         self, workers: int, task: Task, roller: Roller, saver: GroupSaver, steps: Steps, skipped: Counter[str]
     ) -> None:
-        """`skipped`: gets the rows that cannot be used, by reason."""
+        """`skipped`: receives the rows that cannot be used, by reason."""
         self._workers, self._task, self._roller, self._saver, self._steps = workers, task, roller, saver, steps
         self._skipped = skipped
 
     async def run(self, rows: list[int]) -> None:
-        """Raises the first GristmillError that a row does not end with by itself."""
+        """Rolls the rows. Raises the first GristmillError that is not in ROW_ERRORS."""
         waiting = iter(rows)
         await together(self._work(waiting) for _ in range(min(self._workers, len(rows))))
 

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, a line every few seconds elsewhere. On standard error."""
+"""Progress of a long command, on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERY = 10.0
 
 
 class Steps:
-    """Counts what is done of `total`, and tells rates and what is left."""
+    """Counts finished items out of `total`, and shows rates and the remaining time."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Steps:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`what`: things counted, in the plural. `total`: None when nobody knows. `console`: standard error if None.
+        """`what`: the counted items, in the plural. `total`: None if unknown. `console`: standard error if None.
         `clock`: seconds."""
         self._clock = clock
         self._what = what
@@ -50,7 +50,7 @@ class Steps:
             self._task = self._bar.add_task(what, total=total, rates="")
 
     def add(self, count: int = 1, *, tokens: int = 0) -> None:
-        """`count` more are done; they took `tokens` sampled tokens."""
+        """Adds `count` finished items, which took `tokens` sampled tokens."""
         self._done += count
         self._tokens += tokens
         if self._bar is not None:

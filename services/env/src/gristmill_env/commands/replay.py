@@ -1,4 +1,4 @@
-"""`replay`: saved groups scored again, with other rewards or with rewards that have changed."""
+"""`replay`: scores saved groups again, with other rewards or with rewards that have changed."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from gristmill_env.settings.rewards import RewardSpec, without_secrets
 
 @dataclass
 class Comparison:
-    """Old scores against new ones."""
+    """Old scores compared with new scores."""
 
     old: Summary = field(default_factory=Summary)
     new: Summary = field(default_factory=Summary)
     reordered: int = 0
-    """Groups in which two completions changed places: one was better before and is worse now."""
+    """Groups in which two completions swapped order: the better one before is the worse one now."""
     turned: int = 0
-    """Completions whose advantage changed its sign: what was encouraged would be discouraged, or not taught at all."""
+    """Completions whose advantage changed its sign, or became 0, or is no longer 0."""
     turned_groups: int = 0
     """Groups with such a completion."""
 
     def add(self, old: SavedGroup, new: SavedGroup) -> None:
-        """One more group, before and after."""
+        """Adds one group, before and after."""
         self.old.add(old)
         self.new.add(new)
         pairs = [(a.total, b.total) for a, b in zip(old.completions, new.completions, strict=True)]
@@ -56,7 +56,7 @@ class Comparison:
 
 
 async def replay(launch: Launch, options: ReplayOptions, console: Console) -> None:
-    """Score the groups again and show what changes. Raises GristmillError."""
+    """Scores the groups again and shows the changes. Raises GristmillError."""
     comparison, scorer = Comparison(), None
     config = launch.config.dataset
     with new_file(options.out, options.saved) as temporary:
@@ -87,7 +87,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
 
 
 def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
-    """The rewards of the configuration or the command line; else those that the groups were scored with."""
+    """Returns the rewards of the configuration or the command line; otherwise the rewards saved with the groups."""
     config, folder = launch.config.dataset, launch.config_path.parent if launch.config_path is not None else None
     columns, how = [*first.columns, *first.columns_left_out], execution(launch.config)
     if config.reward_functions:
@@ -106,7 +106,7 @@ def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
 
 
 def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> SavedGroup:
-    """The group with new scores, and with the rewards that gave them."""
+    """Returns the group with new scores, and with the rewards that gave them."""
     completions = [
         msgspec.structs.replace(completion, scores=dict(score.parts), total=score.total, error=score.error)
         for completion, score in zip(group.completions, scores, strict=True)
@@ -129,7 +129,7 @@ def _advantage_signs(values: Sequence[float]) -> list[int]:
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """A table of old and new means, and what would be taught otherwise."""
+    """Prints a table of old and new means, and how many advantages change."""
     old, new = comparison.old, comparison.new
     table = Table("reward", "old mean", "new mean", "old no score", "new no score")
     parts = {name: (old.parts.get(name), new.parts.get(name)) for name in [*old.parts, *new.parts]}

@@ -1,4 +1,4 @@
-"""Scores texts that are already there: the one place of the commands that knows how rewards are called."""
+"""Scores existing texts: the only module of the commands that calls rewards."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gristmill_env.saved import SavedGroup
 
 
 async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | None) -> list[Score]:
-    """The group's completions, scored anew.
+    """Scores the group's completions again.
 
-    `answer_field`: field of the row that holds the answer, where the group has it; else the answer that was saved
-    counts. Raises SavedError when a reward needs what was not saved.
+    `answer_field`: field of the row that holds the answer, if the group has that field; otherwise the saved answer is
+    used. Raises SavedError when a reward needs data that was not saved.
     """
     answer = group.answer
     if answer_field is not None:
-        # Not there: a column that could not be saved, or another data set's. The saved answer is the row's.
+        # Missing field: the column could not be saved, or is of another data set. The saved answer is the row's.
         with contextlib.suppress(NoFieldError):
             answer = str(lookup(group.columns, answer_field))
     place = "a saved group" if group.row is None else f"the saved group of row {group.row}"

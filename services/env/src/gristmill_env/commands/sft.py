@@ -23,14 +23,14 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class PromptAndCompletion(msgspec.Struct, frozen=True):
-    """TRL's plain prompt-completion row: the prompt has its template in it already."""
+    """TRL's plain prompt-completion row. The prompt is already rendered by the chat template."""
 
     prompt: str
     completion: str
 
 
 def sft(launch: Launch, options: SftOptions, console: Console) -> Coroutine[Any, Any, None]:
-    """Write the best `top_n` completions of each group to `out`. Raises GristmillError."""
+    """Writes the best `top_n` completions of each group to `out`. Raises GristmillError."""
 
     def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[Conversation | PromptAndCompletion]:
         return best(group, options, left_out)
@@ -41,7 +41,7 @@ def sft(launch: Launch, options: SftOptions, console: Console) -> Coroutine[Any,
 def best(
     group: SavedGroup, options: SftOptions, left_out: Counter[LeftOut]
 ) -> Iterator[Conversation | PromptAndCompletion]:
-    """The group's rows. A completion that was cut short would teach to stop in the middle, so it is never one."""
+    """Yields the group's rows. Omits truncated completions, because they would teach the model to stop early."""
     taken = 0
     for total, completion in distinct(group, left_out):
         if completion.cut:

@@ -1,4 +1,4 @@
-"""What several commands show on the terminal alike."""
+"""Output that several commands share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gristmill_env.saved.summary import Summary, Values, quantile
 
 
 def plain(text: str) -> Text:
-    """Neither rich's [markup] nor a terminal's control characters, both of which a model may write."""
+    """Returns text without rich's [markup] and a terminal's control characters, both of which a model may write."""
     return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
 
 
 def figure(value: float | None) -> str:
-    """Three significant digits; "none" for None."""
+    """Returns three significant digits; "none" for None."""
     return "none" if value is None else f"{value:.3g}"
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """A table of the rewards, and a line of what stands out."""
+    """Prints a table of the rewards, and a line of totals."""
     table = Table("reward", "mean", "min", "max", "no score")
     for name, values in {**summary.parts, "total": summary.rewards}.items():
         table.add_row(plain(name), *_numbers(values))

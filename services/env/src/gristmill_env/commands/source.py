@@ -1,4 +1,4 @@
-"""The groups that `replay`, `sft` and `dpo` work on, with all that the run's configuration can add to them."""
+"""Reads the groups for `replay`, `sft` and `dpo`, and adds the data that the run's configuration can provide."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gristmill_env.saved.group import json_columns
 
 
 def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
-    """The groups of `source`. Where they hold tokens only, the run's tokenizer makes them text; and where the run's
-    data set is configured, their rows bring messages and answers.
+    """Yields the groups of `source`. Groups that hold only tokens are decoded with the run's tokenizer.
 
+    If the run's data set is configured, its rows add messages and answers.
     Raises SavedError, PromptError, DatasetError, ArchiveError.
     """
 
@@ -54,7 +54,7 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
 
 
 def count_lines(source: Path) -> int | None:
-    """Lines of a file of groups, a group each; None where counting would be as long as reading."""
+    """Returns the number of lines of a file with one group per line; None if counting takes as long as reading."""
     if not source.is_file():
         return None
     with source.open("rb") as file:
@@ -74,7 +74,7 @@ def _completed(group: SavedGroup, dataset: PromptDataset, prompts: PromptBuilder
         )
     columns, left_out = json_columns(item.columns)
     messages, completions = group.messages, group.completions
-    # Of several turns, tokens alone do not tell who said what: such a group stays text.
+    # With several turns, tokens alone do not show each message's author, so such a group stays text.
     if messages is None and all(completion.mask is None for completion in completions):
         messages = [dict(message) for message in prompt.messages]
         completions = [msgspec.structs.replace(c, text=prompt.begun + c.text) for c in completions]

@@ -1,4 +1,4 @@
-"""`try`: five items of a run, from prompt to score, to look at before training. Needs only a model server."""
+"""`try`: shows five items of a run, from prompt to score, before training. Needs only a model server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ITEMS = 5
 
 
 async def try_items(launch: Launch, console: Console) -> None:
-    """Show the first five items of the run's order. Raises GristmillError."""
+    """Shows the first five items of the run's order. Raises GristmillError."""
     config = launch.config
     task = Task.load(launch)
     patience = config.startup_patience or AT_A_TERMINAL

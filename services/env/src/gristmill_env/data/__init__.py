@@ -1,4 +1,4 @@
-"""Rows: where they come from, in which order, and what of them prompts and rewards get."""
+"""Rows: their sources, their order, and the fields that prompts and rewards receive."""
 
 from gristmill_env.data.dataset import Item, PromptDataset
 

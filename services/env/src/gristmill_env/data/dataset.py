@@ -1,4 +1,4 @@
-"""The data set of a run: rows with a prompt and, where rewards want one, an answer."""
+"""The data set of a run: rows with a prompt and, if rewards need it, an answer."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from gristmill_env.settings import DatasetConfig
 
 @dataclass(frozen=True)
 class Item:
-    """One row, as far as prompts and rewards care."""
+    """One row, with the fields that prompts and rewards use."""
 
     row: int
     """The permit's row number."""
     index: int
     """Index into the data set."""
     prompt: str
-    """The user's message; of a row that holds a conversation, its last."""
+    """The user's message; for a row that holds a conversation, its last message."""
     answer: str | None
-    """What rewards compare with: `ground_truth_field` where that is set, else `answer_field`."""
+    """The text that rewards compare with: `ground_truth_field` if set, else `answer_field`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The whole row."""
     conversation: tuple[Message, ...] | None = None
-    """The row's own messages, where `prompt_field` holds a list of them."""
+    """The row's own messages, if `prompt_field` holds a list of them."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What the model is to answer, without the run's system prompt. The last message is not the model's."""
+        """Messages for the model to answer, without the run's system prompt. The last is never the assistant's."""
         return (user(self.prompt),) if self.conversation is None else self.conversation
 
 
 class PromptDataset:
-    """Gives the item of any row number."""
+    """Returns the item for any row number."""
 
     def __init__(self, config: DatasetConfig, config_dir: Path | None) -> None:
-        """Load the data set. `config_dir`: folder that a relative dataset_path is looked for in first.
+        """Loads the data set. `config_dir`: the folder in which a relative dataset_path is searched first.
 
-        Raises DatasetError: it cannot be found or read, has no row, or lacks a field.
+        Raises DatasetError when the data set cannot be found or read, has no row, or lacks a field.
         """
         self._config = config
         self.label, self._rows = load_rows(config, config_dir)
@@ -68,11 +68,11 @@ class PromptDataset:
         return len(self._rows)
 
     def item(self, row: int) -> Item:
-        """The item of the `row`-th permit. Raises DatasetError when its prompt is no text or its answer is missing."""
+        """Returns the `row`-th permit's item. Raises DatasetError: the prompt is not text, or the answer is missing."""
         return self._item(row, self._order.index(row))
 
     def item_at(self, index: int) -> Item:
-        """The item at an index of the data set, in its own order. Raises DatasetError as `item` does."""
+        """Returns the item at an index, in the data set's order. Raises DatasetError as `item` does."""
         return self._item(index, index)
 
     def _item(self, row: int, index: int) -> Item:

@@ -7,19 +7,19 @@ from typing import Any
 
 
 class NoFieldError(Exception):
-    """A path leads nowhere."""
+    """A path does not exist in the row."""
 
     def __init__(self, name: str, there: Sequence[str]) -> None:
-        """`name`: the part of the path that is not there; `there`: what is in its place."""
+        """`name`: the missing part of the path; `there`: the names that exist at that place."""
         super().__init__(name)
         self.name = name
         self.there = list(there)
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """The value at `path`. A column of that very name stands before a path into another.
+    """Returns the value at `path`. A column with exactly that name overrides a path into another column.
 
-    Raises NoFieldError for a part that is not there.
+    Raises NoFieldError for a missing part.
     """
     if path in row:
         return row[path]

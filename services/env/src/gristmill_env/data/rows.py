@@ -1,4 +1,4 @@
-"""Which row comes when: a permit counts rows for ever, a data set has only so many."""
+"""The order of the rows: maps a permit's row number, which grows without limit, to an index into the data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class Rows(Protocol):
-    """What every source of rows offers; `datasets.Dataset` and lists of rows do."""
+    """The interface of every source of rows; `datasets.Dataset` and lists of rows implement it."""
 
     def __len__(self) -> int: ...
 
@@ -21,8 +21,8 @@ class Rows(Protocol):
 class RowOrder:
     """The order of the rows, epoch by epoch, computed from the seed alone.
 
-    A permit's row number fixes the row, so replicas never take the same one twice and a restart goes
-    on where it was; there is no position to save.
+    A permit's row number fixes the row, so replicas never take the same row twice. A restart continues at the same
+    place, and no position is saved.
     """
 
     def __init__(self, length: int, *, seed: int, shuffle: bool) -> None:
@@ -33,7 +33,7 @@ class RowOrder:
         self._permutation = lru_cache(maxsize=2)(self._permute)  # two: epochs overlap at their seam
 
     def index(self, row: int) -> int:
-        """Index into the data set of the `row`-th row ever asked for."""
+        """Returns the index into the data set for the `row`-th requested row."""
         epoch, position = divmod(row, self._length)
         return int(self._permutation(epoch)[position]) if self._shuffle else position
 

@@ -1,4 +1,4 @@
-"""Where rows come from: a local file, a folder made by save_to_disk, the hub or its offline cache."""
+"""Reads rows from a local file, a folder made by save_to_disk, the hub or the hub's offline cache."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gristmill_env.settings import DatasetConfig
 Table = list[dict[str, Any]]
 
 _LONGEST_CELL = 2**31 - 1
-"""Characters; the most that csv can be told everywhere. Its own limit, 128 KiB, is less than a long document."""
+"""Characters per cell; the highest limit that csv accepts on every platform. Its default is only 128 KiB."""
 _REST: Any = None
-"""The key under which csv gives the cells that have no column."""
+"""The key under which csv returns cells that have no column."""
 
 
 def load_rows(config: DatasetConfig, config_dir: Path | None) -> tuple[str, Rows]:
-    """The rows, and words for messages that say which data set and split they are.
+    """Returns a label of the data set and split for messages, and the rows.
 
-    Raises DatasetError naming the data set and what was tried.
+    Raises DatasetError naming the data set and the places that were searched.
     """
     name, path = config.dataset_name, config.dataset_path
     if name is None and path is None:
@@ -168,7 +168,7 @@ _READERS: Mapping[str, Callable[[Path], Table]] = {
 
 
 def _from_folder(folder: Path, split: str, label: str) -> Rows:
-    """A folder of save_to_disk, or one with a file a split (train.jsonl, test.parquet)."""
+    """Loads a folder made by save_to_disk, or a folder with one file per split (train.jsonl, test.parquet)."""
     base = _base(split)
     if not ((folder / "state.json").exists() or (folder / "dataset_dict.json").exists()):
         for suffix in _READERS:
@@ -219,7 +219,7 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
     at = f"@{revision}" if revision else ""
     label = f"data set '{name}{at}'{f' ({part})' if part else ''} (split {config.split})"
     try:
-        # From version 4, `datasets` runs no code of a data set's, and has no such switch.
+        # From version 4, `datasets` runs no code from a data set, and has no switch for it.
         rows: Any = datasets.load_dataset(name, part, split=config.split, revision=revision)
         if revision is not None:
             _check_revision(rows, name, revision, label)
@@ -235,10 +235,10 @@ def _from_hub(name: str, config: DatasetConfig) -> tuple[str, Rows]:
 
 
 def _check_revision(rows: Any, name: str, revision: str, label: str) -> None:
-    """`datasets` takes whatever is in the cache if the hub is away, or does not have the revision.
+    """Checks the revision, because `datasets` returns any cached rows if the hub is away or lacks the revision.
 
-    Raises DatasetError when `rows` are of another revision; OSError and httpx.HTTPError when the hub does not say what
-    a branch or a tag is.
+    Raises DatasetError when `rows` are of another revision; OSError and httpx.HTTPError when the hub does not resolve
+    a branch or a tag.
     """
     import huggingface_hub
 
@@ -265,7 +265,7 @@ def _slice(rows: Table, split: str, label: str) -> Table:
 
 
 def _base(split: str) -> str:
-    """ "train" of "train[:100]"."""
+    """Returns "train" for "train[:100]"."""
     return split.partition("[")[0]
 
 
@@ -273,7 +273,7 @@ _SLICE = re.compile(r"\w+(?:\[(?P<first>-?\d+%?)?:(?P<end>-?\d+%?)?\])?")
 
 
 def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
-    """First and end row of a split such as "train[10%:]", as `datasets` reads it."""
+    """Returns the first and end row of a split such as "train[10%:]", as `datasets` reads it."""
     match = _SLICE.fullmatch(split)
     if match is None:
         raise DatasetError(

@@ -12,14 +12,14 @@ import jinja2.sandbox
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import DatasetError
 
-# Sandboxed: a configuration may come from somebody else, and a template reaches any attribute otherwise.
+# Sandboxed: a configuration may come from a third party, and an unrestricted template reaches any attribute.
 _JINJA = jinja2.sandbox.ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
 )
 
 
 class PromptTemplate:
-    """Writes a row's prompt."""
+    """Renders a row's prompt."""
 
     def __init__(self, source: str, columns: Collection[str]) -> None:
         """Raises DatasetError when the template is broken or names a column that is not there."""
@@ -40,7 +40,7 @@ class PromptTemplate:
             )
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The prompt. Raises DatasetError when the row's values do not fit the template."""
+        """Returns the prompt. Raises DatasetError when the row's values do not fit the template."""
         try:
             return self._template.render(row)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:

@@ -1,4 +1,4 @@
-"""Environments: what a row is the beginning of."""
+"""Environments: tasks that begin with a row of the data set."""
 
 import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
 from gristmill_env.environments.acting import EnvironmentGroup, EnvironmentRunner

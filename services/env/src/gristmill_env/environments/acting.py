@@ -1,7 +1,8 @@
 """Calls the methods of environments, each within a time limit and never on the service's event loop.
 
-A plain method runs on a thread, an `async` one on an event loop in a thread of its own. A method that blocks its loop
-holds up the other async calls there, until it overruns. The shipped environments do not block, and are called directly.
+A plain method runs on a thread, and an `async` method on an event loop in a separate thread. A method that blocks
+its loop delays the other async calls there, until its time limit. The shipped environments do not block, so they are
+called directly.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from gristmill_env.running.errors import CallError
 logger = logging.getLogger(__name__)
 
 _THREADS = 256
-"""Most of them. A step that waits needs one: a group's attempts, of all groups at work, may be in one each."""
+"""Most threads. A step that waits occupies one thread, and every attempt of every group may be in a step."""
 _GOODBYE = 5.0
-"""Seconds that all of close() may take where an attempt was cancelled or has failed."""
+"""Seconds for all close() calls together, after an attempt was cancelled or failed."""
 
 _Result = tuple[Any, Exception | None]
-"""What a method returned, or how it failed."""
+"""A method's return value, or its error."""
 
 
 class EnvironmentRunner:
-    """The environments of a run. Close it (`async with`) to end its threads."""
+    """The environments of a run. The end of the context (`async with`) stops its threads."""
 
     def __init__(self, factory: EnvironmentFactory, timeout: float) -> None:
         """`timeout`: seconds that one call of a method may take."""
@@ -49,7 +50,7 @@ class EnvironmentRunner:
         )  # fmt: skip
 
     async def open(self, late: Callable[[asyncio.Task[None]], object]) -> Environment:
-        """A new environment. Raises EpisodeError when its __init__ fails or overruns.
+        """Returns a new environment. Raises EpisodeError when its __init__ fails or overruns.
 
         An __init__ that overruns, or whose attempt is cancelled, continues on its thread. `late` receives the task that
         closes the environment when that __init__ has returned.
@@ -70,34 +71,34 @@ class EnvironmentRunner:
             await self.close(environment)
 
     async def reset(self, environment: Environment, item: Item) -> Sequence[Message]:
-        """Begin. Raises EpisodeError when the method fails or overruns, and the package's own errors as they are."""
+        """Calls `reset`. Raises EpisodeError if it fails or overruns, and passes on the package's own errors."""
         opening: Sequence[Message] = await self._call(environment.reset, item)
         return opening
 
     async def step(self, environment: Environment, reply: Reply) -> Turn:
-        """Go on after a reply. Raises as `reset` does."""
+        """Calls `step` with a reply. Raises as `reset` does."""
         turn: Turn = await self._call(environment.step, reply)
         return turn
 
     async def close(self, environment: Environment) -> None:
-        """Close it. What goes wrong is logged, since the attempt is over."""
+        """Closes the environment. Errors are logged, because the attempt is over."""
         try:
             await self._call(environment.close)
         except EnvError as error:
             logger.warning("%s", error)
 
     async def opening(self, item: Item) -> Sequence[Message]:
-        """What the model is to answer first, of an attempt that is not played."""
+        """Returns the opening messages of an attempt that is not played."""
         async with self.group() as group:
             _, opening = await group.begin(item)
         return opening
 
     def group(self) -> EnvironmentGroup:
-        """For the attempts at one item."""
+        """Returns a context for the attempts at one item."""
         return EnvironmentGroup(self)
 
     def stop(self) -> None:
-        """End the threads, without waiting for them."""
+        """Ends the threads, without waiting for them."""
         self._runner.close()
 
     async def __aenter__(self) -> Self:
@@ -127,7 +128,7 @@ class EnvironmentRunner:
 
 
 class EnvironmentGroup:
-    """The environments of the attempts at one item. At the end of the context all are closed, each once."""
+    """The environments of the attempts at one item. The end of the context closes each environment once."""
 
     def __init__(self, environments: EnvironmentRunner) -> None:
         self._environments = environments
@@ -135,10 +136,10 @@ class EnvironmentGroup:
         self._closing: dict[int, asyncio.Task[None]] = {}
         """By the environments' ids."""
         self._late: list[asyncio.Task[None]] = []
-        """Close environments whose __init__ overran or was not waited for."""
+        """Tasks that close environments whose __init__ overran or was not waited for."""
 
     async def begin(self, item: Item) -> tuple[Environment, Sequence[Message]]:
-        """One more environment, and its opening. Raises as `EnvironmentRunner.reset` does."""
+        """Returns a new environment and its opening messages. Raises as `EnvironmentRunner.reset` does."""
         environment = await self._environments.open(self._late.append)
         if has_close(environment):
             self._opened.append(environment)
@@ -146,7 +147,7 @@ class EnvironmentGroup:
         return environment, await self._environments.reset(environment, own)
 
     async def close(self, environment: Environment) -> None:
-        """Close one whose attempt has ended, before the others."""
+        """Closes one environment whose attempt has ended, before the others."""
         if has_close(environment):
             await asyncio.wait([self._close(environment)])
 
@@ -165,7 +166,7 @@ class EnvironmentGroup:
             logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
 
     def _close(self, environment: Environment) -> asyncio.Task[None]:
-        """A task of its own, which continues when the attempt's is cancelled."""
+        """Returns a separate task, which continues when the attempt's task is cancelled."""
         task = self._closing.get(id(environment))
         if task is None:
             task = self._closing[id(environment)] = asyncio.create_task(self._environments.close(environment))
@@ -173,7 +174,7 @@ class EnvironmentGroup:
 
 
 def has_close(environment: Environment) -> bool:
-    """Whether the environment's class overrides `close`."""
+    """Returns whether the environment's class overrides `close`."""
     return type(environment).close is not Environment.close
 
 
@@ -181,7 +182,7 @@ class _MethodCall(Call[_Result]):
     """One call of one method of one environment."""
 
     def __init__(self, name: str, method_name: str, method: Callable[..., Any], arguments: Sequence[object]) -> None:
-        # Of its own name: close() must not queue behind the steps that it is to end.
+        # A separate name per method: close() must not queue behind the steps that it should end.
         super().__init__(f"{name}.{method_name}", is_async=inspect.iscoroutinefunction(method), repeatable=False)
         self._method, self._arguments = method, arguments
 

@@ -1,15 +1,16 @@
-"""What a task in turns is: the environment speaks, the model replies, until the environment is done.
+"""The interface of a task in turns: the environment sends messages and the model replies, until the task is done.
 
-One object plays one attempt. A group's attempts are objects of their own, so that no state is shared::
+One object plays one attempt. Each attempt of a group has its own object, so attempts share no state::
 
     class Guess(Environment):
         def __init__(self, *, tries: int = 3) -> None: ...           # options: `environment: {params: {tries: 5}}`
-        def reset(self, item: Item) -> Sequence[Message]: ...         # what the model is to answer first
-        def step(self, reply: Reply) -> Turn: ...                     # what comes next, or the end
+        def reset(self, item: Item) -> Sequence[Message]: ...         # the messages for the model to answer first
+        def step(self, reply: Reply) -> Turn: ...                     # the next messages, or the end
 
-The order is reset, then generation and step in turn, until a Turn is `done`, a reply was cut, the tokens are
-spent, or `max_turns` is reached; then close. A plain method runs on a thread, and may block for `step_timeout` seconds.
-An `async def` one runs on an event loop that all attempts share, but no other part of the service.
+The runner calls reset, then generates a reply and calls step in turn. An attempt ends with a Turn that is `done`, a
+truncated reply, no tokens left, or `max_turns`. Then the runner calls close. A plain method runs on a thread, and may
+block for `step_timeout` seconds. An `async def` method runs on an event loop that all attempts share, but no other
+part of the service.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from gristmill_env.messages import Message
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said in a turn."""
+    """The model's reply in one turn."""
 
     text: str
-    """Without special tokens; with the prefill, and with a `<think>` that the chat template opened."""
+    """The reply without special tokens; with the prefill, and with a `<think>` that the chat template opened."""
     finish_reason: str
-    """ "stop", or "length" when it was cut."""
+    """ "stop", or "length" for a truncated reply."""
     tokens: int | None
-    """Tokens sampled; None where a text server does not tell."""
+    """Tokens sampled; None if a text server does not report the number."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ class Turn:
     """The environment's answer to a reply."""
 
     messages: tuple[Message, ...] = ()
-    """Added to the conversation for the model to reply to. They are in the loss mask as not trained."""
+    """Messages added to the conversation for the model to answer. The loss mask excludes them from training."""
     done: bool = False
-    """The attempt is over."""
+    """Whether the attempt is over."""
     reward: float | None = None
-    """Added to the attempt's own reward, which the reward `episode` puts into the total."""
+    """Added to the attempt's reward, which the reward `episode` puts into the total."""
     trained: bool = True
-    """False leaves the reply that was just given out of the loss."""
+    """False excludes the last reply from the loss."""
 
     @classmethod
     def end(cls, reward: float | None = None, *, trained: bool = True) -> Turn:
-        """The last turn."""
+        """Returns the last turn."""
         return cls(done=True, reward=reward, trained=trained)
 
 
@@ -58,37 +59,37 @@ class Environment(ABC):
     """One attempt at an item. Its options are the keyword-only arguments of `__init__`."""
 
     max_turns: ClassVar[int] = 16
-    """Replies after which the attempt ends in any case."""
+    """Maximum number of replies in an attempt."""
 
     @abstractmethod
     def reset(self, item: Item) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Begin. Returns what the model is to answer, without the run's system prompt; at least one message.
+        """Begins an attempt. Returns at least one message for the model to answer, without the run's system prompt.
 
-        A group compares its attempts, so each must be given the same task: let chance depend on `item.row` alone.
+        A group compares its attempts, so all of them need the same task: derive any randomness from `item.row` alone.
         """
 
     @abstractmethod
     def step(self, reply: Reply) -> Turn | Awaitable[Turn]:
-        """Continue after a reply."""
+        """Continues after a reply."""
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what the attempt holds: a sandbox, a connection. Called once, however the attempt ends.
+        """Releases the attempt's resources: a sandbox, a connection. Called once, however the attempt ends.
 
-        After an error, a time-out or a cancellation it has 5 seconds, and a step that did not end may still be running
-        on another thread.
+        After an error, a time-out or a cancellation, close has 5 seconds. A step that did not end may still run on
+        another thread.
         """
         return None
 
 
 class DatasetEnvironment(Environment):
-    """A row's prompt, one reply, the end: what a data set without an `environment:` of its own is."""
+    """A row's prompt and one reply: the environment of a run without an `environment:` section."""
 
     max_turns: ClassVar[int] = 1
 
     async def reset(self, item: Item) -> Sequence[Message]:
-        """The row's messages."""
+        """Returns the row's messages."""
         return item.messages
 
     async def step(self, reply: Reply) -> Turn:
-        """Nothing more to say."""
+        """Ends the attempt."""
         return Turn.end()

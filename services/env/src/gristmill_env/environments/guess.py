@@ -1,4 +1,4 @@
-"""A small game in turns, and an example to copy: a number is guessed, with a hint after each wrong guess."""
+"""A small game in turns, as an example to copy: the model guesses a number, with a hint after each wrong guess."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gristmill_env.rewards.extraction import final_answer, gold_answer
 
 @environment("guess")
 class Guess(Environment):
-    """Any question with a number for an answer, in several tries: "Higher." and "Lower." help on.
+    """Asks a question with a number for an answer, in several tries, with the hints "Higher." and "Lower.".
 
-    The attempt's reward falls from 1 for a right first guess in a line to 0 for none.
+    The attempt's reward falls linearly from 1 for a right first guess to 0 for no right guess.
     """
 
     def __init__(self, *, tries: Annotated[int, Field(ge=1, le=16)] = 3) -> None:
@@ -28,7 +28,7 @@ class Guess(Environment):
         self._wrong = 0
 
     async def reset(self, item: Item) -> Sequence[Message]:
-        """Raises DatasetError when the row's answer is no number."""
+        """Raises DatasetError when the row's answer is not a number."""
         number = None if item.answer is None else read_number(gold_answer(item.answer))
         if number is None:
             raise DatasetError(

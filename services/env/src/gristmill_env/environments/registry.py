@@ -1,4 +1,4 @@
-"""Environments by name."""
+"""The registry of environments by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ E = TypeVar("E", bound=type[Environment])
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Makes the object of one more attempt."""
+    """Creates the object of one more attempt."""
 
     kind: type[Environment]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class EnvironmentFactory:
 
     @property
     def ours(self) -> bool:
-        """Whether it ships with this package, and so is known not to block."""
+        """Whether the environment ships with this package, and therefore does not block."""
         return self.kind.__module__.startswith(f"{__package__}.")
 
 
@@ -47,7 +47,7 @@ _REGISTRY: dict[str, type[Environment]] = {"dataset": DatasetEnvironment}
 
 
 def environment(name: str) -> Callable[[E], E]:
-    """Register the decorated class as the environment `name`. Raises EpisodeError when the name is taken."""
+    """Registers the decorated class as the environment `name`. Raises EpisodeError when the name is taken."""
 
     def register(kind: E) -> E:
         if name in _REGISTRY:
@@ -65,10 +65,10 @@ def environment(name: str) -> Callable[[E], E]:
 def create_environment(
     name: str, params: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> EnvironmentFactory:
-    """A factory of attempts at the environment `name` with its options set.
+    """Returns a factory of attempts at the environment `name` with its options set.
 
-    `name`: a registered one, an entry point of the group `gristmill.environments`, or code (`plugins`), relative to
-    `folder`. Raises EpisodeError for one that is not there, and for options it does not have; PluginError.
+    `name`: a registered name, an entry point of the group `gristmill.environments`, or code (`plugins`), relative to
+    `folder`. Raises EpisodeError for an unknown name and for unknown options; PluginError.
     """
     kind = _find(name, folder)
     if not (isinstance(kind, type) and issubclass(kind, Environment)):

@@ -1,6 +1,6 @@
-"""How good is the model? Completions of a fixed set of prompts, scored, with how sure the figures are.
+"""Measures a model on a fixed set of prompts: scored completions, and figures with confidence intervals.
 
-`estimators` are the formulas; `plan` says what is measured and `records` what one prompt leaves; `samples` keeps
-them through a kill; `summary` turns them into figures and `results` into files; `compare` sets two evaluations side
-by side. `command` is `gristmill-env evaluate`, `during` the evaluation of a run while it trains.
+`estimators` holds the formulas. `plan` defines the measurement, and `records` the record of one prompt. `samples`
+stores records so that they survive a kill. `summary` turns records into figures, and `results` into files. `compare`
+compares two evaluations. `command` is `gristmill-env evaluate`, and `during` the evaluation of a run in training.
 """

@@ -1,4 +1,4 @@
-"""The end's evaluation of a run that is finished, where a kill left it undone."""
+"""The final evaluation of a finished run, if a kill prevented it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 async def version_left(api: Client, record: RunRecord, server: ModelServers) -> str | None:
-    """The last version of the finished run, if its evaluation is missing and can still be done.
+    """Returns the last version of the finished run, if its evaluation is missing and still possible.
 
-    Nobody publishes any more: where the model server has other weights by now, a warning says what to do instead.
+    The trainer no longer publishes weights. If the model server has other weights by now, a warning names the remedy.
     """
     version = record.version
     if version is None or await api.metrics(record.run_id, SOURCE, after_step=PolicyVersion.parse(version).step - 1):
@@ -37,5 +37,5 @@ async def _label(server: ModelServers) -> str | None:
     try:
         return await server.weight_label()
     except (InferenceError, ServerTroubleError) as error:
-        logger.debug("%s", error)  # the warning says that there is none
+        logger.debug("%s", error)  # the warning reports the missing label
         return None

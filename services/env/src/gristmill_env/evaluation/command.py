@@ -1,4 +1,4 @@
-"""`evaluate`: measure a model on a fixed set of prompts. Needs a model server, and tells the API where there is one."""
+"""`evaluate`: measures a model on a fixed set of prompts. Needs a model server; reports to the API if one answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _API_PATIENCE = 5.0
 
 
 async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Console) -> None:
-    """Evaluate, or compare, as the flags say. Raises GristmillError."""
+    """Evaluates or compares, as the flags request. Raises GristmillError."""
     if len(options.compare) == 2:
         if options.resume:
             raise EvaluationError(
@@ -43,7 +43,7 @@ async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Consol
         _compare(options.compare[0], options.compare[1], options.out, console)
         return
     for folder in options.compare:
-        compare(folder, folder)  # a mistake in its name should not wait for the end
+        compare(folder, folder)  # reports a mistyped folder before the evaluation instead of after it
     evaluated = await _evaluate(launch, options, console)
     show(console, evaluated)
     await _tell(launch, evaluated)
@@ -97,7 +97,7 @@ async def _weights(server: ModelServers) -> str | None:
 
 
 async def _tell(launch: Launch, evaluated: Evaluated) -> None:
-    """Tell the API, when it has this very run and the weights are a version of it: then there is a step to draw at."""
+    """Reports to the API if the weights are a version of this run there, because then a step exists to plot at."""
     label = evaluated.plan.weights
     if label is None or not is_version(label):
         return

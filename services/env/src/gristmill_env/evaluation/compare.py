@@ -1,7 +1,7 @@
-"""Two evaluations of the same prompts: how much better is the second, and may it be chance?
+"""Compares two evaluations of the same prompts: the difference, and the probability that it is chance.
 
-Prompt by prompt the difference is taken, so that what makes a prompt hard for both falls out: far fewer prompts tell
-two models apart than two separate intervals would need (Miller, arXiv:2411.00640).
+The difference is taken per prompt, so that each prompt's difficulty cancels. A paired comparison needs far fewer
+prompts than a comparison of two separate intervals (Miller, arXiv:2411.00640).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Difference:
     estimate: Estimate
     """Mean over prompts of second − first, with its clustered standard error and 95 % interval."""
     p_value: float | None
-    """Two-sided, of no difference, by the normal distribution; None where all prompts differ alike, or there is one."""
+    """Two-sided, for no difference, by the normal distribution. None for one prompt, or if all differ by the same."""
     better: int
     worse: int
     same: int
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two."""
+    """One of the two evaluations."""
 
     folder: Path
     plan: Plan
@@ -46,19 +46,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second evaluation against the first."""
+    """The second evaluation compared with the first."""
 
     first: Side
     second: Side
     prompts: int
-    """Prompts in both."""
+    """Number of prompts in both evaluations."""
     cautions: list[str]
-    """What else is not the same."""
+    """Other differences between the two evaluations."""
     differences: list[Difference]
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Compare the evaluations in two folders. Raises EvaluationError when they share no prompts."""
+    """Compares the evaluations in two folders. Raises EvaluationError when they share no prompts."""
     sides = [(read_plan(folder), _answered(folder)) for folder in (first, second)]
     (plan_a, a), (plan_b, b) = sides
     rows = sorted(a.keys() & b.keys())
@@ -93,7 +93,7 @@ Value = Callable[[PromptRecord], float | None]
 
 
 def difference(name: str, pairs: Sequence[tuple[PromptRecord, PromptRecord]], value: Value) -> Difference | None:
-    """The paired difference of a per-prompt figure; None when no pair has it on both sides."""
+    """Returns the paired difference of a per-prompt figure; None when no pair has the figure on both sides."""
     known = [(x, y) for one, other in pairs if (x := value(one)) is not None and (y := value(other)) is not None]
     deltas = [y - x for x, y in known]
     estimate = mean(deltas)

@@ -1,9 +1,9 @@
-"""Evaluations of a run while it trains: when, by which of its environments, and what rollouts do meanwhile.
+"""Evaluations of a run while it trains: their times, the environment that evaluates, and rollouts meanwhile.
 
-An evaluation is due at the first version that is seen in each stretch of steps_per_eval steps (0 to 99, 100 to 199, and
-so on), so before the first step too, and at the end of the run. Of several environments one does it: the one that gets
-the API's claim on it, which it renews during the evaluation. The others continue with rollouts meanwhile. If the claim
-runs out, because its holder died or was stopped, one of them evaluates.
+Each stretch of steps_per_eval steps (0 to 99, 100 to 199, ...) has one evaluation, at the first version seen in it.
+An evaluation is therefore due before the first step, and another at the end of the run. Of several environments, the
+environment that gets the API's claim evaluates and renews the claim meanwhile. The others continue with rollouts. If
+the claim expires, because its holder died or was stopped, another environment evaluates.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ logger = logging.getLogger(__name__)
 _TTL = 30.0
 """Seconds until a claim expires without renewal."""
 _EVERY = 10.0
-"""Seconds between renewals, and between questions whether another's claim has run out."""
+"""Seconds between renewals, and between checks whether another process' claim has expired."""
 
 Measure = Callable[[str, Roll], Awaitable[Evaluated]]
-"""Evaluates what the model server has. It is told the newest version, and how to make completions."""
+"""Evaluates the model server's weights, given the newest version and a function that makes completions."""
 
 
 class Evaluations(Protocol):
-    """What the serve loop asks and tells."""
+    """The evaluations' interface to the serve loop."""
 
     def room(self, workers: int) -> int:
-        """How many of `workers` may be at rollouts now."""
+        """Returns how many of `workers` may be at rollouts now."""
 
     async def may_begin(self) -> None:
-        """Wait until a rollout may begin."""
+        """Waits until a rollout may begin."""
 
     def see(self, version: str, roll: Roll, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
-        """The newest version. An evaluation that is due becomes one of `tasks`; there is more room when it ends."""
+        """Receives the newest version. A due evaluation becomes one of `tasks`; there is more room when it ends."""
 
     async def at_end(self, version: str | None, roll: Roll) -> None:
-        """The run is finished: evaluate its last version, if that was not done."""
+        """Evaluates the last version of the finished run, unless that is done."""
 
 
 class NoEvaluations:
@@ -56,14 +56,14 @@ class NoEvaluations:
         return workers
 
     async def may_begin(self) -> None:
-        """At once."""
+        """Returns at once."""
 
     def see(self, version: str, roll: Roll, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
-        """Nothing is due."""
+        """Returns None, because no evaluation is due."""
         return None
 
     async def at_end(self, version: str | None, roll: Roll) -> None:
-        """Nothing is due."""
+        """Does nothing, because no evaluation is due."""
 
 
 class RunEvaluations:
@@ -72,7 +72,7 @@ class RunEvaluations:
     def __init__(
         self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, observers: Observers
     ) -> None:
-        """`holder`: this process' name towards the API. `observers` get the results, as the API does."""
+        """`holder`: this process' name at the API. `observers` receive the results, as the API does."""
         self._config = config
         self._run_id = run_id
         self._holder = holder
@@ -118,12 +118,12 @@ class RunEvaluations:
             await self._consider(last, last.step, roll)
 
     def _stop_waiting(self) -> None:
-        """Give up an evaluation that is due and that another environment does."""
+        """Stops waiting for an evaluation that another environment does."""
         if self._work is not None and self._idle.is_set():
             self._work.cancel()
 
     async def _consider(self, version: PolicyVersion, due: int, roll: Roll) -> None:
-        """Evaluate at `version`, unless it is done; wait while another does it. `due`: the step since which it is."""
+        """Evaluates at `version`, unless done; waits while another process does it. `due`: the step since it is due."""
         try:
             while self._measured < due and not await self._api.metrics(self._run_id, SOURCE, after_step=due - 1):
                 if await self._claim(due):
@@ -133,8 +133,8 @@ class RunEvaluations:
                 self._idle.set()
                 await asyncio.sleep(_EVERY)
         except BusyEvaluationError as error:
-            logger.info("%s", error)  # a process of this machine, whose claim ran out, is still at it
-        except (EvaluationError, RewardError, OSError) as error:  # a full disk, a reward that cannot say what is stated
+            logger.info("%s", error)  # a process of this machine, whose claim expired, is still evaluating
+        except (EvaluationError, RewardError, OSError) as error:  # a full disk, a reward that cannot extract an answer
             logger.error("the evaluation of version %s failed: %s; training continues without it", version, error)
         finally:
             self._idle.set()
@@ -144,7 +144,7 @@ class RunEvaluations:
         return holder == self._holder
 
     async def _evaluate_under_claim(self, version: PolicyVersion, due: int, roll: Roll) -> bool:
-        """Evaluate, and renew the claim meanwhile. False: the claim was lost, and the evaluation is given up."""
+        """Evaluates, and renews the claim meanwhile. Returns False if it loses the claim and gives up."""
         work = asyncio.create_task(self._evaluate(version, roll))
         try:
             while not (await asyncio.wait([work], timeout=_EVERY))[0]:
@@ -169,7 +169,7 @@ class RunEvaluations:
             if error.code != "bad_request":
                 raise
             logger.warning("the API takes no figures of the evaluation in %s: %s", evaluated.folder, error)
-            # Its row is still needed: it says that the evaluation is done.
+            # The row is still needed, because it marks the evaluation as done.
             await self._api.report_metrics(self._run_id, SOURCE, version.step, {"seconds": values["seconds"]})
         self._observers.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step

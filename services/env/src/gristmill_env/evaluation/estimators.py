@@ -1,8 +1,8 @@
-"""The formulas of an evaluation: estimates over prompts, and how far they can be trusted.
+"""The formulas of an evaluation: estimates over prompts, and their uncertainty.
 
-The prompt is the unit. Completions of one prompt are alike, so that all of them together say less than as many
-prompts would: standard errors are clustered by prompt, and are those of the per-prompt means (Miller, Adding Error
-Bars to Evals, arXiv:2411.00640; with equally many completions a prompt the two are the same).
+The prompt is the unit. Completions of one prompt are correlated, so they carry less information than the same number
+of prompts. Standard errors are therefore clustered by prompt, and computed from the per-prompt means (Miller, Adding
+Error Bars to Evals, arXiv:2411.00640). With equally many completions per prompt, the two standard errors are equal.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ class Estimate:
     high: float | None
     """The 95 % interval."""
     prompts: int
-    """How many it is the mean of."""
+    """Number of prompts in the mean."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that k of the prompt's completions, drawn without replacement, hold a right one.
+    """Returns the probability that k of the prompt's completions, drawn without replacement, include a right one.
 
-    1 − C(n−c, k) / C(n, k) without bias for k ≤ n, as a product of k factors ≤ 1: no large numbers are divided.
+    1 − C(n−c, k) / C(n, k), which is unbiased for k ≤ n, as a product of k factors ≤ 1, to avoid large numbers.
     (Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374, section 2.1.)
     Raises ValueError unless 1 ≤ k ≤ samples and 0 ≤ right ≤ samples.
     """
     if not (1 <= k <= samples and 0 <= right <= samples):
         raise ValueError(f"pass@{k} of {right} right among {samples} samples")
     wrong = samples - right
-    # With fewer than k wrong ones a factor is 0.
+    # With fewer than k wrong completions, a factor is 0.
     return 1.0 - math.prod((wrong - i) / (samples - i) for i in range(k))
 
 
 def pass_ks(samples: int) -> list[int]:
-    """The k that pass@k is told for: 1, 2, 4, ... and the number of samples."""
+    """Returns the values of k for pass@k: 1, 2, 4, ... and the number of samples."""
     powers = [2**n for n in range(samples.bit_length())]
     return powers if powers[-1] == samples else [*powers, samples]
 
 
 def majority(votes: Sequence[tuple[str | None, bool]]) -> float:
-    """maj@k: probability that the answer given most often is right. 1, 0, or less than 1 where the vote is a tie.
+    """Returns maj@k: the probability that the most frequent answer is right; 1, 0, or between them for a tie.
 
-    `votes`: final answer and whether it is right, one a completion. All right completions give one answer, however
-    it is written; wrong ones the same if their text is; a wrong one without an answer does not vote. Of t answers
-    given equally often each wins with probability 1/t, so that the order of completions does not matter.
+    `votes`: final answer and whether it is right, one per completion. All right completions count as one answer, even
+    if their texts differ. Wrong answers are the same if their text is the same; wrong completions without an answer do
+    not vote. Each of t equally frequent answers wins with probability 1/t, so the order of completions is irrelevant.
     (Wang et al., Self-Consistency, arXiv:2203.11171, without a rule for ties.)
     """
     right = sum(is_right for _, is_right in votes)
@@ -68,7 +68,7 @@ def majority(votes: Sequence[tuple[str | None, bool]]) -> float:
 
 
 def mean(values: Iterable[float]) -> Estimate | None:
-    """Of per-prompt values on any scale; None when there is none. The interval is that of the normal distribution."""
+    """Returns the mean of per-prompt values on any scale, with a normal interval; None for no values."""
     known = list(values)
     if not known:
         return None
@@ -80,10 +80,10 @@ def mean(values: Iterable[float]) -> Estimate | None:
 
 
 def share(values: Iterable[float]) -> Estimate | None:
-    """Of per-prompt values from 0 to 1; None when there is none.
+    """Returns the mean of per-prompt values from 0 to 1; None for no values.
 
-    At 0 and 1 the prompts do not differ, and a normal interval would have no width; there it is Wilson's, over
-    prompts. Elsewhere it is the normal one, cut to [0, 1].
+    At 0 and 1 the prompts do not differ, and a normal interval would have no width, so the interval is Wilson's over
+    prompts. Otherwise the interval is the normal interval, cut to [0, 1].
     """
     estimate = mean(values)
     if estimate is None:
@@ -97,7 +97,7 @@ def share(values: Iterable[float]) -> Estimate | None:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's score interval, 95 % (Probable Inference, 1927): of 0 out of m, from 0 to z² / (m + z²)."""
+    """Returns Wilson's score interval, 95 % (Probable Inference, 1927); 0 to z² / (m + z²) for 0 out of m."""
     rate, z2 = successes / trials, Z95 * Z95
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))

@@ -1,4 +1,4 @@
-"""The work itself: every prompt of a plan that is not done yet, a bounded number at a time."""
+"""Evaluates every remaining prompt of a plan, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gristmill_env.together import together
 
 
 class Roll(Protocol):
-    """Makes completions of an item and scores them, as `Roller.roll` does; the name stands in the logs."""
+    """Makes completions of an item and scores them, as `Roller.roll` does; the name appears in the logs."""
 
     def __call__(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]: ...
 
@@ -35,16 +35,16 @@ async def evaluate(
     workers: int,
     progress: EvaluationProgress,
 ) -> Evaluated:
-    """Do what is missing of `file.plan`, and write the results. What is done is kept, however this ends.
+    """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
 
-    `decision`: of the rewards that `roll` scores by. Raises InferenceError when the model server does not answer, or
-    refuses every prompt, and RewardError when the deciding reward cannot say what a completion states.
+    `decision`: the correctness reward of the rewards by which `roll` scores. Raises InferenceError when the model
+    server does not answer or refuses every prompt, and RewardError when the deciding reward cannot extract an answer.
     """
     started, before = time.time(), len(file.done)
     missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
     with progress:
         await together(_work(file, dataset, roll, decision, missing, progress) for _ in range(workers))
-    # On a thread: serve goes on with rollouts meanwhile.
+    # On a thread, because serve continues with rollouts meanwhile.
     return await asyncio.to_thread(_conclude, file, started, before)
 
 

@@ -1,4 +1,4 @@
-"""The evaluation of a run in training: what is measured each time, and where it is kept."""
+"""The evaluation of a run in training: its prompts, and the folder of its results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gristmill_env.launch import Launch
 logger = logging.getLogger(__name__)
 
 _LIMIT = 100
-"""Prompts where eval_limit is not set; Atropos' evaluation takes as many."""
+"""Prompts if eval_limit is not set; Atropos' evaluation takes the same number."""
 
 
 class RunMeasure:
     """Evaluates the model in training on the run's evaluation set."""
 
     def __init__(self, launch: Launch, model: str) -> None:
-        """Load the evaluation set. `model`: its served name. Raises DatasetError, RewardError."""
+        """Loads the evaluation set. `model`: the model's served name. Raises DatasetError, RewardError."""
         self._launch = launch
         self._model = model
         self._task = evaluation_task(launch)
@@ -31,11 +31,11 @@ class RunMeasure:
 
     @property
     def label(self) -> str:
-        """Which data set and split."""
+        """The data set and split."""
         return self._task.dataset.label
 
     async def __call__(self, version: str, roll: Roll) -> Evaluated:
-        """Evaluate the weights of `version`; what a killed evaluation of the same left is not done again.
+        """Evaluates the weights of `version`. Keeps the prompts that a killed evaluation of `version` has finished.
 
         Raises InferenceError, BusyEvaluationError.
         """

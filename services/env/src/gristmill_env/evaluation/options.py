@@ -1,4 +1,4 @@
-"""Flags of `evaluate`. What is measured, and how, are settings of the run (dataset.eval_*): serve measures the same."""
+"""Flags of `evaluate`. The run's settings (dataset.eval_*) define the evaluation, so that serve measures the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation measures: all that must be the same for its prompts to belong together."""
+"""The definition of an evaluation: all settings that must be equal for its prompts to belong together."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from gristmill_env.settings import DatasetConfig
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation's settings, whole and resolved. Kept beside its results."""
+    """An evaluation's settings, complete and resolved. Stored with its results."""
 
     task: str
     """Name of the run or configuration."""
     model: str
     weights: str | None
-    """The server's weight label at the start ("1.20"; "default" for what it was started with); None: it has none."""
+    """The server's weight label at the start ("1.20"; "default" for the initial weights); None: the server has none."""
     dataset: str
-    """Which data set and split."""
+    """The data set and split."""
     rows: int
-    """Rows it has."""
+    """Rows of the data set."""
     prompts: int
-    """The first so many of them are evaluated, in their order."""
+    """Number of rows to evaluate, from the first, in the data set's order."""
     samples: int
-    """Completions a prompt."""
+    """Completions per prompt."""
     sampling: SamplingParams
-    """As asked for. max_tokens is less for prompts that leave less room."""
+    """The requested sampling. max_tokens is less for prompts that leave less room."""
     max_length: int
     """max_token_length: most tokens of prompt and completion together."""
     decides: str
-    """The reward that says whether a completion is right: with a value of 1 or more. (Which one: rewards.deciding.)"""
+    """The reward that decides whether a completion is right: a value of 1 or more. (Chosen by rewards.deciding.)"""
     compares: bool
-    """Whether that reward compares the completion with the row's answer, so that there is an answer to look for."""
+    """Whether that reward compares the completion with the row's answer, so that a final answer exists to extract."""
     settings: dict[str, Any]
-    """The rest of `dataset:`, and the rewards."""
+    """The other settings of `dataset:`, and the rewards."""
 
     @property
     def greedy(self) -> bool:
@@ -49,18 +49,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole, as hexadecimal digits."""
+        """SHA-256 of the whole plan, as hexadecimal digits."""
         return hashlib.sha256(json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """ "samples: 1 -> 4", a line for every setting that `other` has otherwise."""
+        """Returns a line, such as "samples: 1 -> 4", for every setting that differs in `other`."""
         here, there = _flat(msgspec.to_builtins(self)), _flat(msgspec.to_builtins(other))
         names = dict.fromkeys([*here, *there])
         return [f"{name}: {here.get(name)} -> {there.get(name)}" for name in names if here.get(name) != there.get(name)]
 
 
 def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
-    """The settings of the data set to evaluate on, in its own order."""
+    """Returns the settings of the data set to evaluate on, in the data set's order."""
     update: dict[str, Any] = {"shuffle_dataset": False, "split": config.eval_split or config.split}
     if config.eval_dataset_name or config.eval_dataset_path:
         update |= {
@@ -73,24 +73,24 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
 
 
 def evaluation_task(launch: Launch) -> Task:
-    """The rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
+    """Loads the rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
     settings = launch.config
     dataset = evaluation_dataset(settings.dataset)
     return Task.load(dataclasses.replace(launch, config=settings.model_copy(update={"dataset": dataset})))
 
 
 def evaluations_folder(launch: Launch) -> Path:
-    """Where the run's evaluations are, each in a folder of its own."""
+    """Returns the folder of the run's evaluations; each evaluation has a subfolder."""
     return launch.run_folder / (launch.config.data_dir_to_save_evals or "evaluations")
 
 
 def has_evaluation_set(config: DatasetConfig) -> bool:
-    """Whether the run names prompts to evaluate on. What it trains on is not evaluated unasked."""
+    """Returns whether the run names prompts to evaluate on. Training prompts are not evaluated by default."""
     return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
 
 
 def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, limit: int | None = None) -> Plan:
-    """`model`: its served name. `weights`: the label. `limit`: most prompts where the configuration does not say."""
+    """`model`: its served name. `weights`: the label. `limit`: most prompts if the configuration sets no limit."""
     config, scorer, rows = launch.config, task.scorer, len(task.dataset)
     settings = config.dataset
     decision = scorer.decision

@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar on a terminal, a plain line now and then anywhere else."""
+"""Progress of an evaluation: a bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SPEAK_EVERY = 10.0
 
 
 class EvaluationProgress:
-    """Told of every prompt that is done. Use it as a context."""
+    """Shows the number of finished prompts. Use it as a context."""
 
     def __init__(self, prompts: int, done: int, *, console: Console | None, say: Callable[[str], None]) -> None:
-        """`done`: prompts that were there before; they count, but not for the rate. `console`: where a bar may be;
-        `say` takes the lines where it is no terminal, or None."""
+        """`done`: prompts finished earlier; they count, but not for the rate. `console`: shows a bar on a terminal.
+        `say` receives plain lines if `console` is None or not a terminal."""
         self._prompts = prompts
         self._before = self._done = done
         self._tokens = 0
@@ -37,7 +37,7 @@ class EvaluationProgress:
         self._task = self._bar.add_task("", total=prompts, completed=done, rate="")
 
     def add(self, tokens: int) -> None:
-        """A prompt is done, with so many tokens in its completions."""
+        """Counts a finished prompt with `tokens` tokens in its completions."""
         self._done += 1
         self._tokens += tokens
         self._bar.update(self._task, completed=self._done, rate=self._rate())

@@ -1,4 +1,4 @@
-"""What one evaluated prompt leaves behind: a line of samples.jsonl."""
+"""The record of one evaluated prompt: a line of samples.jsonl."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     tokens: int | None
-    """Tokens it has; None where the server does not tell."""
+    """Number of tokens; None if the server does not report it."""
     finish_reason: str
-    """ "stop", or "length" when it was cut."""
+    """ "stop", or "length" for a truncated completion."""
     answer: str | None
-    """The final answer it states to the deciding reward, in one form however it is written. None: it states none, or
-    the reward said nothing of it."""
+    """The final answer that the deciding reward extracts, in a normal form. None: no answer was found, or the reward
+    returned no value."""
     right: bool | None
-    """By the deciding reward; None where that said nothing, or failed."""
+    """Verdict of the deciding reward; None if the reward returned no value or failed."""
     total: float | None
     parts: dict[str, float | None]
-    """Each reward's value, unweighted; None where it skipped or failed."""
+    """Each reward's value, unweighted; None if the reward skipped the completion or failed."""
     error: str | None = None
-    """The first reward of weight that failed, and how: it has no total then."""
+    """The first failed reward with a weight, and its error. The completion then has no total."""
     failed: dict[str, str] = {}
-    """Every reward that failed, and how: parts, what they are parts of, and metrics too."""
+    """Every failed reward and its error, including parts, composed rewards and metrics."""
     versions: list[str]
-    """Weight labels that sampled it, in order; empty where the server tells none."""
+    """Weight labels that sampled the completion, in order; empty if the server reports no label."""
 
 
 class PromptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its completions, or why there are none."""
+    """One prompt with its completions, or the reason for having no completions."""
 
     number: int
-    """Its place in the evaluation, from 0."""
+    """The prompt's place in the evaluation, from 0."""
     index: int
-    """Its row in the data set."""
+    """The prompt's row in the data set."""
     prompt: str
-    """As the model saw it."""
+    """The prompt as the model saw it."""
     answer: str | None
     """The row's own answer."""
     prompt_tokens: int
     max_tokens: int
-    """Most tokens its completions could have."""
+    """Maximum number of tokens in each completion."""
     samples: list[SampleRecord]
     skipped: str | None = None
-    """Why it has no completions: a `DropReason`, such as "too_long", "bad_row" or "timeout"."""
+    """Reason for having no completions: a `DropReason`, such as "too_long", "bad_row" or "timeout"."""
     why: str | None = None
-    """The same in a sentence."""
+    """The reason in a sentence."""
 
 
 def answered(number: int, rollout: Rollout, decision: Decision) -> PromptRecord:
-    """The record of a prompt that has completions. `decision`: of the rewards that scored them."""
+    """Returns the record of a prompt that has completions. `decision`: of the rewards that scored them."""
     samples = []
     for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
         right = decision.is_right(score.parts[decision.name])
@@ -87,7 +87,7 @@ def answered(number: int, rollout: Rollout, decision: Decision) -> PromptRecord:
 
 
 def skipped(number: int, reason: DropReason, why: str) -> PromptRecord:
-    """The record of a prompt that could not be asked. (An evaluation takes rows in order: its number is its row.)"""
+    """Returns the record of a skipped prompt. An evaluation takes rows in order, so the number is also the row."""
     return PromptRecord(
         number=number, index=number, prompt="", answer=None, prompt_tokens=0, max_tokens=0, samples=[],
         skipped=reason.value, why=redact_text(why),

@@ -15,7 +15,7 @@ _WIDE = 160
 
 
 def show(console: Console, evaluated: Evaluated) -> None:
-    """All figures of an evaluation, and where they are kept."""
+    """Shows all figures of an evaluation, and the folder of its results."""
     plan, summary = evaluated.plan, evaluated.summary
     _say(console, f"{plan.task}: {_model(plan)} on {plan.dataset}")
     of = "" if plan.prompts == plan.rows else f" of {plan.rows}"
@@ -41,7 +41,7 @@ def show(console: Console, evaluated: Evaluated) -> None:
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """The second evaluation against the first."""
+    """Shows the second evaluation compared with the first."""
     for word, side in (("first: ", comparison.first), ("second:", comparison.second)):
         _say(console, f"{word} {side.folder}: {_model(side.plan)}, {side.prompts} prompts, {_sampling(side.plan)}")
     _say(console, f"{comparison.prompts} prompts are in both")
@@ -115,7 +115,7 @@ def _right(name: str) -> Column:
 
 
 def _put(console: Console, table: Table) -> None:
-    # A file or a pipe has no width, and half a table would help nobody there.
+    # A file or a pipe has no width, and a truncated table would be useless there.
     (console if console.is_terminal else Console(file=console.file, width=_WIDE)).print(table)
 
 

@@ -1,7 +1,7 @@
-"""The files of an evaluation, in the shapes that other tools read.
+"""The files of an evaluation, in the formats that other tools read.
 
-results.json is shaped as lm-evaluation-harness writes its results_*.json, metrics.json as lighteval's skeleton that
-Atropos' evaluate_log writes. Both are made from samples.jsonl and the plan, and can be made again.
+results.json has the format of lm-evaluation-harness' results_*.json. metrics.json has the format of lighteval, which
+Atropos' evaluate_log also writes. Both are made from samples.jsonl and the plan, and can be made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGES = ("gristmill", "gristmill-env", "math-verify", "datasets", "transform
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation at its end."""
+    """A finished evaluation."""
 
     plan: Plan
     summary: Summary
@@ -36,11 +36,11 @@ class Evaluated:
     """Unix time, seconds."""
     ended: float
     resumed: int
-    """Prompts that were there already. `started` to `ended` is without them."""
+    """Prompts finished by an earlier process. `started` to `ended` excludes them."""
 
 
 def metrics(summary: Summary, samples: int) -> dict[str, float]:
-    """All figures by name, rewards as reward/NAME; standard errors as NAME_stderr. What cannot be said is left out."""
+    """Returns all known figures by name, rewards as reward/NAME, and standard errors as NAME_stderr."""
     found: dict[str, float] = {}
     estimates: dict[str, Estimate | None] = {f"pass@{k}": estimate for k, estimate in summary.passes.items()}
     estimates |= {f"mean@{samples}": summary.mean, f"maj@{samples}": summary.majority, "total": summary.total.mean}
@@ -61,13 +61,13 @@ def metrics(summary: Summary, samples: int) -> dict[str, float]:
 
 
 def write_results(evaluated: Evaluated) -> None:
-    """Write results.json and metrics.json beside the samples."""
+    """Writes results.json and metrics.json to the samples' folder."""
     for name, made in ((RESULTS_FILE, _lm_eval(evaluated)), (METRICS_FILE, _lighteval(evaluated))):
         replace(evaluated.folder / name, json.dumps(made, indent=2, ensure_ascii=False).encode())
 
 
 def generation_parameters(plan: Plan, summary: Summary) -> dict[str, Any]:
-    """The sampling parameters really used."""
+    """Returns the sampling parameters that were really used."""
     least, most = summary.max_tokens or (plan.sampling.max_tokens, plan.sampling.max_tokens)
     return {
         "temperature": plan.sampling.temperature,

@@ -1,7 +1,7 @@
-"""An evaluation's folder: its plan, and the prompts done so far, safe from a kill.
+"""An evaluation's folder: its plan and the finished prompts, which survive a kill.
 
-evaluation.json is there before the first prompt. samples.jsonl grows by a line a prompt, on disk before the next is
-counted; a line that a kill tore is cut off, and its prompt done again.
+evaluation.json exists before the first prompt. samples.jsonl grows by one line per prompt; each line is on disk before
+its prompt is counted. A torn last line after a kill is removed, and its prompt is evaluated again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DECODER = msgspec.json.Decoder(PromptRecord)
 
 
 class SampleFile:
-    """The folder of an evaluation under way. One process at a time may have it open."""
+    """The folder of an unfinished evaluation. Only one process at a time may have it open."""
 
     def __init__(self, folder: Path, plan: Plan, *, resume: bool) -> None:
-        """Make the folder, or go on in it. `done`: what was there, by number.
+        """Creates the folder, or continues in it. `done`: the existing records, by number.
 
-        Raises EvaluationError when it cannot be written, holds an evaluation and `resume` is not set, or one of
-        other settings; BusyEvaluationError when another process is at work in it.
+        Raises EvaluationError when the folder cannot be written, holds an evaluation and `resume` is not set, or holds
+        an evaluation with other settings. Raises BusyEvaluationError when another process is at work in the folder.
         """
         self.folder = folder
         self.plan = plan
@@ -60,13 +60,13 @@ class SampleFile:
         self._turn = asyncio.Lock()
 
     async def add(self, record: PromptRecord) -> None:
-        """Keep a record. It is on disk when this returns."""
+        """Adds a record, which is on disk when this returns."""
         async with self._turn:
             await asyncio.to_thread(self._append, _ENCODER.encode(record) + b"\n")
             self.done[record.number] = record
 
     def finish(self) -> list[PromptRecord]:
-        """All records in the prompts' order; so is the file from now on."""
+        """Returns all records in the prompts' order, and sorts the file in the same order."""
         ordered = [self.done[number] for number in sorted(self.done)]
         replace(self.folder / SAMPLES_FILE, b"".join(_ENCODER.encode(record) + b"\n" for record in ordered))
         return ordered
@@ -118,7 +118,7 @@ class SampleFile:
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of the evaluation in `folder`. Raises EvaluationError when there is none."""
+    """Returns the plan of the evaluation in `folder`. Raises EvaluationError when the plan is missing or invalid."""
     path = folder / PLAN_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
@@ -133,7 +133,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def read_samples(folder: Path) -> list[PromptRecord]:
-    """The prompts done so far, in their order. Raises EvaluationError when there are none to read."""
+    """Returns the finished prompts in order. Raises EvaluationError when they cannot be read."""
     try:
         return sorted(_read(folder)[0], key=lambda record: record.number)
     except OSError as error:
@@ -145,7 +145,7 @@ def read_samples(folder: Path) -> list[PromptRecord]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole: whoever looks, and whatever breaks, finds the old one or the new one."""
+    """Writes a file atomically: a reader, or a restart after a crash, finds either the old file or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("wb") as file:
         file.write(content)
@@ -155,11 +155,11 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def _read(folder: Path) -> tuple[list[PromptRecord], int]:
-    """The records, and the bytes up to the end of the last whole line."""
+    """Returns the records, and the number of bytes up to the end of the last complete line."""
     content = (folder / SAMPLES_FILE).read_bytes()
     whole = content.rfind(b"\n") + 1
     try:
-        # As bytes: in text, splitlines takes characters that a completion may hold for the end of a line.
+        # As bytes, because str.splitlines also splits at characters that a completion may contain.
         return [_DECODER.decode(row) for row in content[:whole].split(b"\n") if row], whole
     except msgspec.DecodeError as error:
         path = folder / SAMPLES_FILE

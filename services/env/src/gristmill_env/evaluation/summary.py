@@ -1,4 +1,4 @@
-"""From what the prompts left to the figures of an evaluation."""
+"""Computes the figures of an evaluation from the prompts' records."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ class RewardFigures:
     """One reward, or the total, over all completions."""
 
     mean: Estimate | None
-    """Of the prompts' means over their scored completions; None when nothing was scored."""
+    """Mean over prompts of the means of their scored completions; None when nothing was scored."""
     low: float | None
     high: float | None
     """Least and greatest value."""
     scored: int
     skipped: int
-    """Completions of which it said nothing."""
+    """Completions for which the reward returned no value."""
     errors: int
-    """Completions on which it failed. Neither these nor the skipped ones are in the mean."""
+    """Completions on which the reward failed. The mean excludes both these and the skipped completions."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures. Shares are from 0 to 1; None where there is nothing to take them of."""
+    """The figures. Shares are from 0 to 1; None if no completion or prompt counts for them."""
 
     passes: dict[int, Estimate]
-    """pass@k for k = 1, 2, 4, ... and the number of samples, of the prompts with at least k judged completions."""
+    """pass@k for k = 1, 2, 4, ... and the number of samples, over the prompts with at least k judged completions."""
     mean: Estimate | None
-    """mean@n: the share of right completions, prompt by prompt."""
+    """mean@n: the share of right completions per prompt."""
     majority: Estimate | None
-    """maj@n; None for one sample, or where there is no answer to vote on."""
+    """maj@n; None for one sample, or if the completions have no answer to vote on."""
     rewards: dict[str, RewardFigures]
     total: RewardFigures
     asked: int
     """Prompts that were answered."""
     skipped: dict[str, int]
-    """Prompts that were not asked, by reason. They are in no other figure."""
+    """Skipped prompts by reason. No other figure includes them."""
     completions: int
     unextracted: float | None
-    """Share of completions in which no final answer is found (and which are not right), of those that are judged."""
+    """Share of judged completions that are not right and in which no final answer is found."""
     truncated: float | None
-    """Share of completions cut at max_tokens."""
+    """Share of completions truncated at max_tokens."""
     lengths: dict[float, float]
-    """Quantiles of the completions' tokens; empty where the server tells no lengths."""
+    """Quantiles of the completions' tokens; empty if the server reports no lengths."""
     length_mean: float | None
     all_right: float | None
-    """Share of prompts whose completions are all right. These teach nothing, as those that are"""
+    """Share of prompts whose completions are all right. They give no gradient."""
     all_wrong: float | None
-    """all wrong."""
+    """Share of prompts whose completions are all wrong. They give no gradient either."""
     max_tokens: tuple[int, int] | None
-    """Least and greatest number of tokens that completions could have."""
+    """Least and greatest value of max_tokens over the prompts."""
     versions: dict[str, int]
-    """Completions by the weight labels that sampled them, "1.20+1.21" where the weights changed in the middle."""
+    """Completions by the weight labels that sampled them; "1.20+1.21" if the weights changed during a completion."""
 
 
 def summarise(plan: Plan, records: Sequence[PromptRecord]) -> Summary:
-    """The figures of `records`, which may be a part of the plan's prompts."""
+    """Returns the figures of `records`, which may be a part of the plan's prompts."""
     answered = [record for record in records if record.skipped is None]
     samples = [sample for record in answered for sample in record.samples]
     judged = [kept for record in answered if (kept := _judged(record))]
@@ -95,7 +95,7 @@ def summarise(plan: Plan, records: Sequence[PromptRecord]) -> Summary:
 
 
 def _judged(record: PromptRecord) -> list[SampleRecord]:
-    """The completions that are known to be right or wrong."""
+    """Returns the completions that are known to be right or wrong."""
     return [sample for sample in record.samples if sample.right is not None]
 
 

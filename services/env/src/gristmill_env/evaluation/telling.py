@@ -1,4 +1,4 @@
-"""An evaluation as a row of metrics at the trajectory API, where it can be drawn over the steps."""
+"""An evaluation as a row of metrics at the trajectory API, for plots over the steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gristmill_env.evaluation.results import Evaluated, metrics
 SOURCE = "eval"
 """Evaluations of `serve`."""
 SOURCE_BY_HAND = "evaluate"
-"""Those of the command: they may sample otherwise, and do not replace the others."""
+"""Evaluations of the command. They may sample differently, and do not replace the evaluations of `serve`."""
 
 
 def row(evaluated: Evaluated) -> dict[str, Any]:
-    """The values of the row: the figures by name, and what they are figures of."""
+    """Returns the values of the metrics row: the figures by name, and the settings behind them."""
     plan, summary = evaluated.plan, evaluated.summary
     return {
         **metrics(summary, plan.samples),

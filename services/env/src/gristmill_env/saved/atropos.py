@@ -16,18 +16,18 @@ _NOT_TRAINED = -100
 
 
 class AtroposGroup(msgspec.Struct):
-    """As far as it is read. One entry a sequence, prompt included."""
+    """The fields that are read. Each list has one entry per sequence; a sequence includes its prompt."""
 
     tokens: list[list[int]]
     scores: list[float]
     masks: list[list[int]] = []
-    """-100 where a token was given and not sampled."""
+    """-100 for a token that was given instead of sampled."""
     messages: list[Any] | None = None
     inference_logprobs: list[list[float]] | None = None
 
 
 def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> SavedGroup:
-    """`name`: what the run is called; `where`: the group's place, for messages. Raises SavedError."""
+    """Converts a group. `name`: the run's name; `where`: the group's place, for messages. Raises SavedError."""
     if len(group.scores) != len(group.tokens) or len(group.masks) != len(group.tokens) or not group.tokens:
         raise SavedError(
             "length_mismatch",

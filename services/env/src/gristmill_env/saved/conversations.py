@@ -1,4 +1,4 @@
-"""A conversation a sequence, and what of it all sequences of a group have in common."""
+"""The conversations of a group, one per sequence, and their common beginning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gristmill_env.saved.group import Message
 
 
 def split_conversations(conversations: list[list[Message]]) -> tuple[list[Message], list[list[Message]]]:
-    """What all conversations have in common, up to the turn before an answer; and what each has after it."""
+    """Returns the common beginning of all conversations, up to the turn before an answer, and the rest of each."""
     common = 0
     shortest = min(map(len, conversations)) - 1  # the last message of each is its own
     first = conversations[0]
@@ -20,8 +20,9 @@ def split_conversations(conversations: list[list[Message]]) -> tuple[list[Messag
 
 
 def conversations_of(messages: list[Any] | None, count: int) -> list[list[Message]] | None:
-    """The messages, if they are conversations that end with an answer. What `include_messages` fills in by itself,
-    the whole sequence as one user message, is none; nor is plain text."""
+    """Returns the messages if they are conversations that end with an answer, otherwise None.
+
+    Atropos' `include_messages` may store the whole sequence as one user message, and that is not a conversation."""
     if messages is None or len(messages) != count:
         return None
     for conversation in messages:

@@ -1,4 +1,4 @@
-"""What two records of settings differ in."""
+"""Differences between two records of settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A line for each key: "dataset.temperature: 1.0 -> 0.5"; of lists and `params`, which may hold keys, the name."""
+    """Returns lines such as "dataset.temperature: 1.0 -> 0.5"; for lists and `params` (may hold keys) only names."""
     found: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key), new.get(key)

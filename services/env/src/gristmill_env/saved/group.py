@@ -1,7 +1,7 @@
-"""The format of saved groups: JSONL, one `SavedGroup` a line.
+"""The format of saved groups: JSONL, one `SavedGroup` per line.
 
-A line has all that its completions can be scored with again: no data set, model or tokenizer is needed for it.
-Readers ignore keys that they do not know; `format` goes up when a key changes its meaning.
+A line has all data for scoring its completions again, without a data set, model or tokenizer.
+Readers ignore unknown keys; `format` increases when a key changes its meaning.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gristmill_env.transcript import Attempt
 FORMAT = 1
 
 Message = dict[str, Any]
-"""A chat message as chat templates take it: `role`, `content`, and whatever else a template knows."""
+"""A chat message in the form of chat templates: `role`, `content`, and other keys that a template uses."""
 
 
 def content_of(message: Message) -> str:
-    """Text of a message: its content, or the text parts of it."""
+    """Returns the text of a message: its content, or the text parts of its content."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
@@ -32,41 +32,41 @@ def content_of(message: Message) -> str:
 
 
 class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion and what it scored."""
+    """One completion and its scores."""
 
     text: str
-    """Special tokens left out; of a conversation, its last message."""
+    """The completion without special tokens; for a conversation, its last message."""
     messages: list[Message] | None = None
-    """All turns after the group's `messages`, where there are more than one answer; None: `text` is the answer."""
+    """All turns after the group's `messages`, if there is more than one answer; None: `text` is the answer."""
     tokens: int | None = None
-    """How many were sampled, where that is known."""
+    """Number of sampled tokens, if known."""
     token_ids: list[int] | None = None
-    """All after the prompt; None where the server returned none."""
+    """All token ids after the prompt; None if the server returned no ids."""
     mask: list[bool] | None = None
-    """Which of them are trained on; None: all."""
+    """True for tokens that are trained on; None: all."""
     logprobs: list[float] | None = None
-    """One a token: log-probability under the distribution it was drawn from; 0 where the mask is False."""
+    """Log-probability per token under the distribution it was drawn from; 0 where the mask is False."""
     finish_reason: str | None = None
-    """ "stop"; "length" when it was cut; "turns" when the turns were used up; None where nobody knows any more."""
+    """ "stop"; "length" for a truncated completion; "turns" when the turns were used up; None if unknown."""
     episode_reward: float | None = None
-    """What the run's `environment` gave; None when it gives none, or nobody knows any more."""
+    """Reward from the run's `environment`; None if the environment gave no reward, or if it is unknown."""
     scores: dict[str, float | None] = {}
-    """Value of each reward, before its weight; null where it said nothing."""
+    """Value of each reward, before its weight; null if the reward returned no value."""
     total: float | None = None
     """Sum of weight × value; null when no reward had a value, or one failed."""
     error: str | None = None
-    """The reward that failed, and how."""
+    """The failed reward and its error."""
 
     @property
     def sampled_ids(self) -> list[int] | None:
-        """The tokens that are trained on; None where they are not known."""
+        """The tokens that are trained on; None if unknown."""
         if self.token_ids is None or self.mask is None:
             return self.token_ids
         return [token for token, trained in zip(self.token_ids, self.mask, strict=True) if trained]
 
     @property
     def cut(self) -> bool:
-        """Whether it ended because there was no more room."""
+        """Whether the completion was truncated for lack of room."""
         return self.finish_reason == "length"
 
 
@@ -77,38 +77,38 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """Run id, or the configuration's name."""
     model: str | None = None
-    """As the server calls it."""
+    """The model's name at the server."""
     row: int | None = None
-    """Row number in the run's order, counted on through the epochs."""
+    """Row number in the run's order, which continues to count in later epochs."""
     index: int | None = None
     """Index into the data set."""
     prompt: str
     """The row's `prompt_field`."""
     prompt_text: str | None = None
-    """The prompt as the model saw it, template and all."""
+    """The prompt as the model saw it, including the template."""
     prompt_token_ids: list[int] | None = None
     messages: list[Message] | None = None
-    """The conversation that the completions answer; null where only tokens are known."""
+    """The conversation that the completions answer; null if only tokens are known."""
     conversational: bool = False
     """Whether the row's own prompt is a list of messages."""
     answer: str | None = None
     """The row's `ground_truth_field`, else its `answer_field`."""
     columns: dict[str, Any] = {}
-    """The whole row, as far as JSON can hold it."""
+    """The row's columns that JSON can hold."""
     columns_left_out: list[str] = []
     """Columns of the row that JSON cannot hold: images, bytes."""
     sampling: SamplingParams | None = None
     settings: dict[str, Any] | None = None
-    """What made the group: model, group size, data set, prompts, sampling, rewards and weights."""
+    """The settings behind the group: model, group size, data set, prompts, sampling, rewards and weights."""
     completions: list[SavedCompletion]
     versions: list[str] = []
-    """Labels of the weights that sampled it ("1.20"); "default" for a server that nobody trains."""
+    """Labels of the weights that sampled the group ("1.20"); "default" for a server whose weights are not trained."""
     time: datetime | None = None
-    """When it was made."""
+    """When the group was made."""
 
     @classmethod
     def of(cls, rollout: Rollout, *, run: str, model: str, config: EnvConfig) -> SavedGroup:
-        """What is kept of a rollout. `model`: as the server calls it."""
+        """Creates the saved form of a rollout. `model`: the model's name at the server."""
         item, prompt = rollout.item, rollout.prompt
         columns, left_out = json_columns(item.columns)
         return cls(
@@ -153,7 +153,7 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_of(config: EnvConfig, model: str) -> dict[str, Any]:
-    """What makes a group this group: the run's record without what only training needs."""
+    """Returns the settings that define a group: the run's record without the settings that only training needs."""
     recorded = config.recorded(model)
     del recorded["trainer"], recorded["ensure_scores_are_not_same"]
     return {"group_size": config.group_size, **recorded}
@@ -164,7 +164,7 @@ def _turns(attempt: Attempt) -> list[Message]:
 
 
 def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The columns of a row that JSON can hold, and the names of the others."""
+    """Returns the columns of a row that JSON can hold, and the names of the other columns."""
     kept = {name: value for name, value in row.items() if _is_json(value)}
     return kept, [name for name in row if name not in kept]
 

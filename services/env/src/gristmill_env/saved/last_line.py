@@ -1,4 +1,4 @@
-"""Whether the last line of a JSONL file, which lacks its newline, is all there."""
+"""Checks whether the last line of a JSONL file, without a newline, is complete."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 def is_whole(line: bytes) -> bool:
-    """False for a line that a kill has torn: no beginning of a JSON object is JSON itself.
+    """Returns False for a torn line after a kill, because no prefix of a JSON object is valid JSON.
 
-    Files that were made by hand or put together from others often end without a newline.
+    Files that were written by hand or concatenated often end without a newline.
     """
     try:
         msgspec.json.decode(line, type=msgspec.Raw)

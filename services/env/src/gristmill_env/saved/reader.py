@@ -1,4 +1,4 @@
-"""Reads groups from wherever there are some: our JSONL, Atropos' JSONL, and the rollouts that a run archived."""
+"""Reads groups from our JSONL, Atropos' JSONL, and the rollouts that a run archived."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THEIRS = msgspec.json.Decoder(AtroposGroup | list[AtroposGroup])
 
 
 class _Kind(msgspec.Struct):
-    """What tells one kind of line from another."""
+    """The keys that distinguish the kinds of lines."""
 
     format: int | None = None
     completions: msgspec.Raw = msgspec.Raw()
@@ -37,10 +37,10 @@ _KIND = msgspec.json.Decoder(_Kind | list[Any])
 
 
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
-    """The groups of a file, or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
+    """Yields the groups of a file or of a run's folder (`runs/quickstart`, or its rollouts/), one in memory at a time.
 
-    `decode`: turns token ids into text; called only for groups that hold no text. A last line that a
-    kill has torn is left out, with a warning. Raises SavedError naming the line, and ArchiveError.
+    `decode`: converts token ids to text; called only for groups without text. A torn last line after a kill is
+    skipped with a warning. Raises SavedError naming the line, and ArchiveError.
     """
     if source.is_dir():
         for archived in read_archive(source):

@@ -1,4 +1,4 @@
-"""Saves rollouts as they come."""
+"""Saves rollouts as they finish."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gristmill_env.settings import EnvConfig
 
 
 class GroupSaver:
-    """What `process` and a run with `data_path_to_save_groups` write by."""
+    """Saves the groups of `process`, and of a run with `data_path_to_save_groups`."""
 
     def __init__(self, writer: GroupWriter, *, run: str, model: str, config: EnvConfig) -> None:
-        """`run`: its id; `model`: as the server calls it."""
+        """`run`: its id; `model`: the model's name at the server."""
         self._writer = writer
         self._run, self._model, self._config = run, model, config
 
     async def save(self, rollout: Rollout) -> SavedGroup:
-        """On disk when it returns; the loop goes on meanwhile. Raises SavedError."""
+        """Saves a rollout, which is on disk when this returns. The event loop is not blocked. Raises SavedError."""
         group = SavedGroup.of(rollout, run=self._run, model=self._model, config=self._config)
         await asyncio.to_thread(self._writer.append, group)
         return group
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._writer.close()

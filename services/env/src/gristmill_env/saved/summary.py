@@ -1,4 +1,4 @@
-"""What a set of saved groups is like as a whole."""
+"""Statistics over a set of saved groups."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from gristmill_env.saved.group import SavedGroup
 
 SAME = 1e-9
-"""Totals nearer than this are the same: sums of the same parts may differ in their last bits."""
+"""Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""
 
 
 @dataclass
 class Values:
-    """Values of one reward, or totals, counted as they come."""
+    """Running statistics of one reward's values, or of the totals."""
 
     count: int = 0
     total: float = 0.0
     low: float = math.inf
     high: float = -math.inf
     silent: int = 0
-    """Completions it said nothing of."""
+    """Completions for which the reward returned no value."""
 
     def add(self, value: float | None) -> None:
-        """One more; None counts as silent."""
+        """Adds a value; None counts as silent."""
         if value is None:
             self.silent += 1
             return
@@ -35,13 +35,13 @@ class Values:
 
     @property
     def mean(self) -> float | None:
-        """None when there is no value."""
+        """The mean; None without a value."""
         return self.total / self.count if self.count else None
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a histogram: values in [low, high), the last one's high included."""
+    """One bar of a histogram: values in [low, high); the last bar includes high."""
 
     low: float
     high: float
@@ -55,29 +55,29 @@ class Summary:
     groups: int = 0
     completions: int = 0
     cut: int = 0
-    """Completions that ended because there was no more room."""
+    """Completions that were truncated for lack of room."""
     failed: int = 0
     """Completions on which a reward failed."""
     same: int = 0
-    """Groups of two or more completions whose totals are all the same: nothing could be learned from them."""
+    """Groups of two or more completions whose totals are all the same, so that they give no gradient."""
     rewards: Values = field(default_factory=Values)
     """Totals."""
     parts: dict[str, Values] = field(default_factory=dict)
-    """By reward."""
+    """Values by reward."""
     totals: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    """Tokens of each completion, where they are known."""
+    """Tokens of each completion, if known."""
 
     @classmethod
     def of(cls, groups: Iterable[SavedGroup]) -> Summary:
-        """Of these groups."""
+        """Returns the summary of these groups."""
         summary = cls()
         for group in groups:
             summary.add(group)
         return summary
 
     def add(self, group: SavedGroup) -> None:
-        """Count one more group."""
+        """Adds one group."""
         self.groups += 1
         self.completions += len(group.completions)
         self.same += all_same(group.totals)
@@ -93,12 +93,12 @@ class Summary:
 
 
 def all_same(totals: Sequence[float]) -> bool:
-    """Whether two or more totals do not tell their completions apart."""
+    """Returns whether there are two or more totals and all are the same."""
     return len(totals) > 1 and max(totals) - min(totals) < SAME
 
 
 def histogram(values: Sequence[float], bars: int = 20) -> list[Bar]:
-    """`values` in bars of one width; one bar when all are the same, none when there are none."""
+    """Returns bars of equal width over `values`; one bar when all values are the same, and no bar for no values."""
     if not values:
         return []
     low, high = min(values), max(values)
@@ -112,6 +112,6 @@ def histogram(values: Sequence[float], bars: int = 20) -> list[Bar]:
 
 
 def quantile(values: Sequence[int], share: float) -> int:
-    """The value that `share` of `values` do not exceed. `values`: at least one."""
+    """Returns the value that `share` of `values` do not exceed. `values`: at least one."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]

@@ -1,4 +1,4 @@
-"""Groups that hold tokens only: what is prompt and what completion, and their text."""
+"""Groups that hold only tokens: splits prompts from completions, and decodes both to text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gristmill_env.saved.conversations import conversations_of, split_conversati
 from gristmill_env.saved.group import SavedCompletion, SavedGroup, content_of
 
 Decode = Callable[[Sequence[int], bool], str]
-"""Token ids to text; the second argument keeps special tokens."""
+"""Converts token ids to text; the second argument keeps special tokens."""
 
 
 def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
-    """A `Decode` for where all groups are expected to hold text."""
+    """A `Decode` for sources whose groups should all hold text. Raises SavedError."""
     raise SavedError(
         "no_tokenizer", "this group holds token ids and no text, and there is no tokenizer to read them with"
     )
 
 
 def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
-    """Tokens before the first that was sampled. `trained`: bool[tokens] of one sequence. Raises SavedError."""
+    """Returns the tokens before the first sampled token. `trained`: bool[tokens] of one sequence. Raises SavedError."""
     if not trained.any():
         raise SavedError(
             "nothing_trained", f"{where} has a sequence without a completion: its mask trains on no token", where=where
@@ -33,10 +33,10 @@ def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
 
 
 def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
-    """A group as the trajectory API archived it. It has neither answer nor columns, only its row number; and messages
-    only if the run sent them (`include_messages`).
+    """Converts a group that the trajectory API archived. The group has a row number but neither answer nor columns.
 
-    Without them the text of a conversation of several turns is all that comes after the first prompt.
+    The group has messages only if the run sent them (`include_messages`). Without messages, the text of a conversation
+    with several turns is everything after the first prompt.
     """
     where = f"group {group.group_id}"
     names = list(group.reward_parts)

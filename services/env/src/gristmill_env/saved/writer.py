@@ -1,4 +1,4 @@
-"""Writes saved groups: each on disk before the next one comes."""
+"""Writes saved groups, each to disk before the next."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BLOCK = 1 << 16
 
 
 class GroupWriter:
-    """Appends groups to a JSONL file, which several processes and threads may share: their lines never mix.
+    """Appends groups to a JSONL file. Several processes and threads may share the file, and their lines never mix.
 
-    A last line that a kill has torn is cut off before the next one is written; one that only lacks its newline gets it.
-    `append` waits for the disk, so call it on a thread where a loop runs:
+    Before a group is written, a torn last line after a kill is removed, and a complete last line gets its newline.
+    `append` waits for the disk, so call it on a thread if an event loop is running:
     `await asyncio.to_thread(writer.append, group)`.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending, folders made as needed. Raises SavedError."""
+        """Opens `path` for appending, and creates its folders. Raises SavedError."""
         self.path = path
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class GroupWriter:
             ) from error
 
     def append(self, group: SavedGroup) -> None:
-        """Write one line. Raises SavedError when the disk does not take it."""
+        """Writes one line. Raises SavedError when the disk refuses it."""
         line = self._encoder.encode(group) + b"\n"
         try:
             with self._lock:
@@ -58,7 +58,7 @@ class GroupWriter:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         os.close(self._file)
 
     def __enter__(self) -> GroupWriter:

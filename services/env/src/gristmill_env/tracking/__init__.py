@@ -1,4 +1,4 @@
-"""Metrics of a run to where people look at them."""
+"""Sends a run's metrics to tracking services."""
 
 from gristmill_env.tracking.observers import Observers
 from gristmill_env.tracking.rollouts import in_words

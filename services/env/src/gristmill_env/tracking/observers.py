@@ -1,4 +1,4 @@
-"""The observers of a training: W&B, and the file of its groups. Their errors never end it."""
+"""The observers of a training run: W&B, and the file of its groups. Their errors never end the run."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Observers:
     def __init__(
         self, tracker: Callable[[], Tracker] | None = None, saver: Callable[[], GroupSaver] | None = None
     ) -> None:
-        """`tracker` and `saver` open an observer each. An observer that does not open is left out.
+        """`tracker` and `saver` each open an observer. An observer that does not open is omitted.
 
-        Raises ConfigError: a setting of an observer is wrong.
+        Raises ConfigError when a setting of an observer is wrong.
         """
         self.errors = ObserverErrors()
         self._tracker = self._open(_WANDB, tracker)
         self._saver = self._open(_SAVED, saver)
 
     def scored(self, prompt: ScoredPrompt) -> None:
-        """Report a scored prompt, whether its group is submitted or dropped."""
+        """Reports a scored prompt, whether its group is submitted or dropped."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.scored(prompt)
 
     async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, rollout: Rollout) -> None:
-        """Report a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
+        """Reports a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.group(group, texts, tally)
@@ -52,13 +52,13 @@ class Observers:
                 await self._saver.save(rollout)
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """Report the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
+        """Reports the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.evaluation(results, step)
 
     def close(self) -> None:
-        """Flush and close every observer, and log how many errors each of them had."""
+        """Flushes and closes every observer, and logs how many errors each observer had."""
         for name, observer in ((_WANDB, self._tracker), (_SAVED, self._saver)):
             if observer is not None:
                 with self.errors.of(name):

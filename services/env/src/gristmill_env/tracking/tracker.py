@@ -1,4 +1,4 @@
-"""What a tracker is told."""
+"""The interface of trackers, and their input."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gristmill_env.tally import Tally
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """The completions of one prompt and what they scored."""
+    """The completions of one prompt and their scores."""
 
     scores: Sequence[Score]
     lengths: Sequence[int]
-    """Tokens sampled, of those completions where the server tells."""
+    """Tokens sampled, for the completions whose server reports the number."""
     finish_reasons: Sequence[str]
     seconds: float
     """From the first request to the last score."""
     step: int
-    """Training steps of the weights that it was asked of."""
+    """Training steps of the newest weights when the prompt's permit was granted."""
 
     @classmethod
     def of(cls, rollout: Rollout, version: PolicyVersion) -> ScoredPrompt:
-        """What trackers want to know of a rollout."""
+        """Extracts a tracker's input from a rollout."""
         return cls(
             scores=rollout.scores,
             lengths=[attempt.sampled for attempt in rollout.attempts if attempt.sampled is not None],
@@ -38,16 +38,16 @@ class ScoredPrompt:
 
 
 class Tracker(Protocol):
-    """Told of every prompt that was scored, of every group that was submitted, and of every evaluation."""
+    """Receives every scored prompt, every submitted group and every evaluation."""
 
     def scored(self, prompt: ScoredPrompt) -> None:
-        """A prompt was scored, whatever becomes of it: groups of one score are dropped, but they count."""
+        """Records a scored prompt, also if its group is dropped, for example because all scores are the same."""
 
     def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
-        """A group was submitted. `texts`: prompt and completion in words, one a sequence of the group."""
+        """Records a submitted group. `texts`: prompt and completion as text, one per sequence of the group."""
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """The weights of training step `step` were evaluated. `results`: by name, without a prefix."""
+        """Records an evaluation of training step `step`. `results`: by name, without a prefix."""
 
     def close(self) -> None:
-        """Flush."""
+        """Flushes."""

@@ -1,4 +1,4 @@
-"""Metrics, rollouts and evaluations to Weights & Biases, when asked."""
+"""Sends metrics, rollouts and evaluations to Weights & Biases, if configured."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from gristmill_env.tracking.tracker import ScoredPrompt
 from gristmill_env.tracking.window import Window
 
 _NOT_IN_THE_DARK = 16
-"""Times `min_items_sent_before_logging`: when so many prompts were scored, they are logged though fewer groups came of
-them. A run whose groups are all dropped is the one that somebody wants to look at."""
+"""Times `min_items_sent_before_logging`: after this number of scored prompts, they are logged even without groups.
+
+Users most need the metrics of a run whose groups are all dropped."""
 
 
 class WandbTracker:
-    """A W&B run; an offline one where there are no credentials or W&B does not answer.
+    """A W&B run; an offline run without credentials, or if W&B does not answer.
 
-    One of each environment process, in one group named after the run. The x axis is `policy_step`: training
-    steps of the newest weights that a prompt was asked of.
+    Each environment process has one run, in a group named after the training run. The x axis is `policy_step`: the
+    training steps of the newest weights for which a prompt was scored.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class WandbTracker:
         *,
         decision: Decision,
     ) -> None:
-        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder. `decision`: which of
-        the run's rewards says what is right."""
+        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder. `decision`: the run's
+        correctness reward."""
         self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
         self._run.define_metric("policy_step")
         self._run.define_metric("*", step_metric="policy_step")
@@ -50,14 +51,14 @@ class WandbTracker:
         self._tally: Tally | None = None
 
     def scored(self, prompt: ScoredPrompt) -> None:
-        """Counted, and logged with the groups that come of it and of others; or without, where too few come."""
+        """Counts the prompt. Logs it with the next groups, or without groups if too few are submitted."""
         self._step = max(self._step, prompt.step)
         self._window.add(prompt)
         if self._window.prompts >= _NOT_IN_THE_DARK * self._log_after:
             self._log()
 
     def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
-        """Logged, with all that was scored since, once `min_items_sent_before_logging` were submitted."""
+        """Counts the group. Logs all since the last log after `min_items_sent_before_logging` groups."""
         self._rollouts.add(group, texts)
         self._tally = tally
         self._unlogged += 1
@@ -65,11 +66,11 @@ class WandbTracker:
             self._log()
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """Logged at once, as eval/NAME."""
+        """Logs the results at once, as eval/NAME."""
         self._run.log({"policy_step": step, **{f"eval/{name}": value for name, value in results.items()}})
 
     def close(self) -> None:
-        """Log what is left, flush, and close the run."""
+        """Logs the remaining values, flushes, and closes the run."""
         if self._unlogged or self._window.prompts:
             self._log()
         self._run.finish()

@@ -1,22 +1,22 @@
-"""What happened since metrics were last logged, as numbers under the names that users of Atropos know.
+"""Metrics since the last log, under the names that users of Atropos know.
 
 ====================================  ====================================================================
-train/rewards_mean, _std, _max, _min  totals of all completions that have one
-train/percent_correct                 share of completions that are right, 0 to 1, by the reward that decides it in
-                                      an evaluation too; left out where none compares with an answer
+train/rewards_mean, _std, _max, _min  totals of all completions that have a total
+train/percent_correct                 share of right completions, 0 to 1, by the reward that also decides in
+                                      an evaluation; omitted if no reward compares with an answer
 train/completion_lengths              mean tokens sampled; also _std, _max, _min, and _p95, the 95th
-                                      percentile (Atropos logs under that name how many are over 95 % of the limit)
-train/truncation_rate                 share of completions that were cut
-reward/NAME/mean_raw, /min, /max      a reward's own values, before its weight
-reward/NAME/skipped, /errors          share of completions of which it said nothing; at which it failed
-train_perf/task_duration_mean, ...    seconds a prompt; also _std, _max, _min
+                                      percentile (Atropos logs under _p95 how many exceed 95 % of the limit)
+train/truncation_rate                 share of truncated completions
+reward/NAME/mean_raw, /min, /max      a reward's values, before its weight
+reward/NAME/skipped, /errors          share of completions without a value; with an error of the reward
+train_perf/task_duration_mean, ...    seconds per prompt; also _std, _max, _min
 train/items_sent_to_api               groups submitted
 train/items_rejected                  prompts dropped
-groups/submitted, groups/dropped_WHY  the same since the process began
+groups/submitted, groups/dropped_WHY  the same since the process started
 ====================================  ====================================================================
 
-All but the last three are over every scored prompt. Over submitted groups alone a share of right answers
-would lie: prompts that are always right, or never, score the same and are dropped.
+All metrics except the last three cover every scored prompt. A share of right answers over submitted groups alone
+would be biased, because groups with equal scores, such as all right or all wrong, are dropped.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from gristmill_env.tracking.tracker import ScoredPrompt
 
 
 class Window:
-    """Gathers scored prompts until they are logged."""
+    """Collects scored prompts until they are logged."""
 
     def __init__(self, decision: Decision) -> None:
-        """`decision`: of the run's rewards."""
+        """`decision`: the run's correctness reward."""
         self._decision = decision
         self.prompts = 0
         self._sent_before = self._dropped_before = 0
         self._clear()
 
     def add(self, prompt: ScoredPrompt) -> None:
-        """Count a scored prompt."""
+        """Adds a scored prompt."""
         self.prompts += 1
         self._seconds.append(prompt.seconds)
         self._lengths += prompt.lengths
@@ -55,7 +55,7 @@ class Window:
                 self._failed[name] += name in score.failed
 
     def take(self, tally: Tally | None) -> dict[str, float]:
-        """The metrics by name, and begin anew. Without a tally those of groups are left out."""
+        """Returns the metrics by name, and starts a new window. Without a tally, omits the metrics of groups."""
         values: dict[str, float] = {}
         if self._totals:
             values |= _spread("train/rewards", self._totals)

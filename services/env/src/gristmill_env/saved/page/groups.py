@@ -1,4 +1,4 @@
-"""One group of the page: its prompt, and its completions with what they scored."""
+"""One group of the page: its prompt, and its completions with their scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TEASER = 140
 
 
 def group_html(group: SavedGroup, at: int, *, opened: bool) -> str:
-    """`at`: position in the file, from 0."""
+    """Renders a group as HTML. `at`: position in the file, from 0."""
     totals = group.totals
     mean = sum(totals) / len(totals) if totals else None
     data = {
@@ -87,7 +87,7 @@ def _total(completion: SavedCompletion) -> str:
 
 
 def _shade(completion: SavedCompletion, low: float, high: float) -> str:
-    """A class of five, from the group's worst to its best; a group of one score is all in the middle."""
+    """Returns one of five classes, from the group's lowest to its highest total; the middle class if all are equal."""
     if completion.error is not None:
         return "shade-failed"
     if completion.total is None:

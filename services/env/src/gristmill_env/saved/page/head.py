@@ -1,4 +1,4 @@
-"""The top of the page: what the groups are, how they scored, and the controls."""
+"""The top of the page: the groups' origin, their scores, and the controls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEIGHT = 72
 
 
 def head_html(title: str, first: SavedGroup | None, summary: Summary) -> str:
-    """`first`: a group to tell model, time and settings from; None when there is no group."""
+    """Renders the top. `first`: the group that provides model, time and settings; None when the file has no group."""
     return (
         f"<header>\n<h1>{escaped(title)}</h1>\n{_origin(first)}"
         f'<dl class="facts">{"".join(_fact(*fact) for fact in _facts(summary))}</dl>\n'
@@ -103,7 +103,7 @@ def _settings(first: SavedGroup | None) -> str:
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What is set, without its sections. `params` stay out: they may hold keys, and a page is for others too."""
+    """Returns the set values, without sections. Omits `params`, which may hold keys, because a page may be shared."""
     shown: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

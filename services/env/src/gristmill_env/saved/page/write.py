@@ -1,7 +1,7 @@
-"""Writes the page: group by group, so that a long file need not fit into memory as HTML.
+"""Writes the page group by group, so that the HTML of a long file need not fit into memory.
 
-What a model wrote is hostile until shown otherwise. All of it is escaped; and should that ever fail, the page's own
-policy lets no script run and no style apply but its own two, by their hashes, and nothing be fetched.
+A model's text is untrusted, so all of it is escaped. As a second defence, the page's content security policy allows
+only the page's own script and style, by their hashes, and no network requests.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gristmill_env.saved.summary import Summary
 
 
 def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> Summary:
-    """Write `path` whole or not at all. `groups`: gives them from the start each time it is called, which is twice.
+    """Writes `path` completely or not at all. `groups`: iterates from the start at each call, and is called repeatedly.
 
-    Returns the summary that stands at the top.
+    Returns the summary at the top of the page.
     """
     summary = Summary.of(groups())
     style, script = _resource("page.css"), _resource("page.js")
