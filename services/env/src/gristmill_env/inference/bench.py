@@ -1,4 +1,5 @@
-"""Servers that failed sit on the bench; the others go on. Whoever needs one waits here until it is free."""
+"""Failover between servers: failed servers get no requests until they answer again. Callers wait here for a free
+server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gristmill_env.inference.http import ServerTroubleError
 logger = logging.getLogger(__name__)
 
 _ASK_FOR_WEIGHTS = (0.2, 2.0)
-"""Shortest and longest pause, in seconds, between questions whether the trainer has published."""
+"""Shortest and longest pause, in seconds, between checks whether the trainer has published weights."""
 _LOST_WEIGHTS = (
     "has lost the weights in training, or never had them (it was started again?); "
     "it gets no requests until the trainer has published them"
@@ -24,16 +25,16 @@ _LOST_WEIGHTS = (
 
 
 class UnpublishedError(Exception):
-    """Raised by a check: the server answers, but by weights that no trainer published."""
+    """Raised by a check: the server answers, but with weights that no trainer published."""
 
 
 class Bench:
-    """Keeps the lanes' states, and brings back those that are not up."""
+    """Keeps the states of the servers, and checks servers that are not up until they can be used again."""
 
     def __init__(self, lanes: Sequence[Lane], check: Callable[[Lane], Awaitable[None]], patience: float) -> None:
-        """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that is not to be used.
+        """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that must not be used.
 
-        `patience`: seconds for which all may fail.
+        `patience`: seconds for which all servers may fail.
         """
         self._lanes = lanes
         self._check = check
@@ -42,16 +43,16 @@ class Bench:
         self._changed = asyncio.Event()
         self._all_away_told = False
         self._answered_at = -math.inf
-        """When any server last answered a request; time.monotonic(), as all times here."""
+        """Time of the last answer of any server to a request. All times here are time.monotonic()."""
         self._slow_since: float | None = None
-        """The first of the time-outs since then."""
+        """Time of the first time-out since the last answer."""
         self._slow_last = 0.0
 
     async def free_lane(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Lane:
-        """The best lane that is up and has room; waits for one as long as it takes.
+        """Returns the least loaded server that is up and has room. Waits without limit for such a server.
 
-        The wait ends only while all servers are away and none has answered for `patience` seconds, counted from
-        `failing_since` (time.monotonic() of the caller's first failure; None: from now). Then InferenceError is raised.
+        Raises InferenceError if all servers are away and no server has answered for `patience` seconds. The seconds
+        count from `failing_since`, the time.monotonic() of the caller's first failure (None: from now).
         """
         since = failing_since
         while True:
@@ -73,17 +74,17 @@ class Bench:
                     raise self.gave_up(seconds) from error
 
     def changed(self) -> None:
-        """A lane has more room, or another state: whoever waits looks again."""
+        """Wakes all waiting callers, because a server has more room or another state."""
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
     def up(self, lane: Lane) -> None:
-        """The server can be used."""
+        """Marks the server as up."""
         lane.state = LaneState.UP
         self.changed()
 
     def answered(self, lane: Lane, turn: int) -> None:
-        """It has answered a request of its `turn`: what went wrong before is forgotten."""
+        """Records that the server answered a request of its `turn`, and resets its earlier failures."""
         self._answered_at = time.monotonic()
         self._slow_since = None
         if lane.turn == turn:
@@ -94,17 +95,18 @@ class Bench:
             lane.told = False
 
     def trouble(self, lane: Lane, turn: int, error: ServerTroubleError) -> None:
-        """It failed a request that was sent in its `turn`. Others of that turn that fail as well change nothing."""
+        """Marks the server as away after a failed request of its `turn`. Further failures of that turn have no
+        effect."""
         if lane.state is LaneState.UP and lane.turn == turn:
             others = "the others take its requests" if len(self._lanes) > 1 else self._trying_on()
             self._say_away(lane, error.problem, others)
             self._leave(lane, LaneState.AWAY, error.told, error.wait)
 
     def give_up(self, failing_since: float) -> None:
-        """Decide about a request that has failed again and again since `failing_since`.
+        """Decides whether a request that has failed since `failing_since` may be tried again.
 
-        Returns while it may be tried again. After `patience` seconds it raises RequestTimeoutError if other requests
-        were answered meanwhile, and InferenceError if none was and all servers are away.
+        Returns if the request may be tried again. After `patience` seconds, raises RequestTimeoutError if servers have
+        answered other requests, and InferenceError if no server has answered and all servers are away.
         """
         seconds = time.monotonic() - failing_since
         if seconds < self._patience:
@@ -119,12 +121,13 @@ class Bench:
             raise self.gave_up(seconds)
 
     def slow(self, lane: Lane) -> EnvError:
-        """The error of a request that took longer than the `timeout` of its server, which answers other questions.
+        """Returns the error of a request that took longer than its server's `timeout`, although the server responds.
 
-        The error is the row's own (RequestTimeoutError), unless for `patience` seconds all requests have timed out.
+        The error concerns only the row (RequestTimeoutError), unless all requests have timed out for `patience`
+        seconds (InferenceError).
         """
         now, allowed = time.monotonic(), lane.server.timeout
-        if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # nothing was asked meanwhile
+        if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # no requests in between
             self._slow_since = now
         self._slow_last = now
         remedy = "raise timeout in server_configs, or lower max_tokens or group_size"
@@ -145,18 +148,18 @@ class Bench:
         )
 
     def late(self, lane: Lane, error: ServerTroubleError) -> None:
-        """It did not answer at the start."""
+        """Marks the server as away, because it did not answer at the start."""
         self._say_away(lane, error.problem, "it joins when it answers")
         self._leave(lane, LaneState.AWAY, error.told, error.wait)
 
     def unpublished(self, lane: Lane, turn: int) -> None:
-        """It sampled by weights that no trainer published."""
+        """Marks the server as unpublished, because it sampled with weights that no trainer published."""
         if lane.state is LaneState.UP and lane.turn == turn:
             self._say_lost(lane)
             self._leave(lane, LaneState.UNPUBLISHED, _LOST_WEIGHTS)
 
     def gave_up(self, seconds: float) -> InferenceError:
-        """The error when none answered for `seconds`."""
+        """Returns the error for `seconds` without an answer from any server."""
         if len(self._lanes) == 1:
             return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
         return InferenceError(
@@ -169,13 +172,13 @@ class Bench:
         )
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stops all checks of servers."""
         for task in self._returning.values():
             task.cancel()
         await asyncio.gather(*self._returning.values(), return_exceptions=True)
 
     def _silent(self, since: float) -> float:
-        """Seconds since the last answer, or since `since` if that is later."""
+        """Returns the seconds since the last answer, or since `since` if `since` is later."""
         return time.monotonic() - max(since, self._answered_at)
 
     def _problems(self) -> str:
@@ -235,7 +238,7 @@ class Bench:
 
 
 def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
-    """The error when there was no answer of the server at `url` for `seconds`."""
+    """Returns the error for `seconds` without an answer from the server at `url`."""
     return InferenceError(
         "model_server_unreachable",
         f"the model server at {url} did not answer for {seconds:.0f} s ({problem}); "

@@ -1,4 +1,4 @@
-"""How often failed requests may be sent again, so that a server in trouble is not buried under its own failures."""
+"""Limits the rate of retries, so that retries do not overload a failing server."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ _RESERVE = 100.0
 
 
 class RetryBudget:
-    """A bucket of retries, as in Finagle and gRPC.
+    """A token bucket of retries, as in Finagle and gRPC.
 
-    Every request puts a fifth of a retry in, every second ten; at most a hundred are saved up. Where those systems
-    fail a request that finds the bucket empty, here it waits for its turn: a rollout is worth more than its time.
+    Each request adds 0.2 retries, each second adds 10. The bucket holds at most 100. If the bucket is empty, Finagle
+    and gRPC fail the request. Here the request waits, because a rollout is worth more than the waiting time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """`clock`: returns the time in seconds."""
         self._clock = clock
         self._saved = _RESERVE
         self._counted_at = clock()
 
     def request(self) -> None:
-        """A request is made for the first time."""
+        """Counts a request that is sent for the first time."""
         self._saved = min(_RESERVE, self._saved + _SHARE)
 
     def retry(self) -> float:
-        """Take one retry. Returns the seconds after which it may be made: 0 while there are some saved."""
+        """Takes one retry from the bucket. Returns the seconds to wait before the retry; 0 if the bucket is not
+        empty."""
         now = self._clock()
         self._saved = min(_RESERVE, self._saved + (now - self._counted_at) * _FLOOR)
         self._counted_at = now

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions of any OpenAI-compatible server: messages in, text out.
 
-There are no token ids here, so nothing of it can be trained on.
+The completions have no token ids, so they cannot be used for training.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _BROKEN_OFF = frozenset({None, "abort", "error"})
 async def generate_text(
     http: ServerHttp, url: str, model: str, request: GenerationRequest, dialect: Dialect, thinking: Thinking
 ) -> list[Completion]:
-    """`request.count` completions as text; one alone from a server that does not know `n`.
+    """Returns `request.count` completions as text; only one completion from a server that ignores `n`.
 
-    `url`: of the route. A plain server leaves a stop string out of the text; vLLM is asked to keep it.
+    `url`: the route's URL. vLLM is asked to keep a stop string in the text; other servers leave it out.
 
-    Raises ServerTroubleError; InferenceError when the server refuses, or cannot do what the request wants.
+    Raises ServerTroubleError; InferenceError when the server refuses the request or does not support one of its
+    fields.
     """
     body = {**_body(model, request, dialect), **thinking.body(dialect)}
     chatted = await http.ask("POST", url, Chatted, json=body)
@@ -47,7 +48,7 @@ def _body(model: str, request: GenerationRequest, dialect: Dialect) -> dict[str,
         "temperature": request.sampling.temperature,
         limit: request.sampling.max_tokens,
     }
-    # What is not asked for is not said: not every server knows all of it.
+    # Optional fields that are not set are left out, because not every server knows all fields.
     if request.sampling.top_p != 1:
         body["top_p"] = request.sampling.top_p
     if request.count > 1:
@@ -89,7 +90,7 @@ def _completion(path: str, choice: ChatChoice, counted: int | None) -> Completio
 
 
 def _text(message: ChatMessage, finish_reason: str) -> str:
-    """The text as the model wrote it, before a reasoning parser took it apart: a thought that was cut has no end."""
+    """Returns the text as the model wrote it, before a reasoning parser split it. Cut reasoning has no end tag."""
     thought, said = message.reasoning or message.reasoning_content, message.content or ""
     if not thought:
         return said

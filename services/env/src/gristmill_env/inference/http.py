@@ -1,4 +1,4 @@
-"""One request to a model server: an answer, a refusal, or trouble that another try may not meet."""
+"""One request to a model server. The result is an answer, a refusal, or a temporary error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gristmill_env.errors import InferenceError
 T = TypeVar("T")
 
 _CONNECT = 10.0
-"""Seconds to connect. A machine that is gone must not cost the time that an answer may take."""
+"""Seconds to connect. Shorter than the time for an answer, so that a missing machine is detected early."""
 _LONGEST_WAIT_ASKED = 120.0
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 
 
 class ServerTroubleError(Exception):
-    """The server is of no use just now: away, overloaded, or busy with itself. It, or another, may be soon."""
+    """The server is temporarily unavailable, for example unreachable or overloaded. A retry may succeed."""
 
     def __init__(self, path: str, problem: str, wait: float = 0.0) -> None:
-        """`wait`: seconds after which the server wants to be asked again (Retry-After)."""
+        """`wait`: the seconds in the server's Retry-After header."""
         super().__init__(problem)
         self.problem = problem
         self.told = f"{path}: {problem}"
@@ -32,11 +32,11 @@ class ServerTroubleError(Exception):
 
 
 class SlowAnswerError(ServerTroubleError):
-    """The server took the request and gave no whole answer within `timeout`: the request may simply be a long one."""
+    """The server accepted the request but did not complete its answer within `timeout`. The request may be long."""
 
 
 class RefusedError(InferenceError):
-    """The server understood, and does not do it. Asking again changes nothing."""
+    """The server refused the request. A retry would give the same result."""
 
     def __init__(self, code: str, message: str, /, *, text: str, status: int, **values: object) -> None:
         """`text`: the body of the server's answer. `status`: its HTTP status."""
@@ -46,20 +46,20 @@ class RefusedError(InferenceError):
 
     @property
     def may_mean_the_prompt(self) -> bool:
-        """Whether the server minds what is in the request: the prompt perhaps, or a setting of the run's."""
+        """Whether the server rejects the request's content, for example the prompt or a setting of the run."""
         return self.status in _OF_THE_REQUEST
 
 
 class ServerHttp:
-    """HTTP to one server."""
+    """An HTTP client for one server."""
 
     def __init__(self, url: str, *, api_key: SecretStr | None, timeout: float) -> None:
-        """`timeout`: seconds that one request may take from its first byte to the answer's last."""
+        """`timeout`: seconds that one request may take, from its first byte to the last byte of the answer."""
         self.url = redact_text(url)
-        """For messages: without a password."""
+        """The address for messages, without a password."""
         self._root = url
         self.timeout = timeout
-        # Balancing bounds the requests; the pool's own bound would only queue them out of sight.
+        # `Lane` limits the number of requests. A limit of the connection pool would only hide their queue.
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},
@@ -68,11 +68,11 @@ class ServerHttp:
         )
 
     async def ask(self, method: str, path: str, kind: type[T], *, json: Any = None, timeout: float | None = None) -> T:
-        """The answer, as `kind`. `path`: under the server's address, or a whole URL.
+        """Returns the answer, decoded as `kind`. `path`: relative to the server's address, or a whole URL.
 
-        `timeout`: seconds, other than the server's. No answer within them raises SlowAnswerError. No connection, 429
-        and 5xx raise ServerTroubleError, any other refusal RefusedError, and an answer that is not a valid `kind`
-        InferenceError.
+        `timeout`: seconds for this request, in place of the server's `timeout`. Raises SlowAnswerError after that time.
+        Raises ServerTroubleError for a failed connection, status 429 and status 5xx, and RefusedError for any other
+        error status. Raises InferenceError if the answer is not a valid `kind`.
         """
         allowed = self.timeout if timeout is None else timeout
         told = self.path(path)
@@ -99,11 +99,11 @@ class ServerHttp:
             ) from error
 
     def path(self, url: str) -> str:
-        """An address under the server's, for messages: without the server's."""
+        """Returns the path of `url` relative to the server's address, for messages."""
         return redact_text(url.removeprefix(self._root))
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         await self._client.aclose()
 
     def _refusal(self, answer: httpx.Response, path: str) -> RefusedError:
@@ -130,5 +130,5 @@ class ServerHttp:
 def _seconds(retry_after: str | None) -> float:
     try:
         return min(max(float(retry_after or 0), 0.0), _LONGEST_WAIT_ASKED)
-    except ValueError:  # a date: rare, and the growing pauses do as well
+    except ValueError:  # a date; dates are rare, and the backoff is enough
         return 0.0

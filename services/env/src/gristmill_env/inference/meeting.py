@@ -1,4 +1,4 @@
-"""The start: wait for the servers, and see that they all serve the same model."""
+"""The start of a run: waits for the servers, and checks that they all serve the same model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.inference.request import ServedModel
 
 _LONGEST_PAUSE = 0.5
-"""Seconds. Short: everybody waits for the server's first answer, and nobody else asks it anything yet."""
+"""Seconds. Short, because the run waits for the server's first answer and the server has no other requests yet."""
 _GRACE = 10.0
-"""Seconds that the others have when the first server has answered: those that run answer at once."""
+"""Seconds that the other servers have after the first server's answer. Servers that run answer immediately."""
 
 
 class Meeting:
-    """Asks all servers until they answer."""
+    """Queries all servers until they answer."""
 
     def __init__(self, lanes: Sequence[Lane], manifest: Manifest | None, patience: float) -> None:
-        """`patience`: seconds until the first must have answered."""
+        """`patience`: seconds within which the first server must answer."""
         self._lanes = lanes
         self._manifest = manifest
         self._began = time.monotonic()
@@ -33,13 +33,13 @@ class Meeting:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds since the start of the meeting."""
         return time.monotonic() - self._began
 
     async def hold(self) -> tuple[dict[Lane, ServedModel], dict[Lane, ServerTroubleError]]:
-        """What is served, and what is wrong with those that did not answer in time.
+        """Returns the model of each server that answered, and the error of each server that did not answer in time.
 
-        Raises InferenceError when one serves another model than `model_name`.
+        Raises InferenceError when a server serves another model than its `model_name`.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -50,7 +50,8 @@ class Meeting:
         return {lane: self._met[lane] for lane in self._lanes if lane in self._met}, self._late
 
     def agree(self, met: Mapping[Lane, ServedModel]) -> ServedModel:
-        """The one model that all serve, as long as the shortest of them allows. Raises InferenceError."""
+        """Returns the model that all servers serve, with the smallest `max_model_len`. Raises InferenceError if the
+        servers differ."""
         (first, agreed), *others = met.items()
         for lane, served in others:
             check_same(agreed, first.server.url, dataclasses.replace(served, max_model_len=None), lane.server.url)
@@ -74,7 +75,7 @@ class Meeting:
 
 
 def check_same(agreed: ServedModel, there: str, served: ServedModel, here: str) -> None:
-    """Whether `served` may stand in for `agreed`. Raises InferenceError that names both."""
+    """Checks that `served` can replace `agreed`. Raises InferenceError that names both servers."""
     if served.name != agreed.name and (served.root is None or served.root != agreed.root):
         raise InferenceError(
             "models_differ",

@@ -1,4 +1,4 @@
-"""What is asked of a model server, and what comes back."""
+"""Requests to model servers, and their completions."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from gristmill import SamplingParams
 from gristmill_env.inference.wire import LabelSpan
 
 _CHARACTERS_A_TOKEN = 4
-"""Of English text, roughly. Only for weighing the load of a prompt whose tokens are not known."""
+"""Approximate characters per token of English text. Used only to estimate the load of a prompt without token ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt, and how to sample from it.
+    """One prompt and its sampling parameters.
 
-    A server that takes token ids is sent `token_ids`; one that takes text only is sent `messages` and `prefill`.
-    A caller that does not know which it will be gives both.
+    A server that accepts token ids gets `token_ids`. A text-only server gets `messages` and `prefill`. A caller that
+    does not know the kind of server sets all three.
     """
 
     sampling: SamplingParams
     count: int = 1
-    """Completions wanted."""
+    """Number of completions."""
     token_ids: Sequence[int] = ()
-    """The whole prompt: template, prefill and all."""
+    """The whole prompt, including the chat template's tokens and the prefill."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The same as chat messages, {"role": ..., "content": ...}, without the prefill."""
+    """The prompt as chat messages, {"role": ..., "content": ...}, without the prefill."""
     prefill: str = ""
-    """How the answer begins. The completion goes on from there and does not repeat it."""
+    """The beginning of the answer. The completion continues the prefill and does not repeat it."""
     stop: Sequence[str] = ()
-    """Texts that end a completion. They stay in it: they were sampled."""
+    """Texts that end a completion. They remain in the completion, because the model sampled them."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end a completion, beside the model's own. They stay in it."""
+    """Tokens that end a completion, in addition to the model's own end tokens. They remain in the completion."""
 
     @property
     def cost(self) -> int:
-        """Tokens that the request may keep a server busy with."""
+        """Maximum number of tokens that a server processes for the request."""
         prompt = len(self.token_ids)
         if not prompt:
             prompt = sum(len(str(message.get("content", ""))) for message in self.messages) // _CHARACTERS_A_TOKEN
         return prompt + self.sampling.max_tokens * self.count
 
     def with_short_prompt(self) -> GenerationRequest:
-        """One completion of a prompt that no server can mind, with all else the same; a system message stays one."""
+        """Returns the request for one completion of a short, harmless prompt. A system message remains but is short."""
         system = [message for message in self.messages[:1] if message.get("role") == "system"]
         short = [{"role": message["role"], "content": "Hi"} for message in (*system, {"role": "user"})]
         return dataclasses.replace(self, token_ids=(), messages=short, count=1)
 
     def with_count(self, count: int) -> GenerationRequest:
-        """The same for another number of completions."""
+        """Returns the same request for another number of completions."""
         return dataclasses.replace(self, count=count)
 
 
@@ -60,31 +60,32 @@ class Completion:
     """One completion, as sampled."""
 
     token_ids: list[int]
-    """At least one, the token that ends the turn included; empty where the server gives text only."""
+    """Sampled tokens, including the token that ends the turn; never empty, except for a text-only server."""
     logprobs: list[float]
-    """One a token: log-probability under the distribution it was drawn from."""
+    """Log-probability of each token under the distribution that the token was drawn from."""
     finish_reason: str
-    """ "stop", or "length" when it was cut. A text server's other reasons ("content_filter") as it gives them."""
+    """ "stop", or "length" if the completion is truncated. Other reasons of a text server ("content_filter") are
+    unchanged."""
     labels: list[LabelSpan]
-    """Which of the server's weight labels sampled which tokens. "default" until weights were published to it."""
+    """The server's weight label for each span of tokens. "default" until weights were published to the server."""
     text: str | None = None
-    """What a text server wrote, its reasoning put back between <think> tags. None where there are token ids."""
+    """Text from a text server, with its reasoning between <think> tags. None if the completion has token ids."""
     counted: int | None = None
-    """Tokens, as a text server counts them; None where it tells only the sum of several completions."""
+    """Number of tokens as a text server counts them. None if the server reports only a sum over completions."""
 
     @property
     def length(self) -> int | None:
-        """Number of tokens, where it is known."""
+        """Number of tokens; None if unknown."""
         return len(self.token_ids) if self.text is None else self.counted
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the servers say they serve."""
+    """The model that the servers report."""
 
     name: str
     root: str | None
-    """Folder or hub id it was loaded from."""
+    """Folder or hub id that the model was loaded from."""
     max_model_len: int | None
     text_only: bool = False
-    """Whether completions come as text, without token ids: of no use for training."""
+    """Whether completions are text without token ids, which cannot be used for training."""

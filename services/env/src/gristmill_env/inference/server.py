@@ -1,4 +1,4 @@
-"""One model server: what it serves, by which route it answers. Every call is one attempt."""
+"""One model server, its model and its routes. Methods do not retry."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gristmill_env.settings import ServerConfig
 logger = logging.getLogger(__name__)
 
 _QUICK = 30.0
-"""Seconds that a question about the server may take."""
+"""Seconds that a request for the server's models or weight label may take."""
 
 
 class ModelServer:
-    """Client of one server. To be met first; then it can be asked."""
+    """Client of one server. Call `meet` before `generate`."""
 
     def __init__(self, config: ServerConfig, thinking: Thinking) -> None:
         self._http = ServerHttp(config.root_url, api_key=config.api_key, timeout=config.timeout)
@@ -37,11 +37,11 @@ class ModelServer:
         self._text_only = False
 
     async def meet(self, manifest: Manifest | None) -> ServedModel:
-        """See what it serves, and whether with token ids.
+        """Finds out which model the server serves, and whether it returns token ids.
 
-        `manifest`: what the model service wrote; it knows other names of the same model.
+        `manifest`: the model service's manifest, which contains other names of the same model.
 
-        Raises ServerTroubleError; InferenceError when it serves another model than `model_name`.
+        Raises ServerTroubleError; InferenceError when the server serves another model than `model_name`.
         """
         card = self._choose(await self._cards(), manifest)
         self._text_only = await self._is_text_only()
@@ -51,7 +51,7 @@ class ModelServer:
         return ServedModel(card.id, card.root, card.max_model_len, self._text_only)
 
     async def generate(self, request: GenerationRequest) -> list[Completion]:
-        """`request.count` completions; fewer from a text server that ignores `n`, which is remembered.
+        """Returns `request.count` completions; fewer from a text server that ignores `n`. Then sets `ignores_n`.
 
         Raises SlowAnswerError after `timeout`; ServerTroubleError; InferenceError when the server refuses the request.
         """
@@ -65,7 +65,7 @@ class ModelServer:
         return completions
 
     async def answers(self) -> bool:
-        """Whether the server answers a question that costs it nothing, so that a late completion is not its fault."""
+        """Whether the server answers a cheap request. If so, a late completion does not mean that the server failed."""
         try:
             await self._cards()
         except (ServerTroubleError, InferenceError):
@@ -73,11 +73,14 @@ class ModelServer:
         return True
 
     async def weight_label(self) -> str:
-        """Its present weight label; "default" when no weights were published to it. Raises as `meet` does."""
+        """Returns the current weight label; "default" if no weights were published to the server.
+
+        Raises ServerTroubleError; InferenceError.
+        """
         return (await self._http.ask("GET", "/weight_info", WeightInfo, timeout=_QUICK)).weight_version
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         await self._http.close()
 
     async def _cards(self) -> list[ModelCard]:
@@ -124,7 +127,7 @@ class ModelServer:
                 model=wanted,
                 known=[card.id for card in cards],
             )
-        # vLLM lists adapters after its model; a list of anyone else's is a catalogue.
+        # vLLM lists adapters after its model. Another server's list is a catalogue of models.
         if len(cards) > 1 and cards[0].owned_by != "vllm":
             raise InferenceError(
                 "several_models",

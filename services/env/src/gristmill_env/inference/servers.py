@@ -1,4 +1,4 @@
-"""The model servers of a run, as one: the load is shared by outstanding tokens, and a failure moves on at once."""
+"""The model servers of a run, as one client. It balances outstanding tokens, and fails over to other servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelServers:
     def __init__(
         self, configs: Sequence[ServerConfig], *, patience: float, thinking: Thinking = _AS_THE_MODEL_DOES
     ) -> None:
-        """`patience`: seconds for which all servers may fail in mid-run. `thinking`: sent to text servers."""
+        """`patience`: seconds for which all servers may fail during the run. `thinking`: sent to text servers."""
         self._lanes = [
             Lane(
                 ModelServer(config, thinking), config.weight, config.num_max_requests_at_once,
@@ -45,16 +45,17 @@ class ModelServers:
 
     @property
     def description(self) -> str:
-        """Their addresses, for messages."""
+        """The servers' addresses, for messages."""
         return ", ".join(lane.server.url for lane in self._lanes)
 
     async def connect(self, *, patience: float, manifest: Manifest | None = None) -> ServedModel:
-        """Wait up to `patience` seconds for the servers, and see what they serve.
+        """Waits up to `patience` seconds for the servers, and returns the model that they serve.
 
-        Once one has answered, the others have a few seconds more; who is late joins when it answers.
-        `manifest`: what the model service wrote; it knows other names of the same model.
+        After the first answer, the other servers have a few more seconds. A late server joins when it answers.
+        `manifest`: the model service's manifest, which contains other names of the same model.
 
-        Raises InferenceError when none answers, or one serves another model than `model_name` or than the others.
+        Raises InferenceError when no server answers, or when a server serves another model than `model_name` or than
+        the other servers.
         """
         self._manifest = manifest
         meeting = Meeting(self._lanes, manifest, patience)
@@ -71,23 +72,25 @@ class ModelServers:
         return self._served
 
     def refuse_text_only(self) -> None:
-        """For training. Raises InferenceError when the servers give no token ids."""
+        """Raises InferenceError when the servers return no token ids, which training needs."""
         if self._served is not None and self._served.text_only:
             raise no_token_ids(self.description, "gives text only")
 
     def trust_only(self, is_published: Callable[[str], bool]) -> None:
-        """From now on only completions by published weights count: `is_published` tells a weight label's worth.
+        """Accepts only completions of published weights from now on. `is_published`: whether a weight label is valid.
 
-        A server that samples by others (it was started again) gets no requests until its label is one again.
+        If a server samples with other weights (for example after a restart), it gets no requests until its label is
+        valid again.
         """
         self._is_published = is_published
 
     async def generate(self, request: GenerationRequest, *, evaluation: bool = False) -> list[Completion]:
-        """`request.count` completions of one prompt. `evaluation`: counts against num_requests_for_eval.
+        """Returns `request.count` completions of one prompt. `evaluation`: counts towards num_requests_for_eval.
 
-        Raises InferenceError when all servers stay away, or one refuses the request, or returns no token ids;
-        RequestTimeoutError when the request took longer than its server's `timeout`, or failed for `patience` seconds
-        while others were answered; PromptRefusedError when a text server refuses this prompt and takes a short one.
+        Raises InferenceError when all servers stay away, or a server refuses the request or returns no token ids.
+        Raises RequestTimeoutError when the request took longer than its server's `timeout`, or failed for `patience`
+        seconds while servers answered other requests. Raises PromptRefusedError when a text server refuses this prompt
+        but accepts a short prompt.
         """
         try:
             return await self._complete(request, evaluation)
@@ -98,12 +101,13 @@ class ModelServers:
             raise
 
     async def weight_label(self) -> str:
-        """Which weights the first of them samples by; "default" when none were published to it. Raises
-        ServerTroubleError when it does not answer, InferenceError when it has no labels."""
+        """Returns the weight label of the first server; "default" if no weights were published to it.
+
+        Raises ServerTroubleError when the server does not answer, InferenceError when it has no labels."""
         return await self._lanes[0].server.weight_label()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         await self._bench.close()
         for lane in self._lanes:
             await lane.server.close()
@@ -117,7 +121,7 @@ class ModelServers:
         await self.close()
 
     async def _ask_briefly(self, request: GenerationRequest, evaluation: bool) -> None:
-        """Whether a refusal was about the prompt. Raises InferenceError when a short one is refused as well."""
+        """Checks whether a refusal concerns the prompt. Raises InferenceError if a short prompt is refused as well."""
         try:
             await self._answer(request.with_short_prompt(), evaluation)
         except RefusedError as refusal:
@@ -158,7 +162,7 @@ class ModelServers:
                 finally:
                     self._bench.changed()
             except ServerTroubleError as trouble:
-                # A server that still answers a question is not to blame, and a retry would take as long again.
+                # If the server still answers, the server has not failed, and a retry would take as long again.
                 if isinstance(trouble, SlowAnswerError) and await lane.server.answers():
                     raise self._bench.slow(lane) from trouble
                 self._bench.trouble(lane, turn, trouble)
@@ -177,7 +181,7 @@ class ModelServers:
 
     async def _check(self, lane: Lane) -> None:
         served = await lane.server.meet(self._manifest)
-        if self._served is None:  # lanes come to the bench after the meeting only
+        if self._served is None:  # checks start only after `connect`
             raise InferenceError("not_connected", "the model servers were asked before they were connected to")
         check_same(self._served, self.description, served, lane.server.url)
         if self._is_published is not None and not self._is_published(await lane.server.weight_label()):

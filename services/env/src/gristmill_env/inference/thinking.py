@@ -1,4 +1,4 @@
-"""Thinking before the answer: what the settings ask for, in the words that each kind of text server knows."""
+"""Translates the settings for thinking into request fields for each kind of text server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gristmill_env.settings import EnvConfig
 
 
 class Dialect(StrEnum):
-    """Whose additions to the chat API a text server understands."""
+    """The extensions of the chat API that a text server understands."""
 
     VLLM = "vllm"
-    """Continued messages, stop tokens, options of the chat template."""
+    """vLLM: continued messages, stop tokens, options of the chat template."""
     OPENAI = "openai"
-    """api.openai.com itself."""
+    """api.openai.com."""
     OTHER = "other"
-    """Any other; of additions, only OpenRouter's `reasoning` is ever sent, and only when asked for."""
+    """Any other server. The only extension sent is OpenRouter's `reasoning`, and only if thinking is configured."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,24 @@ class Thinking:
     """thinking_mode, reasoning_effort and max_reasoning_tokens of a run."""
 
     enabled: bool | None = None
-    """None leaves it to the model."""
+    """None uses the model's default."""
     effort: str | None = None
     max_tokens: int | None = None
 
     @classmethod
     def of(cls, config: EnvConfig) -> Thinking:
-        """As the run's settings say. Whoever sets an effort or a limit wants thinking, as in Atropos."""
+        """Reads the run's settings. As in Atropos, an effort or a limit enables thinking."""
         effort, limit = config.reasoning_effort, config.max_reasoning_tokens
         if effort is None and limit is None:
             return cls(config.thinking_mode)
         return cls(effort != "none", effort, limit)
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
-        """What is added to a request. Nothing where nothing is set.
+        """Returns the fields to add to a request; none if `enabled` is None.
 
-        OpenAI knows an effort only: enabled alone is sent as "medium", and a limit or "off" cannot be said there.
-        OpenRouter's `reasoning` takes an effort or a limit, not both; the effort is sent.
+        OpenAI accepts only an effort. There, thinking without an effort is sent as "medium", and a limit or "off"
+        cannot be expressed. OpenRouter's `reasoning` accepts an effort or a limit; if both are set, only the effort is
+        sent.
         """
         if self.enabled is None:
             return {}

@@ -1,6 +1,6 @@
 """vLLM's POST /inference/v1/generate: token ids in, token ids and log-probabilities out.
 
-Text is never tokenized again, neither here nor there.
+Neither Gristmill nor vLLM tokenizes text again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ENDED = frozenset({"stop", "length"})
 
 
 async def takes_tokens(http: ServerHttp) -> bool:
-    """Whether the server has the route. Raises ServerTroubleError."""
+    """Checks whether the server has the route. Raises ServerTroubleError."""
     try:
-        # Not an incomplete POST: vLLM logs a traceback for each of them.
+        # GET, because vLLM logs a traceback for each incomplete POST.
         await http.ask("GET", GENERATE, object, timeout=30)
     except RefusedError as refusal:
         return refusal.status == 405  # the path exists, for another method
@@ -29,15 +29,15 @@ async def takes_tokens(http: ServerHttp) -> bool:
 
 
 async def generate_tokens(http: ServerHttp, model: str, request: GenerationRequest) -> list[Completion]:
-    """`request.count` completions, with ids and log-probabilities under the distribution they were drawn from.
+    """Returns `request.count` completions with token ids, and log-probabilities under the sampling distribution.
 
-    Raises ServerTroubleError; InferenceError when the server refuses, or gives no token ids.
+    Raises ServerTroubleError; InferenceError when the server refuses the request or returns no token ids.
     """
     body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": _sampling(request)}
     try:
         generated = await http.ask("POST", GENERATE, Generated, json=body)
     except RefusedError as refusal:
-        if refusal.status == 404 and "does not exist" not in refusal.text:  # that would be the model
+        if refusal.status == 404 and "does not exist" not in refusal.text:  # "does not exist" refers to the model
             raise no_token_ids(http.url, f"has no {GENERATE}") from refusal
         raise
     completions = [_completion(http.url, choice) for choice in generated.choices]
@@ -53,7 +53,7 @@ async def generate_tokens(http: ServerHttp, model: str, request: GenerationReque
 
 
 def no_token_ids(url: str, what: str) -> InferenceError:
-    """The error of a server that cannot be trained with. `what`: how that shows."""
+    """Returns the error for a server that cannot be used for training. `what`: the reason."""
     return InferenceError(
         "no_token_ids",
         f"the model server at {url} {what}; training needs token ids: "
@@ -69,18 +69,18 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
         "top_p": request.sampling.top_p,
         "max_tokens": request.sampling.max_tokens,
         "logprobs": 0,
-        # vLLM finds stop strings in the text that it decodes as it goes; without any it need not decode at all.
+        # vLLM finds stop strings in the decoded text. Without stop strings vLLM need not decode.
         "detokenize": bool(request.stop),
     }
     if request.stop:
-        sampling["stop"] = list(request.stop)  # its tokens come back all the same
+        sampling["stop"] = list(request.stop)  # the answer still includes its tokens
     if request.stop_token_ids:
         sampling["stop_token_ids"] = list(request.stop_token_ids)
     return sampling
 
 
 def _completion(url: str, choice: Choice) -> Completion:
-    if choice.finish_reason not in _ENDED:  # "abort": the server is stopping, or drops requests to load weights
+    if choice.finish_reason not in _ENDED:  # "abort": the server stops, or drops requests to load weights
         raise ServerTroubleError(GENERATE, f"a completion ended with '{choice.finish_reason}'")
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
     if not choice.token_ids or logprobs is None:

@@ -1,4 +1,4 @@
-"""The servers' answers, as far as they are read. Everything else in them is ignored."""
+"""The fields of the servers' answers that Gristmill reads. Other fields are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TokenLogprob(msgspec.Struct):
 
 
 class Logprobs(msgspec.Struct):
-    """One entry a token."""
+    """One entry per token."""
 
     content: list[TokenLogprob] | None = None
 
@@ -42,7 +42,7 @@ class Generated(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """What the model said. Servers with a reasoning parser keep what was thought apart, under either name."""
+    """The model's message. Servers with a reasoning parser return the reasoning separately, under either name."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -57,7 +57,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of all choices together."""
+    """Number of tokens of all choices together."""
 
     completion_tokens: int | None = None
 
@@ -76,7 +76,7 @@ class ModelCard(msgspec.Struct):
     root: str | None = None
     max_model_len: int | None = None
     owned_by: str | None = None
-    """ "vllm" where vLLM answers."""
+    """ "vllm" if the server is vLLM."""
 
 
 class Models(msgspec.Struct):

@@ -1,1 +1,1 @@
-"""What runs code that was written for others, as it is. Nothing here is imported before a configuration asks for it."""
+"""Integrations that run code of other frameworks unchanged. They are imported only if a configuration uses them."""

@@ -1,4 +1,4 @@
-"""Rewards: the registry, the ones that ship, and the scorer that adds them up.
+"""Rewards: the registry, the built-in rewards, and the scorer that computes their weighted sum.
 
 As a library::
 

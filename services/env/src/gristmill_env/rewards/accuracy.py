@@ -1,4 +1,4 @@
-"""Is the final answer the right one?"""
+"""A reward for a correct final answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gristmill_env.symbolic.pool import symbolic_pool
 from gristmill_env.symbolic.protocol import Outcome
 
 Extract = Literal["marked", "anywhere"]
-"""Which answers of a completion count: only those that it marks as final, or all that Math-Verify finds in it."""
+"""The answers that count: only answers that the completion marks as final, or all answers that Math-Verify finds."""
 
 _DELIMITED = re.compile(r"\$|\\[(\[]|\\boxed")
 _NO_MATHEMATICS = re.compile(r"[^0-9$\\\[]*")
@@ -91,15 +91,15 @@ def _score(outcome: Outcome) -> float | None:
 
 
 def as_latex(answer: str) -> str:
-    """A row's answer as a text in which Math-Verify finds it: `\\frac{1}{2}` becomes `$\\frac{1}{2}$`."""
+    """Returns a row's answer as text in which Math-Verify finds the answer: `\\frac{1}{2}` becomes `$\\frac{1}{2}$`."""
     return answer if _DELIMITED.search(answer) else f"${answer}$"
 
 
 def surely_same(answer: str, text: str) -> bool | None:
     """Whether Math-Verify accepts `text` for the row's `answer`; None if only Math-Verify itself can decide.
 
-    Decided here are integers: texts without any mathematics, and texts with a single box that holds an integer, which
-    Math-Verify prefers to every other expression except those after "final answer is".
+    Decides only integer answers, for texts without mathematics and for texts with a single box that holds an integer.
+    Math-Verify prefers such a box to every other expression except an expression after "final answer is".
     """
     if not _INTEGER.fullmatch(answer):
         return None

@@ -1,4 +1,4 @@
-"""Boxed expressions in a text: `\\boxed{\\frac{1}{2}}` and `\\fbox{...}`, their braces matched."""
+"""Boxed expressions in a text, with matched braces: `\\boxed{\\frac{1}{2}}` and `\\fbox{...}`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MOST_BETWEEN = 80
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
-    """Where the insides of all boxes that close start and end, in the order in which they start.
+    """Returns the start and end of the inside of each box that closes, in the order of their starts.
 
-    One pass: escaped braces (`\\{`) are letters, and a box that never closes is passed over.
+    Takes one pass. Escaped braces (`\\{`) count as letters, and a box that never closes is skipped.
     """
     return [(inside, end) for _, inside, end in _closed(text)]
 
 
 def last_boxed(text: str) -> str | None:
-    """The answer that the last boxes state; None when no box closes, or the last one is empty.
+    """Returns the answer in the last boxes; None when no box closes, or the last box is empty.
 
-    Usually the inside of the last box that closes, the innermost of nested boxes. If the last boxes are a list
+    Usually this is the inside of the last box that closes; of nested boxes, the innermost. If the last boxes are a list
     (`\\boxed{1} and \\boxed{2}`, `x = \\boxed{1}, x = \\boxed{2}`), the answer is their insides, joined by commas.
     """
     insides: list[str] = []
@@ -40,9 +40,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def _closed(text: str) -> list[tuple[int, int, int]]:
-    """Of each box that closes: where its command starts, and where its inside starts and ends."""
+    """Returns for each box that closes the start of its command, and the start and end of its inside."""
     found: list[tuple[int, int, int]] = []
-    opened: list[tuple[int | None, int]] = []  # where the command of a box starts, and where the inside starts
+    opened: list[tuple[int | None, int]] = []  # start of a box's command, and start of the inside
     for piece in _PIECES.finditer(text):
         if piece["box"] or piece["open"]:
             opened.append((piece.start() if piece["box"] else None, piece.end()))
@@ -56,8 +56,8 @@ def _closed(text: str) -> list[tuple[int, int, int]]:
 def _is_list(between: str) -> bool:
     """Whether the text between two boxes only separates the items of a list.
 
-    "and", "or" or a comma, with delimiters of mathematics and `x =` around it. Any other word
-    ("no, \\boxed{72}") begins another statement, and so does an empty line.
+    A separator is "and", "or" or a comma, possibly with delimiters of mathematics and `x =` around it. Any other word
+    ("no, \\boxed{72}") and an empty line begin another statement.
     """
     if len(between) > _MOST_BETWEEN or "\n\n" in between:
         return False
@@ -65,5 +65,5 @@ def _is_list(between: str) -> bool:
 
 
 def count_boxes(text: str) -> int:
-    """How many boxes `text` opens."""
+    """Returns the number of boxes that `text` opens."""
     return sum(1 for _ in _BOX.finditer(text))

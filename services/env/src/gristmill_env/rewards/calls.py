@@ -1,4 +1,4 @@
-"""A call of a reward, and what came of it."""
+"""Calls of rewards, and their outcomes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gristmill_env.running import Call
 from gristmill_env.running.errors import CallError
 
 Outcome = float | None | Failure
-"""A value; None: nothing to say; or an error, which is never a 0."""
+"""A value, None for no score, or a failure. A failure is never a 0."""
 
 
 @dataclass(frozen=True)
 class Parted:
-    """What a reward said together with its parts (`Detailed`)."""
+    """The outcome of a reward together with the outcomes of its parts (`Detailed`)."""
 
     whole: Outcome
     parts: Mapping[str, Outcome]
@@ -32,28 +32,28 @@ Said = Outcome | Parted
 
 @dataclass(frozen=True)
 class Task:
-    """A reward, ready to be called."""
+    """A reward that is bound to a run and can be called."""
 
     name: str
-    """Its name in the run: "combined/accuracy" inside a composed one."""
+    """The reward's name in the run, for example "combined/accuracy" inside a composed reward."""
     function: Callable[..., Any]
     is_async: bool
     group_level: bool
-    """It is called once for all samples of a group, and gives a list."""
+    """Whether the reward is called once for all samples of a group and returns a list."""
     gather: Callable[[Sequence[Sample]], Mapping[str, Any]]
-    """Its arguments for these samples."""
+    """Returns the reward's arguments for these samples."""
     hint: str = ""
-    """Added to a TypeError: what may be wrong with its arguments."""
+    """Text added to a TypeError: a possible problem with the arguments."""
     close: Callable[[], None] = lambda: None
-    """Ends what it has started."""
+    """Ends the threads and processes that the reward has started."""
 
     def calls(self, samples: Sequence[Sample]) -> list[RewardCall]:
-        """The calls that score a group."""
+        """Returns the calls that score a group."""
         return [RewardCall(self, samples)] if self.group_level else [RewardCall(self, [sample]) for sample in samples]
 
 
 class RewardCall(Call[list[Said]]):
-    """One call: for one sample, or for all samples of a group if the reward is group-level. One outcome a sample."""
+    """One call, for one sample or, if the reward is group-level, for all samples of a group. One outcome per sample."""
 
     def __init__(self, task: Task, samples: Sequence[Sample]) -> None:
         super().__init__(task.name, is_async=task.is_async)
@@ -78,17 +78,17 @@ class RewardCall(Call[list[Said]]):
             return self.not_needed()
         try:
             return self._read(await self.task.function(**self.task.gather(self.samples)))
-        except BaseException as error:  # noqa: BLE001  as above; of a cancelled call nobody reads the outcomes
+        except BaseException as error:  # noqa: BLE001  as above; the outcomes of a cancelled call are not read
             return self.failed(error)
 
     def failed(self, why: BaseException) -> list[Said]:
-        """The same failure for all of its samples."""
+        """Returns the same failure for all samples of the call."""
         return [_failure(self.task.name, why, self.task.hint)] * len(self.samples)
 
     def _read(self, value: object) -> list[Said]:
         if not self.task.group_level:
             return [_said(self.task.name, value)]
-        if hasattr(value, "tolist"):  # arrays and tensors
+        if hasattr(value, "tolist"):  # array or tensor
             value = value.tolist()
         if not isinstance(value, list | tuple):
             raise RewardError(
@@ -115,7 +115,7 @@ def _said(reward: str, value: object) -> Said:
 def _outcome(reward: str, value: object) -> Outcome:
     if isinstance(value, Exception):
         return _failure(reward, value)
-    if hasattr(value, "tolist"):  # numbers of numpy and torch
+    if hasattr(value, "tolist"):  # a number of numpy or torch
         value = value.tolist()
     if value is None:
         return None
@@ -128,7 +128,7 @@ def _outcome(reward: str, value: object) -> Outcome:
 
 
 def _failure(reward: str, error: BaseException, hint: str = "") -> Failure:
-    """The failure of a reward that raised `error`, or whose call ended with a CallError. `hint`: for a TypeError."""
+    """Returns the failure for an `error` of a reward or for a CallError. `hint`: text added to a TypeError."""
     if isinstance(error, RewardError):
         return Failure(reward, redact_text(str(error)), error.code, error.values, error)
     if isinstance(error, CallError):

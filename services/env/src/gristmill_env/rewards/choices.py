@@ -1,4 +1,4 @@
-"""The choices of a multiple-choice row, and how to find one."""
+"""The choices of a multiple-choice row, and functions that find a choice."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gristmill_env.rewards.answers.dress import plain_words, undressed
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices by their places 0, 1, ..."""
+    """Choices by index 0, 1, ..."""
 
     letters: str
-    """A letter a place."""
+    """One letter per choice."""
     texts: tuple[str, ...] = ()
-    """What each says, as words to compare; empty when the row does not tell."""
+    """The text of each choice, normalized to words; empty if the row has no texts."""
     labels: tuple[str, ...] = ()
-    """What the data set calls each, where that is told."""
+    """The data set's label of each choice; empty if the data set has no labels."""
 
     @classmethod
     def of(cls, column: Any, letters: str) -> Choices:
-        """From a row's `choices`: a list of texts, {"label": [...], "text": [...]}, or None.
+        """Reads a row's `choices`: a list of texts, {"label": [...], "text": [...]}, or None.
 
         Raises RewardError for anything else, and when there are more choices than letters.
         """
@@ -50,11 +50,11 @@ class Choices:
         )
 
     def name(self, place: int) -> str:
-        """What the choice is called: its label, else its letter."""
+        """Returns the label of a choice, or its letter if the choice has no label."""
         return self.labels[place].upper() if place < len(self.labels) else self.letters[place]
 
     def find_gold(self, answer: str, first_index: int) -> int | None:
-        """The place that a row's answer names: by label, letter, index or text, in that order."""
+        """Returns the index of the choice that a row's answer names by label, letter, index or text, in that order."""
         words = _words(answer)
         if (place := self.find_letter(words)) is not None:
             return place
@@ -63,14 +63,14 @@ class Choices:
         return self.find_text(answer)
 
     def find_letter(self, letter: str) -> int | None:
-        """The place of a label, or of a letter of either case."""
+        """Returns the index for a label, or for a letter of either case."""
         if letter.casefold() in self.labels:
             return self.labels.index(letter.casefold())
         place = self.letters.casefold().find(letter.casefold()) if len(letter) == 1 else -1
         return place if place >= 0 else None
 
     def find_text(self, text: str) -> int | None:
-        """The only choice that says `text`."""
+        """Returns the index of the only choice with this text; None if no choice or several choices have it."""
         words = _words(text)
         return self.texts.index(words) if self.texts.count(words) == 1 else None
 

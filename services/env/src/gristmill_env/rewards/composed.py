@@ -1,7 +1,7 @@
-"""Rewards made of others: combined, r1, cascading_r1.
+"""Rewards computed from other rewards: combined, r1, cascading_r1.
 
-Each part is called like any reward of the run, and stands in the scores by itself ("combined/accuracy"). A part that
-fails on a completion fails the whole there, unless its weight is 0.
+Each part is called like any reward of the run, and is a separate entry in the scores ("combined/accuracy"). If a part
+fails on a completion, the composed reward fails on that completion, unless the part's weight is 0.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Composed(ABC):
-    """A reward that is computed from others."""
+    """A reward that is computed from other rewards."""
 
     parts: Sequence[RewardSpec]
 
     def __call__(self) -> float | None:
-        """It has no inputs of its own: only its parts are called."""
+        """Raises TypeError, because a composed reward has no inputs. Only its parts are called."""
         raise TypeError("a composed reward is computed from its parts")
 
     @abstractmethod
     def combine(self, parts: Mapping[str, Sequence[float | None]]) -> Sequence[float | None]:
-        """Values of the parts, in the order of `parts`, each a list over completions, to one value a completion."""
+        """Computes one value per completion. `parts`: a list of values over completions for each of `self.parts`."""
 
 
 @reward("combined")
@@ -141,5 +141,5 @@ def _to_unit(column: Sequence[float | None]) -> Sequence[float | None]:
     low, high = min(said), max(said)
     if low == high:
         return [None if value is None else 0.5 for value in column]
-    # Halves: the difference of two large numbers may overflow where that of their halves does not.
+    # Halves, because the difference of two large numbers may overflow.
     return [None if value is None else (value / 2 - low / 2) / (high / 2 - low / 2) for value in column]

@@ -1,4 +1,4 @@
-"""The shorter the better, gently at both ends."""
+"""A reward for shorter completions, along a cosine curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the completion mean what the answer means?"""
+"""A reward for similar meaning of completion and answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CosineScaled:
         min_reward: float = -1.0,
         max_reward: float = 1.0,
     ) -> None:
-        """Raises RewardError: there is neither a server nor a local model, or both, or the extra is missing."""
+        """Raises RewardError unless exactly one of `base_url` and `local` is set, or if the extra is missing."""
         if local == (base_url is not None):
             raise RewardError(
                 "embeddings_source",
@@ -53,7 +53,7 @@ class CosineScaled:
         self._low, self._high = sorted((min_reward, max_reward))
 
     async def __call__(self, completion: str, answer: str) -> float | None:
-        """Score one completion. Raises RewardError when there are no embeddings to be had."""
+        """Scores one completion. Raises RewardError when the embedder fails."""
         if not answer.strip():
             return None
         if not completion.strip():
@@ -63,7 +63,7 @@ class CosineScaled:
 
 
 _answers: OrderedDict[tuple[Embedder, str], Vectors] = OrderedDict()
-"""Vectors of the answers met last: a group has one answer, and the next epoch has it again."""
+"""Vectors of the most recent answers. All completions of a group share one answer, and the next epoch repeats it."""
 
 
 async def _distance(embedder: Embedder, completion: str, answer: str) -> float:

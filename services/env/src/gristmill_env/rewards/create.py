@@ -1,4 +1,4 @@
-"""One way to make a reward of whatever names it."""
+"""Creates a reward from a name, a specification, a function or a class."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gristmill_env.settings import VERIFIERS, RewardSpec
 _TRL = "trl:"
 
 RewardLike = str | Mapping[str, Any] | RewardSpec | Callable[..., Any]
-"""A name or reference, {type, params, name}, the same as RewardSpec, a function, or a class."""
+"""A name or reference, a mapping {type, params, name}, a RewardSpec, a function, or a class."""
 
 
 def create_reward(
     what: RewardLike, params: Mapping[str, Any] | None = None, *, name: str | None = None, folder: Path | None = None
 ) -> Reward:
-    """The reward with its options set to `params`. A weight in a specification is for a run, and not used here.
+    """Returns the reward with its options set to `params`. Ignores a weight in a specification; only runs use it.
 
-    `name`: what it is called in scores; its own name otherwise. `folder`: where `file.py:function` is looked for
-    before the working directory, usually that of the configuration file.
+    `name`: the reward's name in scores; by default the reward's own name. `folder`: searched for `file.py:function`
+    before the working directory, usually the folder of the configuration file.
 
-    Raises RewardError for a name or an option that does not exist (all that do are listed, and the nearest), an
-    option's value of another type, and code that cannot be imported.
+    Raises RewardError for a name or an option that does not exist. The message lists all names and suggests the
+    nearest. Also raises RewardError for an option's value of another type, and for code that cannot be imported.
     """
     if not isinstance(what, str | Mapping | RewardSpec):
         if not callable(what):
@@ -56,7 +56,7 @@ def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, fo
         reference = spec.type.removeprefix(_TRL)
         return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
     if spec.type == VERIFIERS:
-        from gristmill_env.plugs.verifiers import rubric_reward  # here: it is an extra, and slow to import
+        from gristmill_env.plugs.verifiers import rubric_reward  # here, because it is an extra and slow to import
 
         return rubric_reward(name or VERIFIERS, params)
     if is_plugin(spec.type):

@@ -1,11 +1,11 @@
-"""Which reward of a run says whether a completion is right: one rule, for evaluations and for the metrics of training.
+"""Selects the reward that decides whether a completion is right, for evaluations and for training metrics.
 
-1. The first that reads answers itself: accuracy, exact_match, mcq, or one of the user's that says what is stated.
-2. Where there is none, the first that asks for the row's answer.
-3. Where there is none either, the first of all. It says how good a completion is, not whether it is right.
+1. The first reward that extracts answers: accuracy, exact_match, mcq, or a user's reward with `states`.
+2. If no reward extracts answers, the first reward that asks for the row's answer.
+3. If no reward asks for the answer, the first reward. It measures the quality of a completion, not its correctness.
 
-"First" is in the order of the configuration. Of a composed reward its parts are looked at, not their sum, whose scale
-its weights make: `r1/accuracy` decides, not `r1`.
+"First" refers to the order in the configuration. For a composed reward its parts are considered, not their sum, because
+the weights determine the scale of the sum: `r1/accuracy` decides, not `r1`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from dataclasses import dataclass
 from gristmill_env.rewards.reward import Reward
 
 FULL = 1 - 1e-9
-"""Values from here on are full ones: 1, but for rounding."""
+"""Values from here on count as 1, to allow for rounding errors."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The deciding reward."""
+    """The reward that decides whether a completion is right."""
 
     name: str
-    """In Score.parts: "r1/accuracy" of a composed one."""
+    """The name in Score.parts, for example "r1/accuracy" for a part of a composed reward."""
     reward: Reward
     compares: bool
-    """Whether it compares the completion with the row's answer, so that there is a right one, and one to vote for."""
+    """Whether the reward compares the completion with the row's answer, so that completions can be right and can
+    vote."""
 
     def is_right(self, value: float | None) -> bool | None:
-        """By its value, before its weight; None where it said nothing, or failed."""
+        """Decides from the unweighted value; None if the reward returned None or failed."""
         return None if value is None else value >= FULL
 
 
 def deciding_reward(rewards: Sequence[Reward]) -> Decision:
-    """The one of a run's rewards (at least one) that decides."""
+    """Returns the deciding reward. `rewards`: a run's rewards, at least one."""
     leaves = {name: leaf for reward in rewards for name, leaf in reward.leaves().items()}
     for name, leaf in leaves.items():
         if leaf.reads_answers:

@@ -1,4 +1,4 @@
-"""The reward that the environment itself gives."""
+"""The reward that the environment returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the final answer the row's, as text?"""
+"""A reward for a final answer with the same text as the row's answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds the final answer in a text.
 
-The order is that of the tools people compare with: what follows the last `</think>`; in it the
-last `<answer>...</answer>` if there is one; in that the text after the last `####`, else the last
-box that closes (`\\boxed{...}`, `\\fbox{...}`), else what follows the last "answer is" or "answer:".
+The order of the search matches common tools. First, the text after the last `</think>` is taken, and within it the last
+`<answer>...</answer>` block if there is one. The answer is the text after the last `####` there. Otherwise it is the
+last box that closes (`\\boxed{...}`, `\\fbox{...}`), and otherwise the text after the last "answer is" or "answer:".
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _HEADING = re.compile(r"(?:^|[^\\A-Za-z])[A-Za-z]{4,}")
 
 
 def final_answer(text: str, *, last_number: bool = False, split_on_think_tag: bool = True) -> str | None:
-    """The final answer that `text` states, as written, or None when it states none.
+    """Returns the final answer in `text`, as written, or None if `text` marks no final answer.
 
-    A bare "25" states none: a model is asked to mark its answer. `last_number` accepts the last
-    number of the text where no mark is found. `split_on_think_tag` false looks for marks in the
-    reasoning too.
+    A bare "25" is not a final answer, because the model must mark its answer. `last_number` accepts the last number of
+    a text without a mark. If `split_on_think_tag` is false, the reasoning is searched, too.
     """
     if split_on_think_tag:
         text = after_thinking(text)
@@ -47,18 +46,18 @@ def final_answer(text: str, *, last_number: bool = False, split_on_think_tag: bo
 
 
 def last_mathematics(text: str) -> str | None:
-    """The last formula or number of `text`, whichever ends last; None if there is neither."""
+    """Returns the last formula or number of `text`, whichever ends last; None if `text` has neither."""
     *_, last = [None, *_FORMULA_OR_NUMBER.finditer(text)]
     return None if last is None else next(filter(None, last.groups()), last[0]).strip()
 
 
 def after_thinking(text: str) -> str:
-    """What `text` says once it has thought: after the last `</think>`. A think block left open says nothing yet."""
+    """Returns the text after the reasoning, that is, after the last `</think>`. An open think block is cut off."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def gold_answer(text: str) -> str:
-    """The reference answer of a data set's row: marked as in a completion, or the text itself."""
+    """Returns the reference answer of a row: the marked answer as in a completion, or the text itself."""
     return _after_hashes(text) or last_boxed(text) or text.strip().removesuffix("####").strip()
 
 
@@ -71,7 +70,7 @@ def _marked(scope: str) -> str | None:
     hashes = _after_hashes(scope)
     if hashes is None:
         return last_boxed(scope) or _after_answer_is(scope)
-    if _HEADING.search(hashes):  # "#### Step 4: add them up" is Markdown: a mark further down goes first
+    if _HEADING.search(hashes):  # "#### Step 4: add them up" is a Markdown heading: a later mark has priority
         below = scope.rpartition("####")[2]
         return _after_answer_is(hashes) or last_boxed(below) or _after_answer_is(below) or hashes
     return hashes
@@ -98,5 +97,5 @@ def _after_answer_is(text: str) -> str | None:
 
 
 def _closed(said: str, opening: str, closing: str) -> int:
-    """Where displayed mathematics that `said` begins with ends; it may span lines, and hold full stops."""
+    """Returns the end of displayed mathematics at the start of `said`. It may span lines and contain full stops."""
     return max(0, said.find(closing, len(opening)))

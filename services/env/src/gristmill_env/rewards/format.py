@@ -1,4 +1,4 @@
-"""Does the completion have the shape that was asked for?"""
+"""A reward for the required tags in a completion."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rewards with `process: true`: each call runs in a process of its own kind, which is killed when the call overruns.
+"""Rewards with `process: true`. Each call runs in a worker process, which is killed when the call overruns.
 
-A thread that is stuck in C code cannot be ended, and one that computes holds up the interpreter; a process can be
-killed, whatever it does. The reward's module is imported there again, so state that it keeps is each process' own.
+A thread that is stuck in C code cannot be ended, and a thread that computes blocks the interpreter. A process can
+always be killed. Each process imports the reward's module again, so each process has separate module state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gristmill_env.running.protocol import Order, plain
 
 
 class _Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A failure as it is sent back."""
+    """A failure, in the form that the process sends back."""
 
     text: str
     code: str
@@ -34,7 +34,7 @@ class _Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One outcome as it is sent back: no pickle, for the process runs code that is not ours."""
+    """One outcome, in the form that the process sends back. Not a pickle, because the process runs third-party code."""
 
     said: float | _Failure | None
     parts: dict[str, float | _Failure | None] | None = None
@@ -48,9 +48,9 @@ class ProcessReward(Reward):
     """A reward that runs in processes."""
 
     inner: Reward
-    """The same reward, made here too: it says what it asks for, and what a completion states."""
+    """The same reward in this process, which resolves inputs and extracts answers."""
     spec: Mapping[str, Any]
-    """What it is made of there."""
+    """The specification from which the process creates the reward."""
     folder: Path | None
 
     @property
@@ -85,7 +85,7 @@ class _Remote:
     """Calls the reward in a process. The pool starts with the first call."""
 
     def __init__(self, spec: Mapping[str, Any], folder: Path | None, known: Known, here: Task) -> None:
-        """`here`: the same reward as this process would call it."""
+        """`here`: the task with which this process would call the reward."""
         limits = known.execution.limits
         order = Order(
             target=f"{__name__}:serve",
@@ -110,13 +110,13 @@ class _Remote:
         return values if self._group_level else values[0]
 
     def close(self) -> None:
-        """Kill the processes."""
+        """Kills the processes."""
         self._pool.close()
 
 
 def serve(settings: bytes) -> Callable[[bytes], bytes]:
-    """The function of such a process' jobs: pickled samples to answers."""
-    from gristmill_env.rewards.create import create_reward  # here: it makes the class above
+    """Returns the function that runs a process's jobs: from pickled samples to encoded answers."""
+    from gristmill_env.rewards.create import create_reward  # here, because that module imports this one
 
     spec, folder, known, name = pickle.loads(settings)
     task = create_reward(spec, folder=folder).bind(known, name)

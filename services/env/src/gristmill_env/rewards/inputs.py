@@ -1,11 +1,11 @@
 """Signature injection: the arguments of a reward are filled by their names.
 
-What belongs to one completion (`completion`, `tokens`, `finish_reason`, of several turns
-`conversation` and `episode_reward`) and what belongs to its row (`answer`,
-`ground_truth`, `prompt`, `messages`, `row`, or the name of any column) can be asked for. A plural (`completions`,
-`answers`, ..., the plural of a column) makes the reward group-level: it is called once for all completions of a
-prompt. Such a reward may still ask for what belongs to the row in the singular, since that is the same for all of
-them; what belongs to one completion it may not.
+A reward can ask for inputs of one completion: `completion`, `tokens`, `finish_reason`, and with several turns
+`conversation` and `episode_reward`. A reward can also ask for inputs of the row: `answer`, `ground_truth`, `prompt`,
+`messages`, `row`, or the name of any column. A plural (`completions`, `answers`, ..., the plural of a column) makes the
+reward group-level: the reward is called once for all completions of a prompt. A group-level reward may ask for inputs
+of the row in the singular, because they are the same for all completions. It may not ask for inputs of a completion in
+the singular.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gristmill_env.running import Limits
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
-"""`ground_truth` is another name of `answer`."""
+"""`ground_truth` is an alias of `answer`."""
 PLURALS = {
     "completions": "completion",
     "token_lists": "tokens",
@@ -45,19 +45,19 @@ Getter = Callable[[Sample], Any]
 
 @dataclass(frozen=True)
 class Execution:
-    """How the rewards of a run are called."""
+    """The limits, threads and processes for the calls of a run's rewards."""
 
     limits: Limits = field(default_factory=lambda: Limits(cpu=60.0, wall=600.0))
-    """Of one call."""
+    """The limits of one call."""
     threads: int = 32
-    """Most for rewards that are not async."""
+    """Maximum number of threads for rewards that are not async."""
     processes: int = 2
-    """For each reward that runs in processes."""
+    """Number of processes for each reward that runs in processes."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What all samples of a run have, and how its rewards are called."""
+    """The inputs that all samples of a run have, and the execution of its rewards."""
 
     columns: Sequence[str] = ()
     """The data set's columns."""
@@ -68,21 +68,21 @@ class Known:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where each argument of one reward comes from."""
+    """The source of each argument of one reward."""
 
     singular: Mapping[str, Getter]
     plural: Mapping[str, Getter]
-    """Arguments that get a list, one item a completion."""
+    """Arguments that get a list with one item per completion."""
 
     @property
     def group_level(self) -> bool:
-        """Whether the reward is called once a group."""
+        """Whether the reward is called once per group."""
         return bool(self.plural)
 
     def gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Arguments for one call: of the one sample, or of all samples of a group. The call may change them.
+        """Returns the arguments of one call, for one sample or for all samples of a group. The call may change them.
 
-        Raises RewardError: a row lacks a column, or a singular argument differs within the group.
+        Raises RewardError if a row lacks a column, or if a singular argument differs within the group.
         """
         given = {name: getter(samples[0]) for name, getter in self.singular.items()}
         for name, getter in self.singular.items():
@@ -96,10 +96,10 @@ class Inputs:
 
 
 def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
-    """Find a source for each of the arguments.
+    """Finds a source for each argument. An argument without a source keeps its default.
 
-    Raises RewardError: no sample has it (the nearest name is given), the run has no answer, or singular and plural
-    are mixed. An argument with a default is left to its default where there is no source.
+    Raises RewardError if an argument has neither a source nor a default; the message suggests the nearest name. Also
+    raises RewardError if the run has no answer, or if singular and plural are mixed.
     """
     singular: dict[str, Getter] = {}
     plural: dict[str, Getter] = {}
@@ -144,7 +144,8 @@ def _getter(field: str) -> Getter:
 
 
 def known_tokens(sample: Sample) -> Sequence[int]:
-    """The sample's token ids. Raises RewardError where they are not known: none would be a length of 0."""
+    """Returns the sample's token ids. Raises RewardError if they are unknown, because an empty list would mean a length
+    of 0."""
     if sample.tokens is None:
         raise RewardError(
             "tokens_unknown",
@@ -170,7 +171,7 @@ def _column(name: str) -> Getter:
 
 
 def _singular(name: str, columns: Sequence[str]) -> str | None:
-    """The column of which `name` is the plural."""
+    """Returns the column whose plural is `name`, or None."""
     forms = [name[:-1]] if name.endswith("s") else []
     forms += [name[:-2]] if name.endswith("es") else []
     forms += [f"{name[:-3]}y"] if name.endswith("ies") else []

@@ -1,4 +1,4 @@
-"""The simplest reward that teaches: say more."""
+"""A reward for longer completions."""
 
 from __future__ import annotations
 

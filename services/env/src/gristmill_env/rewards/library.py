@@ -19,7 +19,7 @@ _FIELDS = frozenset(field.name for field in fields(Sample)) - {"completion", "ro
 def score_now(
     bind: Callable[[Known, str], Node], name: str, completions: Sequence[str | Sample], inputs: Mapping[str, Any]
 ) -> list[float | None]:
-    """Score these completions as one group, on the threads that all library calls share. Raises RewardError."""
+    """Scores these completions as one group, on threads that all library calls share. Raises RewardError."""
     if isinstance(completions, str):
         raise RewardError(
             "completions_not_a_list",
@@ -105,6 +105,6 @@ def _one_message_list(key: str, value: list[Any]) -> bool:
 
 
 def _as_text(key: str, value: Any) -> Any:
-    """An answer is text, as it is in a run; a number stands for its digits."""
+    """Converts a number given as an answer to text, because answers are text in a run."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if number and key == "answer" else value

@@ -1,4 +1,4 @@
-"""Multiple choice: is the letter that the completion settles on the right one?"""
+"""A reward for the right choice of a multiple-choice question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gristmill_env.rewards.registry import reward
 
 LETTERS = "ABCDEFGHIJ"
 
-_LOOKED_AT = 300  # characters behind a mark: a choice is stated at once
+_LOOKED_AT = 300  # characters after a mark; a choice directly follows its mark
 _HASHES = re.compile(r"####([^\n]*)")
 _INTRODUCED = re.compile(r"(?:option|choice|letter)\s+", re.IGNORECASE)
 _ALSO = re.compile(r"\s*(?:,|/|&|\bor\b|\band\b)\s*(?:option\s+|choice\s+)?", re.IGNORECASE)
@@ -25,7 +25,7 @@ _WORD_AFTER = re.compile(r"\s+[A-Za-z]")
 
 
 def _stated(completion: str, row: Mapping[str, Any], *, letters: str = LETTERS, **_: Any) -> str | None:
-    """ "B"; "B, C" where marks disagree."""
+    """Returns the marked choice, such as "B", or "B, C" if marks disagree."""
     choices = Choices.of(row.get("choices"), letters)
     return ", ".join(choices.name(place) for place in sorted(set(_settled_on(completion, choices)))) or None
 
@@ -62,13 +62,13 @@ def mcq(
 
 
 def _settled_on(completion: str, choices: Choices) -> Iterator[int]:
-    """The choices that the completion marks as its answer, some more than once."""
+    """Yields the choices that the completion marks as its answer, possibly with repetitions."""
     for text in dict.fromkeys(_marked(after_thinking(completion))):
         yield from _places(text, choices)
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Whatever the completion marks as an answer."""
+    """Yields each text that the completion marks as an answer."""
     blocks = ANSWER_BLOCK.findall(text)
     for scope in blocks or [text]:
         yield from (scope[start : min(end, start + _LOOKED_AT)] for start, end in boxes(scope))
@@ -85,9 +85,9 @@ def _is_bare(line: str) -> bool:
 
 
 def _places(text: str, choices: Choices) -> Sequence[int]:
-    """The choices that a marked text names; none for prose."""
+    """Returns the choices that a marked text names; an empty list for prose."""
     bare = TEXT.sub(r" \1 ", undressed(text)).strip()
-    words = plain_words(bare)  # "c" counts when it is all that is said
+    words = plain_words(bare)  # "c" counts if it is the whole text
     if (alone := choices.find_letter(words)) is not None or (alone := choices.find_text(bare)) is not None:
         return [alone]
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""The rewards of a run as a tree: leaves are called, branches are computed from what their parts said."""
+"""The rewards of a run as a tree. Leaves are called; branches are computed from the outcomes of their parts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gristmill_env.rewards.sample import Failure, Sample
 
 
 class Combination(Protocol):
-    """How a composed reward makes one value of its parts' values."""
+    """The function with which a composed reward combines the values of its parts."""
 
     def combine(self, parts: Mapping[str, Sequence[float | None]]) -> Sequence[float | None]:
-        """Values of the parts by name, each a list over completions, to one value a completion (None: no value)."""
+        """Computes one value per completion (None: no value). `parts`: lists of values over completions, by name."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class Branch:
 
     name: str
     parts: Mapping[str, Node]
-    """By their names inside the composed reward."""
+    """The parts by their names inside the composed reward."""
     metrics: frozenset[str]
-    """Parts of weight 0: their failure does not cost the value."""
+    """Parts with weight 0. If such a part fails, the composed reward still has a value."""
     combination: Combination
 
     def outcomes(self, found: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
-        """From the parts' outcomes, by full name. A completion on which a part failed has that failure."""
+        """Computes the outcomes from the parts' outcomes, by full name. A part's failure on a completion becomes the
+        composed reward's outcome."""
         columns = {short: found[node.name] for short, node in self.parts.items()}
         size = len(next(iter(columns.values())))
         failures = [self._failure(columns, at) for at in range(size)]
@@ -55,18 +56,19 @@ Node = Task | Branch
 
 
 def tasks(nodes: Iterable[Node]) -> Iterator[Task]:
-    """The leaves, in the order of the configuration."""
+    """Yields the leaves, in the order of the configuration."""
     for node in nodes:
         yield from _leaves(node)
 
 
 def calls(nodes: Iterable[Node], samples: Sequence[Sample]) -> dict[str, list[RewardCall]]:
-    """The calls that score a group, by the full names of leaves, in the order of the configuration."""
+    """Returns the calls that score a group, by the full names of leaves, in the order of the configuration."""
     return {task.name: task.calls(samples) for task in tasks(nodes)}
 
 
 def outcomes(nodes: Iterable[Node], made: Mapping[str, Sequence[RewardCall]]) -> dict[str, Sequence[Outcome]]:
-    """What all rewards said, by full name, one item a completion. A composed one stands before its parts."""
+    """Returns the outcomes of all rewards, by full name, one item per completion. A composed reward precedes its
+    parts."""
     found: dict[str, Sequence[Outcome]] = {}
     for node in nodes:
         found |= _outcomes(node, made)
@@ -74,14 +76,14 @@ def outcomes(nodes: Iterable[Node], made: Mapping[str, Sequence[RewardCall]]) ->
 
 
 def weighted_sum(values: Iterable[tuple[float, float | None]]) -> float | None:
-    """Σ weight × value over (weight, value) pairs that have a weight and a value; None when there is none.
+    """Returns Σ weight × value over (weight, value) pairs with a nonzero weight and a value. None without such a pair.
 
-    Rounded once, so that the order of rewards does not matter. Infinite when it overflows.
+    The sum is rounded once, so that the order of rewards does not matter. An overflow gives infinity.
     """
     products = [weight * value for weight, value in values if weight != 0 and value is not None]
     try:
         return math.fsum(products) if products else None
-    except (OverflowError, ValueError):  # the latter: both infinities
+    except (OverflowError, ValueError):  # ValueError: the products contain both infinities
         return math.inf
 
 
@@ -103,7 +105,7 @@ def _outcomes(node: Node, made: Mapping[str, Sequence[RewardCall]]) -> dict[str,
 
 
 def _said(name: str, column: Sequence[Said]) -> dict[str, Sequence[Outcome]]:
-    """The values of a leaf, and those of the parts that it told; None where a completion has no such part."""
+    """Returns the values of a leaf and the values of its parts. A completion without a part has None for the part."""
     parts = dict.fromkeys(part for item in column if isinstance(item, Parted) for part in item.parts)
     found: dict[str, Sequence[Outcome]] = {name: [item.whole if isinstance(item, Parted) else item for item in column]}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Does the completion go step by step?"""
+"""A reward for marked reasoning steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reasoning_steps(completion: str, *, min_steps: Annotated[int, Field(gt=0)] =
 
 def _markers(line: str) -> int:
     listed = _LIST.match(line)
-    # "Step 1. First, add" is one step: that full stop ends no sentence.
+    # "Step 1. First, add" is one step: the full stop after "1" does not end a sentence.
     text = _STEP_DOT.sub(r"\1:", line[listed.end() :] if listed else line)
     begun = [_STEP.match(sentence) is not None for sentence in _SENTENCE_END.split(text)]
     return 1 + sum(begun[1:]) if listed else sum(begun)

@@ -1,9 +1,9 @@
 """Rewards by name.
 
-A reward is a function or a class. Its arguments are filled by their names (see `inputs`): it declares only what it
-needs. Its keyword-only arguments (of a class: those of `__init__`) are its options, which a configuration sets under
-`params`; their annotations are checked. It returns a score, or None for "nothing to say". What it raises is an error,
-never a score::
+A reward is a function or a class. Its arguments are filled by their names (see `inputs`), so a reward declares only the
+inputs that it needs. The keyword-only arguments (of a class, of its `__init__`) are options. A configuration sets
+options under `params`, and their annotations are checked. A reward returns a score, or None for no score. An exception
+is an error, never a score::
 
     @reward("ends_well")
     def ends_well(completion: str, *, mark: str = ".") -> float:
@@ -26,19 +26,20 @@ from gristmill_env.rewards.signature import Signature, place, read_signature
 from gristmill_env.settings import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
-"""Group of the entry points by which a package offers rewards."""
+"""Entry point group with which a package provides rewards."""
 
 States = Callable[..., str | None]
-"""What a completion states, in one form: called with the completion, its row, and the options of the reward by name."""
+"""Returns the answer of a completion in canonical form. Arguments: the completion, its row, and the reward's options by
+name."""
 _LEGACY = "_reward"
-"""Suffix of names in configurations of Atropos: accuracy_reward is accuracy."""
+"""Suffix of reward names in Atropos configurations: accuracy_reward is accuracy."""
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A reward function or class, and what its signature says."""
+    """A reward function or class, and its signature."""
 
     name: str
     target: Callable[..., Any]
@@ -47,13 +48,13 @@ class Definition:
 
     @classmethod
     def of(cls, name: str, target: Callable[..., Any], states: States | None = None) -> Definition:
-        """Read the target's signature. Raises RewardError when it cannot be a reward."""
+        """Reads the target's signature. Raises RewardError when the target cannot be a reward."""
         return cls(name, target, read_signature(name, target), states)
 
     def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], States | None]:
-        """What is to be called with the inputs, and what says the stated answer; both have the options already.
+        """Returns the function that scores inputs, and the function that extracts the answer. Both have their options.
 
-        Raises RewardError for wrong params.
+        Raises RewardError for invalid params.
         """
         options = self.signature.check(self.name, params)
         states = partial(self.states, **options) if self.states is not None and options else self.states
@@ -73,13 +74,13 @@ _REGISTRY: dict[str, Definition] = {}
 
 
 def reward(name: str, *, states: States | None = None) -> Callable[[_Target], _Target]:
-    """Register the decorated function or class as the reward `name`.
+    """Registers the decorated function or class as the reward `name`.
 
-    `states`, of a reward that looks for an answer in the completion: states(completion, row, **options) gives the
-    answer that it finds, written the same for all ways to write it, or None. Evaluations count votes by it.
+    `states`: for a reward that extracts an answer from the completion. states(completion, row, **options) returns the
+    extracted answer in canonical form, or None. Evaluations use this form to count votes.
 
-    Raises RewardError when the name is taken, or the signature is none that can be filled. Running the same
-    definition again, as a notebook does, replaces it.
+    Raises RewardError when the name is taken, or the signature cannot be filled. The same definition may run again, as
+    in a notebook, and replaces the earlier definition.
     """
 
     def register(target: _Target) -> _Target:
@@ -98,15 +99,15 @@ def reward(name: str, *, states: States | None = None) -> Callable[[_Target], _T
 
 
 def reward_names() -> list[str]:
-    """Names of all rewards that are registered or that an installed package offers."""
+    """Returns the names of all rewards that are registered or that an installed package provides."""
     return sorted({*_REGISTRY, *_offered()})
 
 
 def find(name: str) -> Definition:
-    """The reward of this name; `accuracy_reward` finds `accuracy`, too.
+    """Returns the reward of this name. `accuracy_reward` finds `accuracy`, too.
 
-    Raises RewardError when there is none (all that are there are listed, and the nearest), or a package that offers
-    it cannot be imported.
+    Raises RewardError when the reward does not exist; the message lists all rewards and suggests the nearest name. Also
+    raises RewardError when the package that provides the reward cannot be imported.
     """
     for known in (name, name.removesuffix(_LEGACY)):
         if known in _REGISTRY:
@@ -123,7 +124,7 @@ def find(name: str) -> Definition:
 
 
 def registered(target: object) -> Definition | None:
-    """The definition that the decorator made of this very function or class, if any."""
+    """Returns the definition that the decorator registered for this function or class, if any."""
     return next((definition for definition in _REGISTRY.values() if definition.target is target), None)
 
 
@@ -138,7 +139,7 @@ def _load(entry: EntryPoint) -> Definition:
     except (Exception, SystemExit) as error:
         told = import_error(where, error)
         raise RewardError(told.code, str(told), **told.values) from error
-    if entry.name not in _REGISTRY:  # its own decorator may have registered it
+    if entry.name not in _REGISTRY:  # the target's decorator may have registered the reward
         if not callable(target):
             raise RewardError(
                 "reward_not_callable",

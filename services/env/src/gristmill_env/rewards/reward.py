@@ -1,4 +1,4 @@
-"""A reward with its options set: ready to be bound to a run's columns, or used as a library."""
+"""Rewards with their options set. They can be bound to a run's columns, or used as a library."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from gristmill_env.rewards.signature import Argument, is_async
 
 
 class Reward(ABC):
-    """A reward, its options set. `create_reward` makes one."""
+    """A reward with its options set. `create_reward` makes rewards."""
 
     name: str
 
     @property
     @abstractmethod
     def asks_for(self) -> frozenset[str]:
-        """Fields of `Sample` and columns that it reads, in the singular."""
+        """The fields of `Sample` and the columns that the reward reads, in the singular."""
 
     @abstractmethod
     def bind(self, known: Known, name: str) -> Node:
-        """Resolve what it asks for against what a run has; `name` is its full name there.
+        """Resolves the reward's inputs to the inputs of a run. `name`: the reward's full name in the run.
 
-        Raises RewardError when it asks for what the run does not have.
+        Raises RewardError when the reward asks for an input that the run does not have.
         """
 
     @property
     def compares(self) -> bool:
-        """Whether it asks for the row's answer."""
+        """Whether the reward asks for the row's answer."""
         return not self.asks_for.isdisjoint(ANSWER)
 
     @property
     def reads_answers(self) -> bool:
-        """Whether it says itself what a completion states; else `stated` is what anybody would take for it."""
+        """Whether the reward extracts answers itself. Otherwise `stated` uses the general extraction."""
         return False
 
     def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
-        """The final answer of the completion, in one form for all ways to write it; None: it states none.
+        """Returns the completion's final answer in canonical form; None if the completion has no final answer.
 
-        Raises RewardError when the reward cannot say it.
+        Raises RewardError when the reward's extraction fails.
         """
         answer = final_answer(completion)
         return None if answer is None else one_form(answer)
 
     def leaves(self) -> dict[str, Reward]:
-        """The rewards that it is made of, by their full names ("r1/accuracy"); one that is not composed is its own."""
+        """Returns the reward's parts by their full names ("r1/accuracy"). A reward without parts returns itself."""
         return {self.name: self}
 
     @overload
@@ -65,13 +65,13 @@ class Reward(ABC):
     def score(self, completions: Sequence[str | Sample], **inputs: Any) -> list[float | None]: ...
 
     def score(self, completions: Sample | Sequence[str | Sample], **inputs: Any) -> float | list[float | None] | None:
-        """Score the completions of one prompt, without weights. Needs no event loop, and works where one runs.
+        """Scores the completions of one prompt, without weights. Works with and without a running event loop.
 
-        `inputs`: what the reward asks for, by the names of `Sample` or of columns. A list holds one item a
-        completion, anything else is shared by all: `score(["#### 72", "72"], answer="#### 72")`. Instead of texts
-        there may be samples; a single one gives a single value.
+        `inputs`: the reward's inputs, by the names of `Sample` fields or of columns. A list holds one item per
+        completion. All completions share any other value: `score(["#### 72", "72"], answer="#### 72")`. Completions
+        may be samples instead of texts. A single sample gives a single value.
 
-        Raises RewardError when the reward fails, or lacks an input.
+        Raises RewardError when the reward fails or lacks an input.
         """
         if isinstance(completions, Sample):
             return score_now(self.bind, self.name, [completions], inputs)[0]
@@ -86,7 +86,7 @@ class FunctionReward(Reward):
     function: Callable[..., Any]
     arguments: tuple[Argument, ...]
     states: States | None = None
-    """None: it does not say what a completion states."""
+    """Extracts a completion's answer; None if the reward does not extract answers itself."""
 
     @property
     def asks_for(self) -> frozenset[str]:
@@ -112,12 +112,12 @@ class FunctionReward(Reward):
 
 @dataclass(frozen=True)
 class ComposedReward(Reward):
-    """A reward made of others, each of which is called and shown by itself."""
+    """A reward computed from other rewards, each of which is called and shown separately."""
 
     name: str
     parts: Mapping[str, Reward]
     metrics: frozenset[str]
-    """Parts of weight 0."""
+    """Parts with weight 0."""
     combination: Combination
 
     @property

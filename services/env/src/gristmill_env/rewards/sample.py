@@ -1,4 +1,4 @@
-"""What a reward may look at, and what was said of it."""
+"""The sample that a reward can read, and the results of rewards."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ _IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion to be scored, with the row that it answers."""
+    """One completion to score, and the row that the completion answers."""
 
     completion: str
-    """The completion's text, special tokens left out. It begins with what the prompt holds of it: the prefill, and a
-    `<think>` that the chat template opened."""
+    """The completion's text without special tokens. Includes the start of the answer that is part of the prompt: the
+    prefill, and a `<think>` that the chat template opened."""
     answer: str | None = None
-    """What the completion is compared with: the row's `ground_truth_field` where that is set, else its `answer_field`;
-    None when the run has neither."""
+    """The reference answer: the row's `ground_truth_field` if set, else its `answer_field`; None if the run has
+    neither."""
     prompt: str = ""
     """The row's `prompt_field`."""
     tokens: Sequence[int] | None = None
-    """The completion's token ids, as sampled; None where they are not known: a reward that asks for them fails."""
+    """The sampled token ids; None if unknown. A reward that asks for unknown token ids fails."""
     finish_reason: str = "stop"
-    """Why the completion ended: "stop", or "length" when it was cut."""
+    """The reason why the completion ended: "stop", or "length" if the completion is truncated."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the row."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The prompt as chat messages ({role, content}), the system message included, the completion left out."""
+    """The prompt as chat messages ({role, content}), with the system message and without the completion."""
     conversation: Sequence[Mapping[str, Any]] = ()
-    """All messages of the attempt, the model's included."""
+    """All messages of the attempt, including the model's messages."""
     episode_reward: float | None = None
-    """What the run's `environment` gave for the attempt; None where it gives none."""
+    """The reward that the run's `environment` returned for the attempt; None if it returned no reward."""
     conversational: bool = False
-    """Whether the row's own prompt is a list of messages. Decides what a TRL reward is given."""
+    """Whether the row's prompt is a list of messages. Decides whether a TRL reward gets messages or text."""
     step: int | None = None
-    """Optimizer steps that the sampling weights have had; None where nothing is trained. For TRL rewards."""
+    """Number of optimizer steps of the sampling weights; None outside of training. For TRL rewards."""
 
 
 @dataclass(frozen=True)
 class Detailed:
-    """What a reward may return in place of a number: its value, and what that is made of."""
+    """A value with its parts. A reward may return this instead of a number."""
 
     value: float | None
     parts: Mapping[str, float | Exception | None]
-    """By name, shown beside the reward as "reward/part". An exception: this part failed, and the value stands."""
+    """The parts by name, shown as "reward/part". An exception means that the part failed; the value remains valid."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A reward gave no value where it should have."""
+    """The failure of a reward on one completion."""
 
     reward: str
     text: str
-    """What went wrong, without secrets."""
+    """The error message, without secrets."""
     code: str
-    """The error's code, "reward_raised" if the reward's code raised an error that has none."""
+    """The error's code; "reward_raised" if the error of the reward has no code."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The error's values."""
     cause: BaseException | None = field(default=None, compare=False)
-    """What the reward raised; None if a worker process reported the failure."""
+    """The error that the reward raised; None if a worker process reported the failure."""
 
     def __str__(self) -> str:
         return f"{self.reward}: {self.text}"
@@ -69,23 +69,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class Score:
-    """What the rewards said of one completion."""
+    """The results of all rewards for one completion."""
 
     total: float | None
-    """Sum of weight × value over the rewards that have a value; None when none has, or one that counts failed."""
+    """Sum of weight × value over the rewards that have a value. None if no reward has a value, or if a reward with a
+    nonzero weight failed."""
     parts: Mapping[str, float | None]
-    """Value of each reward before its weight, those inside a composed one too ("combined/accuracy"); None where it
-    said nothing or failed."""
+    """Unweighted value of each reward, including the parts of composed rewards ("combined/accuracy"). None if the
+    reward returned None or failed."""
     error: str | None = None
-    """The first reward of weight that failed, and how."""
+    """The name and error of the first failed reward with a nonzero weight."""
     failed: Mapping[str, Failure] = field(default_factory=dict)
-    """Every reward that failed, and how: a metric (weight 0) fails here without costing the sample its total."""
+    """Every failed reward and its failure. A failed metric (weight 0) is listed here, and `total` remains valid."""
 
 
 def private(value: Any) -> Any:
-    """A copy that may be changed: what one reward does to its row, others do not see. Texts and numbers are not copied.
+    """Returns a copy, so that changes by one reward do not affect other rewards. Texts and numbers are not copied.
 
-    An object that cannot be copied is handed on as it is.
+    Returns an object that cannot be copied unchanged.
     """
     kind = type(value)
     if kind in _IMMUTABLE:
@@ -98,5 +99,5 @@ def private(value: Any) -> Any:
         return tuple(map(private, value))
     try:
         return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  whatever an object raises that is not made for copies
+    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
         return value

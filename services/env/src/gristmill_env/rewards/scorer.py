@@ -1,4 +1,4 @@
-"""Scores the completions of a prompt with all the rewards of a run, and adds them up by weight."""
+"""Scores the completions of a prompt with all rewards of a run, and computes their weighted sum."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gristmill_env.running import Runner
 logger = logging.getLogger(__name__)
 
 _WINDOW = 64
-"""Completions over which the failures of a reward are counted."""
+"""Number of last completions in which the failures of a reward are counted."""
 _FEW = 3
-"""Failures among them that only the count of all failures reports."""
+"""Failures within the window up to which no warning is logged; the total count reports them."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class WeightedReward:
 class Scorer:
     """The rewards of a run.
 
-    Three outcomes a reward: a score; None, which leaves the sum (its weight with it); an error, which
-    is counted and makes the sample unscored. An error is never a silent 0: a 0 would teach. Only a reward of
-    weight 0 may fail without costing the sample, for its value would not have counted either.
+    A reward has three outcomes: a score, None or an error. None leaves the reward and its weight out of the sum. An
+    error is counted, and the sample stays unscored. An error is never a silent 0, because the model would learn from
+    a 0. If a reward with weight 0 fails, the sample keeps its score, because the reward's value does not count.
 
-    Close it (`async with`, or close()) to end its threads.
+    Close the scorer (`async with`, or close()) to end its threads.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Scorer:
         execution: Execution = Execution(),  # noqa: B008  it is frozen
         failure_limit: float = 1.0,
     ) -> None:
-        """`columns`: the data set's. `failure_limit`: the share of the last 64 completions on which a reward may fail;
-        a reward of weight 0 may fail on all.
+        """`columns`: the data set's columns. `failure_limit`: the share of the last 64 completions on which a reward
+        may fail. A reward with weight 0 may fail on all completions.
 
-        Raises RewardError when there is no reward, or none of weight, one name stands for two, or a reward asks for
-        what the rows do not have.
+        Raises RewardError if `rewards` is empty, if all weights are 0, or if two rewards have the same name.
+        Also raises RewardError if a reward asks for an input that the rows do not have.
         """
         self.rewards = tuple(rewards)
         names = self.names
@@ -88,24 +88,24 @@ class Scorer:
 
     @property
     def names(self) -> list[str]:
-        """Names of the rewards, in the order of the configuration."""
+        """The names of the rewards, in the order of the configuration."""
         return [weighted.reward.name for weighted in self.rewards]
 
     @property
     def decision(self) -> Decision:
-        """Which of the rewards says whether a completion is right."""
+        """The reward that decides whether a completion is right."""
         return deciding_reward([weighted.reward for weighted in self.rewards])
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """How often each reward has failed, by its name in Score.parts. A group-level one fails once a completion."""
+        """Number of failures by the name in Score.parts. A failed group-level reward counts once per completion."""
         return dict(self._errors)
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Score the completions of one prompt, in their order.
+        """Returns the scores of the completions of one prompt, in the order of `samples`.
 
-        The scores hold the errors of rewards. Raises RewardError when a reward hangs so often that the run cannot
-        continue, and when it failed on more of the last 64 completions than `failure_limit` allows.
+        The scores contain the errors of rewards. Raises RewardError when a reward hangs so often that the run cannot
+        continue, or fails on more of the last 64 completions than `failure_limit` allows.
         """
         if not samples:
             return []
@@ -124,7 +124,7 @@ class Scorer:
         return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
 
     async def close(self) -> None:
-        """End the threads and processes; a thread that hangs is left behind, and ends with this process."""
+        """Ends the threads and processes. A hanging thread remains, and ends with this process."""
         self._runner.close()
         for task in tasks(self._nodes):
             task.close()
@@ -150,7 +150,7 @@ class Scorer:
         return Score(total, parts, error, failed)
 
     def _watch(self, weighted: WeightedReward, column: Sequence[Outcome]) -> None:
-        """Warn when a reward fails on more than a few of the last completions. Raises RewardError above the limit."""
+        """Warns when a reward fails on more than `_FEW` of the last completions. Raises RewardError above the limit."""
         name = weighted.reward.name
         recent = self._recent[name]
         recent.extend(outcome if isinstance(outcome, Failure) else None for outcome in column)
@@ -176,9 +176,9 @@ class Scorer:
             logger.warning("%s (%s); the last error: %s", found, ends, last)
 
     def _count(self, name: str, column: Sequence[Outcome]) -> None:
-        """Tell a reward's first error in full, and of the others each time that their count has a digit more."""
+        """Logs a reward's first error in full, and further errors at a count of 10, 100, 1000 and so on."""
         for outcome in column:
-            if not isinstance(outcome, Failure) or outcome.reward != name:  # a part's: counted there
+            if not isinstance(outcome, Failure) or outcome.reward != name:  # a part's failure is counted for the part
                 continue
             self._errors[name] += 1
             if (count := self._errors[name]) == 1:

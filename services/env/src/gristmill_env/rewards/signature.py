@@ -1,7 +1,7 @@
-"""What a reward's signature says: which inputs it wants, which options it has.
+"""The signature of a reward: its inputs and its options.
 
-A function's arguments are inputs, its keyword-only arguments options. Of a class, `__init__` takes the options
-(keyword-only) and `__call__` the inputs.
+A function's arguments are inputs, and its keyword-only arguments are options. For a class, `__init__` takes the options
+(keyword-only) and `__call__` takes the inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
 
 REQUIRED = inspect.Parameter.empty
-"""Stands for the default of an option that has none."""
+"""Marks an option without a default."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Argument:
 
     name: str
     optional: bool
-    """It has a default: used where the run does not have this input."""
+    """Whether the argument has a default, used if the run does not have this input."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Option:
 
     type: TypeAdapter[Any]
     default: Any
-    """REQUIRED when there is none."""
+    """REQUIRED if the option has no default."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Signature:
     options: Mapping[str, Option]
 
     def check(self, reward: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params` as the types that the options declare.
+        """Returns `params` converted to the types that the options declare.
 
-        Raises RewardError: there is no such option (all that exist are listed, and the nearest), its value is of
-        another type, or one that has no default is not set.
+        Raises RewardError if an option does not exist; the message lists all options and suggests the nearest. Also
+        raises RewardError if a value has another type, or if an option without a default is not set.
         """
         checked = {}
         for key, value in params.items():
@@ -87,10 +87,10 @@ class Signature:
 
 
 def read_signature(reward: str, target: Callable[..., Any]) -> Signature:
-    """The signature of a function, of a class, or of anything that can be called.
+    """Reads the signature of a function, a class, or another callable.
 
-    Raises RewardError for what cannot be filled by name: *args, **kwargs, positional-only arguments, options in the
-    wrong place, an option's annotation that cannot be read.
+    Raises RewardError for arguments that cannot be filled by name: *args, **kwargs, positional-only arguments. Also
+    raises RewardError for options in the wrong place, and for an option's annotation that cannot be read.
     """
     if not inspect.isclass(target):
         return Signature(*_split(reward, target))
@@ -115,12 +115,12 @@ def read_signature(reward: str, target: Callable[..., Any]) -> Signature:
 
 
 def place(target: object) -> str:
-    """Where a function or class is defined, for messages."""
+    """Returns the module and qualified name of a function or class, for messages."""
     return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling gives an awaitable: `async def`, also under decorators, partial or as `__call__`."""
+    """Checks whether a call returns an awaitable: `async def`, also under decorators, partial or as `__call__`."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -130,7 +130,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 def _split(
     reward: str, target: Callable[..., Any], *, method: bool = False
 ) -> tuple[tuple[Argument, ...], dict[str, Option]]:
-    """`method`: leave out the first argument, self."""
+    """Splits arguments into inputs and options. `method`: skips the first argument, self."""
     try:
         parameters = [*inspect.signature(target).parameters.values()][int(method) :]
     except (TypeError, ValueError) as error:
@@ -160,7 +160,7 @@ def _split(
 
 
 def _types(reward: str, target: Callable[..., Any], options: list[inspect.Parameter]) -> dict[str, TypeAdapter[Any]]:
-    """Of the options only: an input may be annotated with what exists for a type checker alone."""
+    """Returns the types of the options. Ignores inputs, whose annotations may exist only for a type checker."""
     declared = {option.name: option.annotation for option in options if option.annotation is not option.empty}
     bare = target
     while isinstance(bare, partial):

@@ -1,4 +1,4 @@
-"""A penalty that warns before the limit: DAPO's soft overlong punishment."""
+"""A penalty that grows before the length limit: DAPO's soft overlong punishment."""
 
 from __future__ import annotations
 

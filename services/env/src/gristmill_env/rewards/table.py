@@ -14,14 +14,14 @@ END = "<!-- rewards: end -->"
 
 
 def reward_table() -> str:
-    """A Markdown table: name, options with their defaults, the first line of the docstring."""
+    """Returns a Markdown table with names, options with their defaults, and the first lines of the docstrings."""
     ours = [find(name) for name in reward_names()]
     shipped = [definition for definition in ours if definition.target.__module__.startswith("gristmill_env.")]
     return "\n".join(["| name | options | rule |", "|---|---|---|", *(_row(definition) for definition in shipped)])
 
 
 def with_table(text: str) -> str:
-    """`text` with a current table between its markers. Raises ValueError when a marker is missing."""
+    """Returns `text` with a current table between its markers. Raises ValueError when a marker is missing."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

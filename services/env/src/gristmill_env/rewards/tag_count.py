@@ -1,4 +1,4 @@
-"""How many of the wanted tags are there, exactly once each?"""
+"""A reward for each tag that appears exactly once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Runs a reward function written for TRL as it is: `type: trl:package.module:function`, or `trl:file.py:function`.
+"""Runs a TRL reward function unchanged: `type: trl:package.module:function`, or `trl:file.py:function`.
 
-TRL calls it once for several completions, by keyword: `prompts`, `completions`, `completion_ids`, every column of the
-data set as a list, `trainer_state`, `log_extra`, `log_metric`. It returns a list of numbers or None, and may be async.
-In a conversational data set (the row's prompt is a list of messages) a prompt is that list and a completion is
-`[{"role": "assistant", "content": text}]`; otherwise both are text.
+TRL calls the function once for several completions, with keyword arguments: `prompts`, `completions`, `completion_ids`,
+every column of the data set as a list, `trainer_state`, `log_extra`, `log_metric`. The function returns a list whose
+items are numbers or None, and may be async. In a conversational data set the row's prompt is a list of messages. Then a
+prompt is that list, and a completion is `[{"role": "assistant", "content": text}]`. Otherwise both are text.
 Source: https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function
 """
 
@@ -26,7 +26,7 @@ _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
 _TRAINER = frozenset({"trainer_state", "log_extra", "log_metric"})
 _NOT_COLUMNS = frozenset({"prompt", "completion", _IDS})
-"""Columns that TRL does not hand on."""
+"""Columns that TRL does not pass to the function."""
 _HINT = (
     " (completions are text or message lists, as the rows' prompts are; if it wants the other, set "
     "params: {conversational: true} or false)"
@@ -35,13 +35,13 @@ _HINT = (
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What of TRL's trainer state is known here."""
+    """The known part of TRL's trainer state."""
 
     step: int | None
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps done. Raises RewardError where nothing is trained."""
+        """Number of optimizer steps so far. Raises RewardError outside of training."""
         if self.step is None:
             raise RewardError("no_trainer_state", "trainer_state.global_step is asked for, but nothing is trained here")
         return self.step
@@ -54,16 +54,16 @@ class TrlReward(Reward):
     name: str
     function: Callable[..., Any]
     named: Mapping[str, inspect.Parameter]
-    """Its arguments that can be given by name."""
+    """The function's arguments that can be passed by name."""
     open_ended: bool
-    """It takes **kwargs, and so all columns."""
+    """Whether the function takes **kwargs, and so all columns."""
     params: Mapping[str, Any]
     conversational: bool | None
-    """None: as the row's prompt is."""
+    """Whether prompts and completions are messages. None: as in the row's prompt."""
 
     @property
     def asks_for(self) -> frozenset[str]:
-        # It is given everything; which of it it reads, its code alone says.
+        # The function gets all arguments, and which ones it reads is unknown.
         return frozenset({"completion", "prompt", *(["tokens"] if self._counts_tokens else [])})
 
     @property
@@ -100,17 +100,17 @@ class TrlReward(Reward):
             "log_metric": _not_logged,
             **self.params,
         }
-        # Not known they are left out, unless the function cannot do without: a default of its own is used then.
+        # Unknown token ids are left out, so that the function uses its default. A function without a default fails.
         if self._counts_tokens or all(sample.tokens is not None for sample in samples):
             arguments[_IDS] = [list(known_tokens(sample)) for sample in samples]
         return arguments if self.open_ended else {key: arguments[key] for key in self.named if key in arguments}
 
 
 def trl_reward(name: str, target: Callable[..., Any], params: Mapping[str, Any]) -> TrlReward:
-    """Make a reward of a TRL reward function, or of what makes one (`get_soft_overlong_punishment`, a class).
+    """Makes a reward from a TRL reward function or from its factory (a class, `get_soft_overlong_punishment`).
 
-    `params`: `conversational`, and arguments: of the function, or of what makes it.
-    Raises RewardError for params that it does not have.
+    `params`: `conversational`, and arguments of the function or of the factory.
+    Raises RewardError for params that do not exist.
     """
     params = dict(params)
     conversational = params.pop("conversational", None)
@@ -181,4 +181,4 @@ def _completion(sample: Sample, conversational: bool) -> Any:
 
 
 def _not_logged(name: str, values: object) -> None:
-    """TRL's table of completions and its metrics have no place here; a function may fill them all the same."""
+    """Ignores values for TRL's table of completions and TRL's metrics, which Gristmill does not support."""

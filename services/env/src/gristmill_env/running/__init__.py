@@ -1,7 +1,7 @@
-"""Runs code that is not ours, rewards and environments, within limits and never on the caller's event loop.
+"""Runs third-party code (rewards and environments) within limits, and never on the caller's event loop.
 
-Plain functions run on threads, `async def` on a thread with an event loop, and what must be killed when it overruns in
-processes. None of them holds up the end of this process.
+Plain functions run on threads. `async def` functions run on a thread with an event loop. Jobs that must be killed when
+they overrun run in processes. None of these threads and processes delays the exit of this process.
 """
 
 from gristmill_env.running.calls import Batch, Call, Limits

@@ -1,4 +1,4 @@
-"""A call of code that is not ours: a reward, a method of an environment."""
+"""A call of third-party code, for example a reward or a method of an environment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a call may take. A machine that is busy with other work costs no call its limits."""
+    """How long a call may take. Other work on the machine does not use up a call's processor time."""
 
     cpu: float
     """Seconds of processor time. A call that computes for longer has overrun."""
     wall: float
-    """Seconds in all, for a call that sleeps or waits for something that does not come."""
+    """Elapsed seconds, for a call that sleeps or waits for an event that never happens."""
 
     def __str__(self) -> str:
         computing = "" if math.isinf(self.cpu) else f"{self.cpu:g} s of processor time, "
@@ -31,7 +31,7 @@ class Limits:
     def overrun(self, cpu: float | None, wall: float) -> CallError | None:
         """Returns the error of a call that took this many seconds; None if the call is within its limits.
 
-        `cpu`: None if nobody knows."""
+        `cpu`: seconds of processor time; None if unknown. `wall`: elapsed seconds."""
         if cpu is not None and cpu > self.cpu:
             return CallError(
                 "call_overran", f"it took longer than {self.cpu:g} s of processor time", limit="cpu", seconds=self.cpu
@@ -42,49 +42,49 @@ class Limits:
 
 
 class Call(ABC, Generic[T]):
-    """One call. It may be given up while it runs, and run again if it is `repeatable`; the first result counts."""
+    """One call. The runner may abandon a running call, and run a `repeatable` call again. The first result counts."""
 
     def __init__(self, name: str, *, is_async: bool, repeatable: bool = True) -> None:
-        """`name`: calls of one name queue for the same threads; it is what messages call it. `repeatable`: whether it
-        may be begun once more when its event loop is lost."""
+        """`name`: used in messages; calls with the same name share a queue. `repeatable`: whether the call may be
+        started again when its event loop is lost."""
         self.name = name
         self.is_async = is_async
         self.repeatable = repeatable
         self.begun = False
         self.result: T
-        """Once the call is settled."""
+        """Set once the call is settled."""
         self.batch: Batch | None = None
         self.needed = True
-        """False if nobody waits for it any more, so that it need not begin."""
+        """False if no caller waits for the result any more, so that the call need not begin."""
         self.held = 0
-        """More than 0 while the call waits for work that has limits of its own: its own do not count then."""
+        """More than 0 while the call waits for work with separate limits. The call's own limits do not count then."""
         self._open = [True]
 
     @abstractmethod
     def run(self) -> T:
-        """Run a plain call, on this thread. It raises nothing: what goes wrong is in the result."""
+        """Runs a plain call on this thread. Does not raise; errors are part of the result."""
 
     @abstractmethod
     async def run_async(self) -> T:
-        """Run an async call. It raises nothing: what goes wrong is in the result."""
+        """Runs an async call. Does not raise; errors are part of the result."""
 
     @abstractmethod
     def failed(self, why: BaseException) -> T:
-        """The result of a call that failed. `why`: what the code raised, or a CallError."""
+        """Returns the result of a call that failed. `why`: the error that the code raised, or a CallError."""
 
     def not_needed(self) -> T:
-        """The result of a call that was not run, because nobody waits for it."""
+        """Returns the result of a call that was not run because no caller waits for the result."""
         return self.failed(CallError("call_not_needed", "it is not needed any more"))
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not settled yet."""
+        """Whether the call is not settled yet."""
         return bool(self._open)
 
     def claim(self) -> bool:
-        """Whether the caller is the one to publish the result. Of several threads one is.
+        """Returns True to exactly one thread, which then publishes the result.
 
-        Takes no lock: a thread that is given up may be interrupted here.
+        Takes no lock, because an abandoned thread may be interrupted here.
         """
         try:
             return self._open.pop()  # atomic
@@ -92,13 +92,13 @@ class Call(ABC, Generic[T]):
             return False
 
     def publish(self, result: T) -> None:
-        """Settle it; for the one that has claimed it."""
+        """Settles the call. Only the thread that claimed the call may do this."""
         self.result = result
         if self.batch is not None:
             self.batch.one_less()
 
     def settle(self, result: T) -> bool:
-        """Take this result, unless there is one. Returns whether it was taken."""
+        """Settles the call with this result, unless the call has a result already. Returns whether it did."""
         if not self.claim():
             return False
         self.publish(result)
@@ -106,13 +106,13 @@ class Call(ABC, Generic[T]):
 
 
 class Batch:
-    """Calls that are waited for together."""
+    """Calls whose results a caller waits for together."""
 
     def __init__(self, calls: Iterable[Call[Any]]) -> None:
         self.calls = list(calls)
         self.done: Future[None] = Future()
-        """Done once every call is settled. Its error is one that ends the run."""
-        self.done.set_running_or_notify_cancel()  # a waiter that goes away must not cancel it
+        """Done once every call is settled. An error of this future ends the run."""
+        self.done.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel the batch
         self._left = len(self.calls)
         self._lock = threading.Lock()
         for call in self.calls:
@@ -121,14 +121,14 @@ class Batch:
             self.done.set_result(None)
 
     def one_less(self) -> None:
-        """One of the calls is settled."""
+        """Counts one more settled call."""
         with self._lock:
             self._left -= 1
             if self._left == 0 and not self.done.done():
                 self.done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the waiter now that nothing will come of it."""
+        """Reports to the waiter immediately that the batch has failed."""
         with self._lock:
             if not self.done.done():
                 self.done.set_exception(error)

@@ -1,7 +1,8 @@
 """A worker process: `python -m gristmill_env.running.child`. Its first message is an `Order`, each later one a job.
 
-It answers jobs from stdin on stdout until stdin closes, one at a time, on its main thread, so that code which uses
-signals works. The kernel ends it when a job has used up its processor time, and when nobody is there to kill it.
+The process reads jobs from stdin and writes reports to stdout, one job at a time, until stdin closes. Jobs run on the
+main thread, so that code which uses signals works. The kernel kills the process when a job uses up its processor time.
+If no owner kills an overdue process, the kernel kills it after twice the elapsed-time limit.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _REASON = 300
 
 def main() -> None:
     jobs, reports = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not get between the reports
+    os.dup2(2, 1)  # output that a library prints must not mix with the reports
     sys.stdin = Path(os.devnull).open()  # noqa: SIM115  for as long as the process runs
     order = decode_order(_next(jobs) or b"")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pool owner's to handle
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # death, for which no Python code is needed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner handles Ctrl-C
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel kills the process without running Python code
     os.nice(order.niceness)
     if order.memory:
         resource.setrlimit(resource.RLIMIT_AS, (order.memory, order.memory))
@@ -52,7 +53,7 @@ def main() -> None:
     last = False
     while not last and (job := _next(jobs)) is not None:
         signal.setitimer(signal.ITIMER_PROF, order.cpu)
-        signal.setitimer(signal.ITIMER_REAL, 2 * order.wall)  # in case that nobody watches any more
+        signal.setitimer(signal.ITIMER_REAL, 2 * order.wall)  # in case the owner no longer watches
         try:
             report: Report = Done(work(job), last := order.grown is not None and _resident() > order.grown)
         except Exception as error:  # noqa: BLE001  what it raises belongs to this job
@@ -67,7 +68,8 @@ def _reason(error: Exception) -> str:
 
 
 def _resident() -> int:
-    """Bytes in memory now. Not ru_maxrss: over an exec that keeps what the parent had, which may be a large worker."""
+    """Returns the bytes in memory now. Does not use ru_maxrss, because exec preserves the parent's value, which may
+    be a large worker's."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except FileNotFoundError:  # not Linux: the memory limit ends the process in time
@@ -76,7 +78,7 @@ def _resident() -> int:
 
 
 def _next(jobs: IO[bytes]) -> bytes | None:
-    """The next message; None when the owner has closed the pipe, or died."""
+    """Returns the next message; None when the owner has closed the pipe or has exited."""
     head = jobs.read(HEAD.size)
     if len(head) < HEAD.size:
         return None

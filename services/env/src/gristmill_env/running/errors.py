@@ -6,28 +6,28 @@ from gristmill_env.errors import EnvError, RewardError
 
 
 class CallError(EnvError):
-    """A call gave no result: it exceeded its limits, its event loop was blocked, or nobody waits for it."""
+    """A call gave no result: it exceeded its limits, its event loop was blocked, or its result is not needed."""
 
 
 class JobError(RewardError):
-    """A job came to no result. Says nothing of the completion: never a 0."""
+    """A job gave no result. The completion is therefore unscored; its score is never 0."""
 
 
 class JobOverran(JobError):
-    """It took longer than a job may; its process was killed."""
+    """The job exceeded a limit, and its process was killed."""
 
 
 class JobDied(JobError):
-    """Its process died under it, of too much memory for example."""
+    """The job's process exited during the job, for example because it used too much memory."""
 
 
 class JobFailed(JobError):
-    """It raised."""
+    """The job raised an error."""
 
 
 class NoProcess(JobError):
-    """No process could be started for it."""
+    """No process could be started for the job."""
 
 
 class TooManyJobs(JobError):
-    """More jobs wait than the pool holds."""
+    """The pool's queue of waiting jobs is full."""

@@ -1,4 +1,4 @@
-"""The executor of the service's event loop: its threads hold up neither the loop's end nor the interpreter's."""
+"""The executor of the service's event loop. Its threads delay neither the loop's end nor the interpreter's exit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """Gives each call a daemon thread. asyncio takes only a ThreadPoolExecutor, whose own threads Python joins at exit:
-    a write to a disk that hangs would keep a stopped process alive."""
+    """Starts a daemon thread for each call. asyncio accepts only a ThreadPoolExecutor, and Python joins the threads of
+    a plain ThreadPoolExecutor at exit. A hanging disk write would then keep a stopped process alive."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -29,4 +29,4 @@ class DaemonExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for nothing."""
+        """Returns without waiting for any thread."""

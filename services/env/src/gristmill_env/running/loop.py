@@ -1,7 +1,7 @@
-"""A daemon thread with an event loop of its own, for functions that are `async def`.
+"""A daemon thread that runs an event loop for `async def` functions.
 
-A call that blocks the loop (`time.sleep` in place of `asyncio.sleep`) holds up all others on it. That is seen from
-outside: the loop no longer answers, and the task that it is in belongs to the call that blocks it.
+A call that blocks the loop (`time.sleep` in place of `asyncio.sleep`) delays all other calls on the loop. Another
+thread detects this: the loop no longer answers, and its current task belongs to the call that blocks it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gristmill_env.running.calls import Call, Limits
 from gristmill_env.running.workers import cpu_seconds
 
 _LATE = 0.25
-"""Seconds. A timer that fires later than this was held up with its loop."""
+"""Seconds. If a timer fires later than this, its loop was blocked."""
 _GOODBYE = 1.0
 """Seconds that cancelled calls have to clean up."""
 _COMPUTES = 0.02
-"""Share of its time that a loop which is not asleep must be computing. Low: others have the interpreter's lock, too."""
+"""Minimum share of time that a loop must compute to count as awake. Low, because other threads hold the GIL, too."""
 
 _CALL: contextvars.ContextVar[Call[Any] | None] = contextvars.ContextVar("call", default=None)
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """The call that is running waits for work with limits of its own: while it does, its own limit does not count."""
+    """Suspends the running call's limit while the call waits for work that has separate limits."""
     call = _CALL.get()
     if call is not None:
         call.held += 1
@@ -44,42 +44,42 @@ def held() -> Iterator[None]:
 
 
 class LoopThread:
-    """Runs async calls, all at a time, each within its limits."""
+    """Runs async calls concurrently, each within its limits."""
 
     def __init__(self, limits: Limits) -> None:
-        """`limits`: of a call `wall` alone, since nobody knows its processor time. The loop may be blocked for `cpu`
-        seconds, of processor time if the call that blocks it computes."""
+        """`limits`: only `wall` limits a call, because the processor time of an async call is unknown. `cpu` limits how
+        many seconds the loop may be blocked (seconds of processor time if the blocking call computes)."""
         self._limits = limits
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(cast(Any, self._owned_task))
         self._owner: WeakKeyDictionary[asyncio.Task[Any], Call[Any] | None] = WeakKeyDictionary()
         self._ending = False
         self._calls: dict[Call[Any], asyncio.Task[None] | None] = {}
-        """Given to it and not ended, in this order."""
+        """Submitted calls that have not ended, in order of submission."""
         self._timers: dict[Call[Any], asyncio.TimerHandle] = {}
         self._asked: tuple[float, float | None, float] | None = None
-        """When it was asked for a sign of life: time.monotonic(), and the thread's times of computing and queueing."""
+        """State at the last unanswered ping: time.monotonic(), the thread's processor time and its queueing time."""
         self.thread = threading.Thread(target=self._run, name="call-loop", daemon=True)
         self.thread.start()
 
     def submit(self, calls: Iterable[Call[Any]]) -> None:
-        """Begin all of these calls."""
+        """Begins all of these calls."""
         calls = list(calls)
         self._calls.update(dict.fromkeys(calls, None))
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     @property
     def busy(self) -> bool:
-        """Whether calls are under way."""
+        """Whether the loop has unfinished calls."""
         return bool(self._calls)
 
     def cancel(self, calls: Iterable[Call[Any]]) -> None:
-        """End these calls; nobody waits for them any more."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: they have ended
+        """Cancels these calls, whose results are no longer needed."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the calls have ended
             self._loop.call_soon_threadsafe(self._cancel, list(calls))
 
     def ask(self, now: float) -> bool:
-        """Ask the loop for a sign of life, if none is outstanding. Returns whether it has been silent for too long."""
+        """Pings the loop, unless a ping is unanswered. Returns whether the loop has not answered for too long."""
         if self._asked is None:
             self._asked = (now, cpu_seconds(self.thread), _queued_seconds(self.thread))
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -99,9 +99,9 @@ class LoopThread:
         return asleep > limit and used < _COMPUTES * silent and not _wants_processor(self.thread)
 
     def give_up(self) -> tuple[Call[Any] | None, list[Call[Any]]]:
-        """Stop as soon as it is free. Returns the call that blocks it, as far as can be known, and all that are open.
+        """Stops the loop as soon as it is free. Returns the call that blocks the loop, if known, and all open calls.
 
-        To be called when it has been silent for too long: its current task does not change then.
+        Call this only when `ask` has returned True, because the loop's current task does not change then.
         """
         self._ending = True
         task = asyncio.current_task(self._loop)
@@ -110,7 +110,7 @@ class LoopThread:
         return blocking, [call for call in list(self._calls) if call.is_open]
 
     def close(self) -> None:
-        """Cancel all calls and end the thread, without waiting for it."""
+        """Cancels all calls and ends the thread, without waiting for it."""
         self._ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -121,11 +121,11 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             while not self._ending:
-                with contextlib.suppress(SystemExit):  # a reward may stop the loop, or call sys.exit() in a task
+                with contextlib.suppress(SystemExit):  # a reward may stop the loop or call sys.exit() in a task
                     self._loop.run_forever()
         finally:
             self._loop.call_soon(self._loop.stop)
-            self._loop.run_forever()  # once round, so that no stop is left over
+            self._loop.run_forever()  # one iteration, so that no pending stop is left
             if tasks := asyncio.all_tasks(self._loop):
                 for task in tasks:
                     task.cancel()
@@ -135,7 +135,7 @@ class LoopThread:
     def _owned_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
-        """A task factory that notes whose call a task belongs to; tasks that a reward starts inherit it."""
+        """Creates a task and records the call that it belongs to. Tasks that a reward starts inherit the call."""
         task = asyncio.Task(coroutine, loop=loop, **options)
         context = options.get("context")
         self._owner[task] = _CALL.get() if context is None else context.get(_CALL)
@@ -165,14 +165,14 @@ class LoopThread:
         self._timers[call] = self._loop.call_at(due, self._expire, call, asyncio.current_task(), due)
         call.begun = True
         result = await call.run_async()
-        if not self._ending:  # else it was cancelled by this thread's end, and is done again elsewhere
+        if not self._ending:  # otherwise the end of this thread cancelled the call, and it runs again elsewhere
             call.settle(result)
 
     def _expire(self, call: Call[Any], task: asyncio.Task[None] | None, due: float) -> None:
         late = self._loop.time() - due
         if self._ending:
             return
-        if call.held or late > _LATE:  # in the latter case the loop was held up by another: that time does not count
+        if call.held or late > _LATE:  # if late, another call blocked the loop: that time does not count
             due += self._limits.wall if call.held else 2 * late
             self._timers[call] = self._loop.call_at(due, self._expire, call, task, due)
         elif (why := self._limits.overrun(None, math.inf)) is not None and call.settle(call.failed(why)):
@@ -181,7 +181,7 @@ class LoopThread:
 
 
 def _wants_processor(thread: threading.Thread) -> bool:
-    """Whether the thread computes, or would if it had a processor, now; False if the platform does not say."""
+    """Whether the thread is running or runnable now; False if the platform does not report it."""
     try:
         return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "R"
     except (OSError, IndexError):
@@ -189,8 +189,8 @@ def _wants_processor(thread: threading.Thread) -> bool:
 
 
 def _queued_seconds(thread: threading.Thread) -> float:
-    """For how long the thread had no processor though it wanted one; 0 if the platform does not say. A wait that lasts
-    is not in it yet."""
+    """Returns the seconds that the thread was runnable but had no processor; 0 if the platform does not report them.
+    A wait that is still in progress is not included."""
     try:
         return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

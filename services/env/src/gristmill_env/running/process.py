@@ -1,4 +1,4 @@
-"""One worker process, as its owner sees it."""
+"""The owner's side of one worker process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gristmill_env.running.protocol import HEAD, Broken, Done, Failed, Order, Re
 
 _MODULE = "gristmill_env.running.child"
 _START_S = 120.0
-"""Importing sympy takes a second; on a busy machine with a cold disk, many."""
+"""Seconds to start. Importing sympy takes one second, but many on a busy machine with a cold disk cache."""
 
 
 class WorkerProcess:
-    """A child that does one job at a time. Not thread-safe: one thread owns it."""
+    """A child process that does one job at a time. Not thread-safe: one thread owns it."""
 
     def __init__(self, order: Order, what: str, *, quiet: bool = False) -> None:
-        """Start the child. `what` it is for, in messages. `quiet`: it writes nothing to standard error.
+        """Starts the child. `what`: its purpose, for messages. `quiet`: the child's standard error is discarded.
 
-        Raises NoProcess when that fails.
+        Raises NoProcess when the child cannot be started.
         """
         self._order, self._what = order, what
         self._command = command = [sys.executable, "-P", "-m", _MODULE]
@@ -37,7 +37,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if quiet else None,
-                start_new_session=True,  # its child processes are in its group, and are killed with it
+                start_new_session=True,  # its own child processes are in its group and are killed with it
             )
         except OSError as error:
             raise NoProcess(
@@ -54,7 +54,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._child.poll() is None
 
     @property
@@ -62,7 +62,7 @@ class WorkerProcess:
         return self._child.pid
 
     def await_ready(self) -> None:
-        """Send the order, and wait until the process is warm. Raises NoProcess when it never will be."""
+        """Sends the order, and waits until the process is warm. Raises NoProcess when the process cannot start."""
         try:
             self._send(framed(self._order))
             report = self._read(_START_S)
@@ -84,10 +84,10 @@ class WorkerProcess:
             )
 
     def ask(self, job: bytes, shown: str) -> bytes:
-        """Have `job` done. `shown`: what it is called in messages.
+        """Runs `job` and returns its result. `shown`: the job's name in messages.
 
-        Raises JobOverran beyond the limits and JobDied when the process ends under it: both leave it dead. Raises
-        JobFailed when the job itself fails.
+        Raises JobOverran when the job exceeds a limit, and JobDied when the process exits during the job. After both
+        errors the process is dead. Raises JobFailed when the job itself fails.
         """
         try:
             self._send(framed(job))
@@ -124,12 +124,12 @@ class WorkerProcess:
         return report.result
 
     def stop(self) -> None:
-        """End it from another thread than its owner's, who then finds it dead."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+        """Kills the process from a thread other than its owner's. The owner then finds the process dead."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended
             os.killpg(self._child.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, whatever it does, and all that it has started."""
+        """Kills the process and all processes that it has started, now."""
         self.stop()
         self._child.wait()
         self._jobs.close()
@@ -141,7 +141,7 @@ class WorkerProcess:
             view = view[self._jobs.write(view) or 0 :]
 
     def _read(self, limit_s: float) -> Report:
-        """The next report. Raises TimeoutError after `limit_s`, EOFError when the child has ended."""
+        """Returns the next report. Raises TimeoutError after `limit_s` seconds, EOFError when the child has ended."""
         until = time.monotonic() + limit_s
         (size,) = HEAD.unpack(self._exactly(HEAD.size, until))
         return decode_report(self._exactly(size, until))

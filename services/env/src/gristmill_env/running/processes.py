@@ -1,8 +1,8 @@
-"""A pool of worker processes. A job that overruns its limits costs its process, and nothing else.
+"""A pool of worker processes. If a job exceeds its limits, the pool kills only the job's process.
 
-Each process has a thread that hands it one job at a time, waits for the result, and replaces the process when it
-overran, died or grew too large. The pool uses threads and plain futures, so that any event loop and any thread can ask.
-Nothing starts before the first job.
+Each process has a thread that sends one job at a time and waits for the result. The thread replaces the process when
+it overran, died or grew too large. The pool uses threads and plain futures, so that any event loop and any thread can
+submit jobs. The pool starts no thread and no process before the first job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gristmill_env.running.protocol import Order
 
 _WAITING = 65_536
 _REMEMBERED_S = 60.0
-"""For how long a job that overran is refused when it comes again, as it does in a group of like completions."""
+"""Seconds for which the pool refuses a job that overran. A group of similar completions repeats such jobs."""
 _REMEMBERED = 256
 
 
@@ -41,11 +41,11 @@ class _Job:
 
 
 class ProcessPool:
-    """Does jobs in `size` processes. The end of this process, and of the pool, ends them."""
+    """Runs jobs in `size` processes. The processes end with this process or with the pool."""
 
     def __init__(self, order: Order, size: int, what: str, *, quiet: bool = False) -> None:
-        """`order`: what the processes are for. `what`: the same in messages. `quiet`: they write nothing to standard
-        error."""
+        """`order`: the task and limits of the processes. `what`: their purpose, for messages. `quiet`: their standard
+        error is discarded."""
         self._order, self._size, self._what, self._quiet = order, size, what, quiet
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
@@ -59,26 +59,26 @@ class ProcessPool:
 
     @property
     def asked(self) -> int:
-        """Jobs that the pool was ever asked for."""
+        """Number of jobs that were ever submitted to the pool."""
         return self._asked
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """Process ids of the running processes."""
         with self._changed:
             return [process.pid for process in self._processes if process.alive]
 
     async def do(self, body: bytes, shown: str) -> bytes:
-        """The result of a job. `shown`: what the job is called in messages, "the check of 'x'".
+        """Returns the result of a job. `shown`: the job's name in messages, for example "the check of 'x'".
 
-        Raises JobError, or one of its kinds, when there is none. While it waits, no limit of the calling reward counts:
-        the job has its own, and queueing is not the reward's fault.
+        Raises JobError, or a subclass, when the job gives no result. While `do` waits, the limits of the calling reward
+        do not count. The job has its own limits, and the reward did not cause the queueing.
         """
         with held():
             return await asyncio.wrap_future(self.submit(body, shown))
 
     def submit(self, body: bytes, shown: str) -> Future[bytes]:
-        """As `do`, for callers without an event loop."""
+        """Submits a job like `do`, for callers without an event loop."""
         job = _Job(body, shown)
         with self._changed:
             self._asked += 1
@@ -93,7 +93,7 @@ class ProcessPool:
         return job.future
 
     def close(self) -> None:
-        """Kill the processes. Jobs that wait or run end with JobError."""
+        """Kills the processes. Waiting and running jobs end with JobError."""
         with self._changed:
             self._closed = True
             threads, waiting = list(self._threads), list(self._waiting)
@@ -133,7 +133,7 @@ class ProcessPool:
         while self._await_job():
             process = self._living(process)
             try:
-                process = process or self._start_process()  # before a job is taken: another process may be free first
+                process = process or self._start_process()  # before taking a job: another process may be free first
             except NoProcess as error:
                 if job := self._take():
                     job.future.set_exception(error)
@@ -154,7 +154,7 @@ class ProcessPool:
             job.future.set_result(result)
 
     def _await_job(self) -> bool:
-        """Wait for a job that can be taken; false when the pool is closed."""
+        """Waits for a job. Returns False when the pool is closed."""
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -162,7 +162,7 @@ class ProcessPool:
             return not self._closed
 
     def _take(self) -> _Job | None:
-        """The job that has waited longest and is still wanted."""
+        """Returns the job that has waited longest and is not cancelled; None if no such job waits."""
         with self._changed:
             while self._waiting:
                 job = self._waiting.popleft()
@@ -180,7 +180,7 @@ class ProcessPool:
         return process
 
     def _living(self, process: WorkerProcess | None) -> WorkerProcess | None:
-        """`process`, or None when it has ended: killed for its job, or by another process."""
+        """Returns `process`, or None when it has ended because of its job or because another process killed it."""
         with self._changed:
             self._processes = {one for one in self._processes if one.alive}
         if process is None or process.alive:

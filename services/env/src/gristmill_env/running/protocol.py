@@ -1,8 +1,8 @@
-"""What the owner of a worker process and the process send each other over its stdin and stdout.
+"""The messages between a worker process and its owner, over the process's stdin and stdout.
 
-Each message is its length (4 bytes, little-endian) and then its body. The owner sends an `Order` and then jobs, whose
-bytes mean what the target says. The process answers `Ready` or `Broken` once, and `Done` or `Failed` to each job, in
-order.
+Each message is its length (4 bytes, little-endian) and then its body. The owner sends an `Order` and then jobs. The
+target defines the meaning of a job's bytes. The process answers `Ready` or `Broken` once, and `Done` or `Failed` to
+each job, in order.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _MOST = 1 << 63
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is for, and what it may use."""
+    """The task of a process, and the resources that it may use."""
 
     target: str
-    """ "package.module:factory". The factory takes `settings`, warms up, and returns the function of a job: bytes to
-    bytes."""
+    """ "package.module:factory". The factory takes `settings`, warms up, and returns the function that runs a job, from
+    bytes to bytes."""
     settings: bytes = b""
     cpu: float
-    """Seconds of processor time that a job may take. The kernel ends the process after that."""
+    """Seconds of processor time that a job may take. The kernel kills the process after that."""
     wall: float
-    """Seconds in all that a job may take. The owner ends the process after that."""
+    """Elapsed seconds that a job may take. The owner kills the process after that."""
     memory: int | None = None
-    """Bytes of address space."""
+    """Limit of the address space, in bytes."""
     grown: int | None = None
-    """Resident bytes at which the process asks to be replaced: parsers' caches only grow."""
+    """Resident bytes above which the process asks to be replaced, because the caches of parsers only grow."""
     niceness: int = 0
     path: list[str] | None = None
-    """sys.path, if it is to be the owner's."""
+    """The owner's sys.path, if the process uses it."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -47,11 +47,11 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
-    """The process cannot work at all, and ends."""
+    """The process cannot do any job, and ends."""
 
     reason: str
     code: str | None
-    """Of the error that the target raised, if it was one of Gristmill's."""
+    """Code of the error that the target raised, if the error is a GristmillError."""
     values: dict[str, Any]
 
 
@@ -68,7 +68,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
     reason: str
     code: str | None
-    """Of the error that the job raised, if it was one of Gristmill's."""
+    """Code of the error that the job raised, if the error is a GristmillError."""
     values: dict[str, Any]
 
 
@@ -80,25 +80,25 @@ _orders = msgspec.msgpack.Decoder(Order)
 
 
 def framed(message: Order | Report | bytes) -> bytes:
-    """The message as it goes over the pipe. A job is sent as it is."""
+    """Returns the bytes of a message with its length. The bytes of a job are sent unchanged."""
     body = message if isinstance(message, bytes) else _encoder.encode(message)
     return HEAD.pack(len(body)) + body
 
 
 def error_code(error: BaseException) -> str | None:
-    """Returns the code of one of Gristmill's errors; None for another error."""
+    """Returns the code of a GristmillError; None for another error."""
     return error.code if isinstance(error, GristmillError) else None
 
 
 def error_values(error: BaseException) -> dict[str, Any]:
-    """Returns the values of one of Gristmill's errors, in types that a message can hold; of another error its type."""
+    """Returns the values of a GristmillError, in types that a message can hold; for another error its type's name."""
     if not isinstance(error, GristmillError):
         return {"error": type(error).__name__}
     return {name: plain(value) for name, value in error.values.items()}
 
 
 def plain(value: object) -> Any:
-    """Returns a value of an error in types that a message can hold; another object as its text."""
+    """Converts a value of an error to types that a message can hold. Other objects become text."""
     if type(value) in _PLAIN or (type(value) is int and -_MOST <= value < _MOST):
         return value
     if isinstance(value, list | tuple):
@@ -109,10 +109,10 @@ def plain(value: object) -> Any:
 
 
 def decode_order(body: bytes) -> Order:
-    """An `Order` from its msgpack."""
+    """Returns the `Order` that is encoded as msgpack in `body`."""
     return _orders.decode(body)
 
 
 def decode_report(body: bytes) -> Report:
-    """What a process says, from its msgpack."""
+    """Returns the report that is encoded as msgpack in `body`."""
     return _reports.decode(body)

@@ -1,12 +1,12 @@
-"""Runs calls of code that is not ours, and keeps watch over them.
+"""Runs calls of third-party code, and watches them.
 
-Plain calls run on worker threads, async ones on a thread with an event loop. A further thread watches both, so that it
-works alike for a caller with an event loop and one without:
+Plain calls run on worker threads, async calls on a thread with an event loop. Another thread watches both kinds, so
+that the runner works in the same way for callers with and without an event loop:
 
-- a call that overruns its limits is an error, and its thread is given up;
-- a blocked event loop is given up: the call that blocks it is an error, the other calls on it are done again on a new
-  one if they may be repeated, and later calls of the name that blocked get a loop for themselves;
-- when too many given-up threads still hang, the run is ended.
+- If a call overruns its limits, the call fails, and the runner abandons its thread.
+- If an event loop is blocked, the runner abandons the loop, and the blocking call fails. Repeatable calls on that loop
+  run again on a new loop. Later calls with the name of the blocking call get a separate loop.
+- If too many abandoned threads still hang, the runner ends the run.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from gristmill_env.running.loop import LoopThread
 from gristmill_env.running.workers import Workers
 
 MOST_HANGING = 16
-"""Threads that may hang for good; one more is the end of the run."""
+"""Number of threads that may hang forever. One more hanging thread ends the run."""
 
 _TICK = 0.02
-"""Seconds between two looks at calls under way."""
+"""Seconds between two checks of running calls."""
 _LINGER = 1.0
-"""Seconds without a call after which the watch goes to sleep; waking it costs as much as a call."""
+"""Seconds without a call after which the watching thread sleeps. Waking it costs as much as a call."""
 _SUSPENDED = 0.5
-"""Seconds. After a tick this late nothing is judged for a while: the process stood still, or code held the GIL."""
+"""Seconds. After a tick this late the watch judges no call for a while: the process was stopped, or code held the
+GIL."""
 _RECOVERY = 1.0
-"""Seconds that calls have after that to end, and event loops to answer."""
+"""Seconds after such a tick in which calls can end and event loops can answer."""
 
 
 class Runner:
-    """Threads for calls, from the first call on. They hold up neither the caller nor the interpreter's exit."""
+    """Threads for calls, started with the first call. They block neither the caller nor the interpreter's exit."""
 
     def __init__(
         self,
@@ -52,27 +53,27 @@ class Runner:
         error: type[EnvError] = RewardError,
         remedy: str = "set process: true for it, or a time-out on what it waits for",
     ) -> None:
-        """`threads`: most for plain calls. `what`, `error`, `remedy`: words and kind of the error that ends the
-        run."""
+        """`threads`: maximum for plain calls. `what`, `error`, `remedy`: wording and class of the error that ends
+        the run."""
         self._limits = limits
         self._what, self._error, self._remedy = what, error, remedy
         self._workers = Workers(threads)
         self._loop: LoopThread | None = None
         self._own_loops: dict[str, LoopThread] = {}
-        """Of the names that have blocked the common one."""
+        """Separate loops, by name, of calls that have blocked the shared loop."""
         self._batches: set[Batch] = set()
         self._changed = threading.Condition()
         self._watcher: threading.Thread | None = None
         self._asleep = False
         self._hanging: dict[threading.Thread, bool] = {}
-        """Threads that are given up and still run, and whether they were interrupted."""
+        """Abandoned threads that still run, and whether each was interrupted."""
         self._fatal: BaseException | None = None
         self._closed = False
 
     def submit(self, calls: Iterable[Call[Any]]) -> Batch:
-        """Begin these calls. The batch is done when all of them are settled; its error is the class's `error`.
+        """Begins these calls. The batch is done when all calls are settled. A batch's error has the class `error`.
 
-        Raises that error when too many threads hang, or after close().
+        Raises that class of error when too many threads hang, or after close().
         """
         batch = Batch(calls)
         with self._changed:
@@ -96,7 +97,7 @@ class Runner:
         return batch
 
     def drop(self, batch: Batch) -> None:
-        """Nobody waits for these calls any more: those that wait do not begin, and async ones are cancelled."""
+        """Drops calls whose results are no longer needed: queued calls do not begin, and async calls are cancelled."""
         for call in batch.calls:
             call.needed = False
         with self._changed:
@@ -104,7 +105,7 @@ class Runner:
                 loop.cancel(call for call in batch.calls if call.is_async)
 
     def close(self) -> None:
-        """End the threads without waiting for them. Async calls under way are cancelled."""
+        """Ends the threads without waiting for them. Running async calls are cancelled."""
         with self._changed:
             if self._closed:
                 return
@@ -156,7 +157,7 @@ class Runner:
                 before = now
                 last_busy = now if self._batches or self._hanging else last_busy
         except BaseException as error:
-            self._end(error)  # without the watch, no limit is kept
+            self._end(error)  # without the watch, no limit is enforced
             raise
 
     def _judge(self, now: float) -> None:
@@ -185,7 +186,7 @@ class Runner:
                 call.settle(call.failed(why))
             return
         name = blocking.name
-        mine = blocking.claim()  # not when it was settled before: then a task that it left behind blocks
+        mine = blocking.claim()  # False if the call was settled before: then a task that it left behind blocks
         self._give_up(loop.thread, name)
         if mine:
             why = CallError(
@@ -215,16 +216,16 @@ class Runner:
             )
 
     def _interrupt_hanging(self) -> None:
-        """Ask threads that are given up to end. Those that run in Python do; one that waits in C does when it is back.
+        """Interrupts abandoned threads. Threads in Python code end at once, threads in C code when the C call returns.
 
-        A thread is interrupted only while it runs code of the call itself. Inside of the standard library it might
-        hold a lock that all threads need (logging's, an import's).
+        A thread is interrupted only while it runs code of the call itself. Inside the standard library the thread might
+        hold a lock that all threads need, for example the lock of logging or of an import.
         """
         self._hanging = {thread: done for thread, done in self._hanging.items() if thread.is_alive()}
         for thread, done in self._hanging.items():
             if done or thread.ident is None:
                 continue
-            time.sleep(0)  # a fresh turn with the interpreter's lock: no other thread runs between the next two lines
+            time.sleep(0)  # start a new turn with the GIL: no other thread runs between the next two lines
             if _in_own_code(sys._current_frames().get(thread.ident)):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
                 self._hanging[thread] = True
@@ -241,8 +242,8 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def _in_own_code(frame: FrameType | None) -> bool:
-    """Whether a thread with this innermost frame is in the code of a call, and in none that it has called of the
-    standard library's."""
+    """Whether a thread with this innermost frame runs the code of a call, and not standard library code that the call
+    uses."""
     while frame is not None:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.startswith((f"{__package__}.", "asyncio.")):

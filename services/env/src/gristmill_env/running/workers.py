@@ -1,11 +1,11 @@
-"""Daemon threads for plain functions. A thread that hangs is given up, and another takes its place.
+"""Daemon threads for plain functions. A hanging thread is abandoned and replaced.
 
-`concurrent.futures.ThreadPoolExecutor` will not do: its threads hold up the interpreter's exit, and one that hangs
-keeps its place for ever.
+`concurrent.futures.ThreadPoolExecutor` is not suitable: its threads delay the interpreter's exit, and a hanging thread
+occupies its place in the pool forever.
 
-How many threads: cheap calls queue for one thread, which takes a whole group's in one go. Calls that wait (for a judge,
-a database) get more and more threads. Calls that compute do not, because each further thread makes all others wait
-longer for the interpreter's lock, the service's event loop included.
+The number of threads depends on the calls. Cheap calls queue for one thread, which runs all calls of a group in
+sequence. Calls that wait (for a judge or a database) get additional threads. Calls that compute do not, because each
+additional thread delays all others, including the service's event loop, at the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -20,58 +20,59 @@ from gristmill_env.running.calls import Call, Limits
 from gristmill_env.running.errors import CallError
 
 MOST_COMPUTING = 2
-"""Threads that calls of one name may compute on; the others of that name wait, and those of other names pass them."""
+"""Number of threads on which calls of one name may compute. Further calls of that name wait; other names overtake
+them."""
 STUCK = 1.0
-"""Seconds after which a computing call no longer counts as one, so that the calls queued behind it can run."""
+"""Seconds after which a computing call no longer counts as computing, so that the calls queued behind it can run."""
 SLOW = 0.02
-"""Seconds. Another thread comes only when all are in calls slower than this."""
+"""Seconds. The pool adds a thread only when all threads run calls slower than this."""
 _COMPUTES = 0.02
-"""Share of its time that a slow call must be computing to count as such. Low: many may share one lock, and the machine
-may be busy; a call that waits computes nothing."""
+"""Minimum share of its time that a slow call computes to count as computing. Low, because many threads may share one
+lock and the machine may be busy. A call that waits computes nothing."""
 
 
 class _Worker:
-    """A thread and its present call."""
+    """A thread and its current call."""
 
     def __init__(self) -> None:
         self.busy: tuple[Call[Any], float, float] | None = None
-        """The call that runs, when it began by time.monotonic(), and by the thread's processor time."""
+        """The running call, and its start in time.monotonic() and in the thread's processor time."""
         self.thread: threading.Thread
         self._seen: tuple[Call[Any], float, float] | None = None
 
     def slow(self, now: float) -> Call[Any] | None:
-        """The call that it is in, when that is a slow one."""
+        """Returns the current call if it is slow, else None."""
         busy = self.busy
         return busy[0] if busy is not None and now - busy[1] > SLOW else None
 
     def computes(self, now: float) -> Call[Any] | None:
-        """The slow call that it is in, if that computes rather than waits, and is not stuck."""
+        """Returns the current call if it is slow, computes rather than waits, and is not stuck; else None."""
         if (call := self.slow(now)) is None or (used := cpu_seconds(self.thread)) is None:
             return None
         if self._seen is None or self._seen[0] is not call:
             self._seen = (call, now, used)
-            return call  # as long as nothing is known
+            return call  # counts as computing until a second measurement
         seconds = now - self._seen[1]
         return call if seconds < STUCK and used - self._seen[2] > _COMPUTES * seconds else None
 
 
 class Workers:
-    """Calls in queues, one a name, and as many threads as they need."""
+    """Queues of calls, one for each name, and the threads that the calls need."""
 
     def __init__(self, most: int) -> None:
-        """`most`: threads at a time, those that are given up not counted."""
+        """`most`: maximum number of concurrent threads, without abandoned threads."""
         self._most = most
         self._queues: OrderedDict[str, deque[Call[Any]]] = OrderedDict()
-        """By the calls' name; the name that was served last is at the end."""
+        """Queues by call name. The name that was served last is at the end."""
         self._held: frozenset[str] = frozenset()
-        """Names whose calls compute on as many threads as they may."""
+        """Names whose calls already compute on `MOST_COMPUTING` threads."""
         self._wanted = threading.Condition()
         self._workers: list[_Worker] = []
         self._idle = 0
         self._closed = False
 
     def submit(self, calls: Iterable[Call[Any]]) -> None:
-        """Run the calls after those of the same name that are queued."""
+        """Queues the calls, each after the queued calls of the same name."""
         with self._wanted:
             for call in calls:
                 self._queues.setdefault(call.name, deque()).append(call)
@@ -81,7 +82,7 @@ class Workers:
                 self._add()
 
     def grow(self, now: float) -> None:
-        """Bring in a thread more when calls wait because all threads are slow."""
+        """Adds a thread when calls wait because all threads run slow calls."""
         with self._wanted:
             computing = Counter(call.name for worker in self._workers if (call := worker.computes(now)))
             self._held = frozenset(name for name, count in computing.items() if count >= MOST_COMPUTING)
@@ -93,9 +94,9 @@ class Workers:
                 self._add()
 
     def overdue(self, now: float, limits: Limits) -> list[tuple[Call[Any], threading.Thread, CallError]]:
-        """Give up threads whose call has overrun its limits.
+        """Abandons threads whose call has overrun its limits.
 
-        Returns the calls, claimed but not published, their threads, and their errors.
+        Returns the calls, claimed but not published, with their threads and errors.
         """
         given_up = []
         for worker in list(self._workers):
@@ -103,18 +104,18 @@ class Workers:
             if busy is None:
                 continue
             call, began, cpu_before = busy
-            if now - began <= min(limits.cpu, limits.wall):  # no call computes for longer than it takes
+            if now - began <= min(limits.cpu, limits.wall):  # a call's processor time never exceeds its elapsed time
                 continue
             used = cpu_seconds(worker.thread)
             why = limits.overrun(None if used is None else used - cpu_before, now - began)
-            if why is not None and call.claim():  # else it was in time after all, and its thread continues
+            if why is not None and call.claim():  # otherwise the call ended in time, and its thread continues
                 with self._wanted:
                     self._workers.remove(worker)
                 given_up.append((call, worker.thread, why))
         return given_up
 
     def close(self) -> None:
-        """Let the threads end once their call has."""
+        """Lets each thread end after its current call."""
         with self._wanted:
             self._closed = True
             self._queues.clear()
@@ -130,7 +131,7 @@ class Workers:
         while (call := self._next()) is not None:
             worker.busy = (call, time.monotonic(), time.thread_time())
             if not call.settle(call.run()):
-                return  # given up; it may be interrupted at any moment, so it touches no lock any more
+                return  # this thread is abandoned and may be interrupted at any moment, so it takes no lock any more
             worker.busy = None
 
     def _next(self) -> Call[Any] | None:
@@ -150,7 +151,7 @@ class Workers:
 
 
 def cpu_seconds(thread: threading.Thread) -> float | None:
-    """Processor time of the thread so far; None if it has ended, or the platform does not say (it is not Linux)."""
+    """Returns the thread's processor time so far; None if the thread has ended or the platform is not Linux."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""Equality of mathematical expressions, decided by Math-Verify in processes of its own that can be killed.
+"""Equality of mathematical expressions, decided by Math-Verify in separate processes that can be killed.
 
-Imports nothing: a checker process starts here, and starts again after each bomb.
+This module imports nothing, because each checker process imports it at its start and at each restart.
 """

@@ -1,6 +1,7 @@
-"""Equality by Math-Verify. Imports sympy: for the processes of the symbolic pool only, on whose main thread it runs.
+"""Equality by Math-Verify. Only processes of the symbolic pool import this module, because it imports sympy.
 
-Math-Verify's own time limits are off (they take SIGALRM); the process is killed instead.
+The checks run on the main thread of such a process. Math-Verify's own time limits are off, because they use SIGALRM.
+The pool kills the process instead.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _APART = sympy.Float("1e-12", _DIGITS)
 
 
 def checker(settings: bytes) -> Callable[[bytes], bytes]:
-    """The function of a process' jobs: an encoded `Check` to the value of an `Outcome`. Has the parser built first."""
+    """Builds the parser, and returns the function of a process's jobs: encoded `Check` to value of an `Outcome`."""
     _decide(r"3\sqrt{2}", r"\frac{\sqrt{72}}{2}", 0.0)
     return lambda body: decide(decode_check(body)).value.encode()
 
 
 def decide(check: Check) -> Outcome:
-    """Whether all stated answers are the same as their references; stops at the first that is not."""
+    """Decides whether all extracted answers equal their references. Stops at the first answer that does not."""
     one = _extract if check.extract else _decide
     outcomes = (one(gold, stated, check.tolerance) for gold, stated in check.pairs)
     return next((outcome for outcome in outcomes if outcome is not Outcome.SAME), Outcome.SAME)
@@ -55,7 +56,8 @@ def _decide(gold: str, stated: str, tolerance: float) -> Outcome:
 
 
 def _extract(gold: str, text: str, tolerance: float) -> Outcome:
-    """Exactly what Math-Verify's `parse` and `verify` accept with their own settings, and more only by `tolerance`."""
+    """Accepts the answers that Math-Verify's `parse` and `verify` accept with default settings, and answers within
+    `tolerance`."""
     golds, found = (parse(side, parsing_timeout=None) for side in (gold, text))
     if verify(golds, found, timeout_seconds=None):
         return Outcome.SAME
@@ -66,19 +68,19 @@ def _extract(gold: str, text: str, tolerance: float) -> Outcome:
 
 @lru_cache(maxsize=2048)
 def _parsed(latex: str) -> list[Any] | None:
-    """Math-Verify's reading of `latex`; None when it finds no mathematics in it.
+    """Returns Math-Verify's parse of `latex`; None when Math-Verify finds no mathematics in `latex`.
 
-    In a box: a bare `\\dfrac{9}{7}` parses to nothing.
+    `latex` is put in a box, because Math-Verify does not parse a bare `\\dfrac{9}{7}`.
     """
     read = parse(rf"\boxed{{{latex}}}", extraction_config=_LATEX, parsing_timeout=None)
     return read if read and not isinstance(read[0], str) else None
 
 
 def _surely_different(gold: Any, stated: Any) -> bool:
-    """Whether two expressions differ in value at some point: then no simplifying can make them equal.
+    """Whether two expressions differ in value at a test point, so that no simplification can make them equal.
 
-    Only of what Math-Verify compares as values: no sets, relations, single letters; nothing with
-    decimals or percents, which it rounds. `simplify` takes a hundred times as long to fail.
+    Applies only to expressions that Math-Verify compares as values. Sets, relations and single letters are excluded,
+    and so are decimals and percents, which Math-Verify rounds. `simplify` takes a hundred times as long to fail.
     """
     if not (_is_plain(gold) and _is_plain(stated)):
         return False
@@ -87,12 +89,12 @@ def _surely_different(gold: Any, stated: Any) -> bool:
     try:
         here, there = (side.subs(point).evalf(_DIGITS) for side in (gold, stated))
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return False  # sympy cannot say; Math-Verify may
+        return False  # sympy cannot decide; Math-Verify may
     return _is_real(here) and _is_real(there) and bool(abs(here - there) > _APART * (1 + abs(here)))
 
 
 def _surely_same(gold: Any, stated: Any) -> bool:
-    """Whether two small polynomials have the same coefficients, which takes a tenth of the time of `simplify`."""
+    """Whether two small polynomials have the same coefficients. Takes a tenth of the time of `simplify`."""
     if not (_is_plain(gold) and _is_plain(stated)):
         return False
     difference = gold - stated
@@ -117,7 +119,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _close(gold: Any, stated: Any, tolerance: float) -> bool:
-    """|stated − gold| ≤ tolerance · |gold|, of two real numbers."""
+    """Whether |stated − gold| ≤ tolerance · |gold| for two real numbers."""
     if not tolerance or not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, stated)):
         return False
     here, there = gold.evalf(_DIGITS), stated.evalf(_DIGITS)

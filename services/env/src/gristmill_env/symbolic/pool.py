@@ -1,4 +1,4 @@
-"""The pool of processes in which symbolic checks are decided."""
+"""The pool of processes that decide symbolic checks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gristmill_env.running.protocol import Order
 from gristmill_env.symbolic.protocol import Check, Outcome, encode_check
 
 _MEMORY = 1 << 30
-"""Address space, bytes. sympy with Math-Verify takes about 0.2 GB of it."""
+"""Limit of the address space, in bytes. sympy with Math-Verify takes about 0.2 GB."""
 _GROWN = 512 << 20
 _NICENESS = 5
 _WALL = 20
-"""Times the processor time that a check may take in all: a busy trainer on the same machine is no reason to give up."""
+"""Elapsed-time limit of a check, as a multiple of its processor-time limit. Large, because a trainer on the same
+machine may delay the check."""
 
 
 def check_limits(cpu: float) -> Limits:
-    """Of a check that may take `cpu` seconds of processor time."""
+    """Returns the limits of a check that may take `cpu` seconds of processor time."""
     return Limits(cpu, _WALL * cpu)
 
 
@@ -29,7 +30,7 @@ class SymbolicPool:
     """Decides checks in `size` processes, each within `limits`."""
 
     def __init__(self, size: int = 2, limits: Limits | None = None) -> None:
-        """`limits`: of one check; 3 s of processor time unless set."""
+        """`limits`: the limits of one check; by default 3 s of processor time."""
         self.size, self.limits = size, limits or check_limits(3.0)
         order = Order(
             target="gristmill_env.symbolic.equality:checker",
@@ -43,34 +44,34 @@ class SymbolicPool:
 
     @property
     def asked(self) -> int:
-        """Checks that the pool was ever asked for."""
+        """Number of checks that were ever submitted to the pool."""
         return self._processes.asked
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """Process ids of the running processes."""
         return self._processes.pids
 
     def submit(
         self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
     ) -> Future[bytes]:
-        """As `check`, for callers without an event loop. The result is the value of an Outcome."""
+        """Submits a check like `check`, for callers without an event loop. The result is the value of an Outcome."""
         check = Check(tuple(pairs), tolerance, extract)
         return self._processes.submit(encode_check(check), check.shown)
 
     async def check(
         self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
     ) -> Outcome:
-        """Whether in all `pairs` the stated LaTeX is the same as the reference LaTeX, which comes first.
+        """Checks whether in all `pairs` (reference, extracted) the two LaTeX answers are equal.
 
-        `extract`: the pairs are whole texts, and Math-Verify finds the answers in them. Raises JobError, or one of its
-        kinds, when a check does not finish.
+        `extract`: the pairs are whole texts, and Math-Verify finds the answers in the texts. Raises JobError, or a
+        subclass, when a check does not finish.
         """
         check = Check(tuple(pairs), tolerance, extract)
         return Outcome((await self._processes.do(encode_check(check), check.shown)).decode())
 
     def close(self) -> None:
-        """Kill the processes. Checks that wait or run end with JobError."""
+        """Kills the processes. Waiting and running checks end with JobError."""
         self._processes.close()
 
 
@@ -79,7 +80,7 @@ _shared: SymbolicPool | None = None
 
 
 def symbolic_pool() -> SymbolicPool:
-    """The pool of this process, which all rewards share."""
+    """Returns this process's pool, which all rewards share."""
     global _shared
     with _lock:
         if _shared is None:
@@ -88,7 +89,7 @@ def symbolic_pool() -> SymbolicPool:
 
 
 def set_up_checks(size: int, limits: Limits) -> None:
-    """Have the shared pool as a run's settings want it. Checks that are under way in another one fail."""
+    """Replaces the shared pool if its size or limits differ from these. Unfinished checks in the old pool fail."""
     global _shared
     with _lock:
         if _shared is not None and (_shared.size, _shared.limits) == (size, limits):
@@ -99,7 +100,7 @@ def set_up_checks(size: int, limits: Limits) -> None:
 
 
 def _forget_shared_pool() -> None:
-    """A forked child has none of its parent's threads: it needs a pool of its own."""
+    """Resets the shared pool in a forked child, which has none of its parent's threads and so needs a new pool."""
     global _lock, _shared
     _lock, _shared = threading.Lock(), None
 

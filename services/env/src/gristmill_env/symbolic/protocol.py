@@ -1,4 +1,4 @@
-"""What a process for symbolic checks is asked, and what it answers."""
+"""The jobs and results of a process for symbolic checks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _SHOWN = 60
 
 
 class Outcome(enum.Enum):
-    """What a check found."""
+    """The result of a check."""
 
     SAME = "same"
     DIFFERENT = "different"
-    """Or the stated answer cannot be parsed."""
+    """The answers differ, or the extracted answer cannot be parsed."""
     UNREADABLE_GOLD = "unreadable gold"
-    """The reference answer cannot be parsed: nothing can be said."""
+    """The reference answer cannot be parsed, so the check decides nothing."""
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True):
-    """Is every stated answer the same as its reference?"""
+    """The question whether every extracted answer equals its reference."""
 
     pairs: tuple[tuple[str, str], ...]
-    """Reference and stated answer, as LaTeX without delimiters."""
+    """Pairs of reference and extracted answer, as LaTeX without delimiters."""
     tolerance: float
-    """Relative; 0 is exact."""
+    """Relative tolerance; 0 requires exact equality."""
     extract: bool = False
-    """The pairs are whole texts, and Math-Verify finds the answers in them."""
+    """Whether the pairs are whole texts in which Math-Verify finds the answers."""
 
     @property
     def shown(self) -> str:
-        """What is checked, short enough for a message."""
+        """The checked answers, short enough for a message."""
         stated = ", ".join(pair[1] for pair in self.pairs)
         return f"the check of {stated if len(stated) <= _SHOWN else stated[: _SHOWN - 1] + '…'!r}"
 

@@ -1,7 +1,7 @@
 """Single-turn environments of `verifiers`: their data set becomes rows, their rubric a reward.
 
 dataset:
-  dataset_name: verifiers:gsm8k       # what vf.load_environment takes
+  dataset_name: verifiers:gsm8k       # the id for vf.load_environment
   dataset_args: {num_train_examples: 500}
   reward_functions: [verifiers]
 """

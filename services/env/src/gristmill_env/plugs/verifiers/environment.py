@@ -1,4 +1,4 @@
-"""Loads an environment by its id, once, and refuses what is not one prompt and one reply."""
+"""Loads an environment by its id, once, and rejects environments that need more than one prompt and one reply."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _INSTALL = 'pip install "verifiers>=0.2,<0.4"'
 _SPLITS = {"train": "build_dataset", "eval": "build_eval_dataset"}
 
 _loaded: dict[str, Any] = {}
-"""Environments by id and arguments: rows and rewards of a run come from one."""
+"""Environments by id and arguments, so that rows and rewards of a run use the same environment."""
 
 
 def load_environment(environment_id: str, arguments: Mapping[str, Any]) -> Any:
-    """The vf.SingleTurnEnv that vf.load_environment makes of these, the same one each time.
+    """Returns the vf.SingleTurnEnv from vf.load_environment; the same object for the same id and arguments.
 
-    Its rubric tells the failures of its functions (`failures`). Call it on the main thread: verifiers sets signal
-    handlers. Raises PluginError: verifiers or the environment's package is not there, its code fails, or it takes
-    more than one prompt and one reply.
+    The environment's rubric reports the failures of its functions (see `failures`). Call this function on the main
+    thread, because verifiers sets signal handlers. Raises PluginError if verifiers or the environment's package is not
+    installed, or if its code fails. Also raises it if the environment needs more than one prompt and one reply.
     """
     key = json.dumps([environment_id, dict(arguments)], sort_keys=True, default=repr)
     if key not in _loaded:
@@ -39,10 +39,10 @@ def load_environment(environment_id: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def environment_rows(environment_id: str, arguments: Mapping[str, Any], split: str) -> Any:
-    """The environment's data set, a datasets.Dataset whose column `prompt` holds messages.
+    """Returns the environment's data set, a datasets.Dataset whose column `prompt` holds messages.
 
-    `split`: train or eval. Raises PluginError as load_environment does, DatasetError when there is no such split or
-    it cannot be built.
+    `split`: train or eval. Raises PluginError like `load_environment`, DatasetError when the split does not exist or
+    cannot be built.
     """
     label = f"verifiers environment '{environment_id}'"
     if split not in _SPLITS:
@@ -98,7 +98,7 @@ def _verifiers(environment_id: str) -> Any:
 def _load(vf: Any, environment_id: str, arguments: Mapping[str, Any]) -> Any:
     try:
         return vf.load_environment(environment_id, **arguments)
-    except Exception as error:  # the environment's code; verifiers puts what it raised below an error of its own
+    except Exception as error:  # the environment's code; verifiers wraps the code's error in another error
         cause = error.__cause__ or error
         raise PluginError(
             "environment_not_loaded",
@@ -132,7 +132,8 @@ def _check(vf: Any, environment_id: str, environment: Any) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM: making an environment replaces them by ones that exit on the spot."""
+    """Restores the handlers of SIGINT and SIGTERM, because a new environment replaces them with handlers that exit
+    immediately."""
     held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

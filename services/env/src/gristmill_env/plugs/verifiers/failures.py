@@ -1,4 +1,4 @@
-"""Tells which functions of a rubric failed. verifiers itself scores a function that raises as 0.0, and goes on."""
+"""Reports which functions of a rubric failed. verifiers itself scores a function that raises as 0.0."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gristmill_env.errors import RewardError
 
 @dataclass(frozen=True)
 class FunctionFailure:
-    """A function of a rubric that raised, or gave what is no finite number."""
+    """The failure of a rubric's function that raised or did not return a finite number."""
 
     error: Exception
     counts: bool
-    """Its weight is not 0."""
+    """Whether the function's weight is not 0."""
 
 
 Failures = dict[str, FunctionFailure]
-"""By the function's name; the last failure of each."""
+"""The last failure of each function, by the function's name."""
 
 _failures: ContextVar[Failures] = ContextVar("failures")
 
 
 @contextmanager
 def noted_failures() -> Iterator[Failures]:
-    """Failures of the rubrics that are run in this block, also in tasks that it starts."""
+    """Collects the failures of rubrics that run in this block, including rubrics in tasks that the block starts."""
     failures: Failures = {}
     token = _failures.set(failures)
     try:
@@ -41,7 +41,7 @@ def noted_failures() -> Iterator[Failures]:
 
 
 def tell_failures(rubric: Any) -> None:
-    """Have the functions of `rubric`, and of those in it where it is a vf.RubricGroup, tell their failures."""
+    """Wraps the functions of `rubric`, and of the rubrics in a vf.RubricGroup, so that they report their failures."""
     alone = not rubric.has_group_rewards
     rubric.funcs = [
         _told(function, counts=weight != 0, alone=alone)
@@ -52,7 +52,7 @@ def tell_failures(rubric: Any) -> None:
 
 
 def _told(function: Callable[..., Any], *, counts: bool, alone: bool) -> Callable[..., Any]:
-    """`alone`: it is called with one completion, so that one number stands for what it failed to give."""
+    """Wraps `function`. `alone`: the function scores one completion and so returns one number, 0.0 if it fails."""
 
     @wraps(function)  # a rubric reads the signature
     async def told(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ def _told(function: Callable[..., Any], *, counts: bool, alone: bool) -> Callabl
             value = function(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value
-            plain = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
+            plain = value.tolist() if hasattr(value, "tolist") else value  # numpy and torch values
             for number in plain if isinstance(plain, list | tuple) and not alone else (plain,):
                 if not math.isfinite(float(number)):
                     raise RewardError("value_invalid", f"a reward is a finite number, not {number!r}")
@@ -68,7 +68,7 @@ def _told(function: Callable[..., Any], *, counts: bool, alone: bool) -> Callabl
         except Exception as error:
             _failures.get()[function.__name__] = FunctionFailure(error, counts)
             if alone:
-                return 0.0  # what verifiers makes of it; raised, it would be a line in the log for each completion
+                return 0.0  # as verifiers does; a raised error would add a log line for each completion
             raise
 
     return told

@@ -1,4 +1,4 @@
-"""A model for vf.SingleTurnEnv.rollout that says what was sampled already."""
+"""A model client for vf.SingleTurnEnv.rollout that returns an already sampled completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill_env.rewards.sample import Sample
 
 
 class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is an extra
-    """Gives one sample's completion to whoever asks, if asked with the prompt that it answers."""
+    """Returns one sample's completion for every request with the sample's prompt."""
 
     def __init__(self, sample: Sample, prompt: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(sample)
@@ -21,17 +21,18 @@ class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is a
         self._prompt = [(message["role"], message["content"]) for message in prompt]
 
     def setup_client(self, config: Any) -> Any:
-        """There is nothing to connect to."""
+        """Returns `config`; this client makes no connection."""
         return config
 
     async def to_native_tool(self, tool: Any) -> Any:
-        """Raises RewardError: the model has been given no tools."""
+        """Raises RewardError, because the model did not get any tools."""
         raise RewardError(
             "tool_in_row", f"the row gives the model a tool, {tool.name}, which nobody would answer", tool=tool.name
         )
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
-        """Raises RewardError for another prompt than the completion's: setup_state or get_prompt_messages made it."""
+        """Raises RewardError if the prompt differs from the sample's, that is, setup_state or get_prompt_messages
+        changed it."""
         if [(message.role, message.content) for message in messages] != self._prompt:
             raise RewardError(
                 "prompt_changed",
@@ -42,14 +43,14 @@ class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is a
     async def get_native_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
     ) -> Any:
-        """The sample itself."""
+        """Returns the sample."""
         return self._sample
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """It is always valid."""
+        """Accepts every response."""
 
     async def from_native_response(self, response: Sample) -> Any:
-        """The completion as verifiers has it. Prompt tokens are not known here, and count 0."""
+        """Returns the completion as a verifiers Response. The number of prompt tokens is unknown here, and set to 0."""
         cut = response.finish_reason == "length"
         spent = len(response.tokens or ())
         return Response(
@@ -63,4 +64,4 @@ class Replay(vf.Client):  # type: ignore[misc]  # Any to a type checker: it is a
         )
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing; this client has no connection."""

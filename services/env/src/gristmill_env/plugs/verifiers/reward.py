@@ -1,8 +1,8 @@
 """An environment's rubric as a reward: `type: verifiers`.
 
-Each completion goes through the environment's own rollout, with a model that says just that (`replay`), and the
-states that come of it through the rubric's score_group. So totals and metrics are those of verifiers, but for a
-function that fails: here that is an error, never a 0.
+Each completion goes through the environment's own rollout, with a model client that returns the completion (`replay`).
+The rubric's score_group then scores the resulting states. So totals and metrics equal the results of verifiers, except
+if a function fails: here a failure is an error, never a 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.sample import Detailed, Sample, private
 
 _PROMPT = "prompt"
-"""Column that the rows of every environment have."""
+"""Column in the rows of every environment."""
 
 
 class RubricParams(Settings):
@@ -40,7 +40,7 @@ class RubricParams(Settings):
 
 @dataclass(frozen=True)
 class RubricReward(Reward):
-    """The rubric of one environment. Its functions, before their weights, are the reward's parts."""
+    """The rubric of one environment. The unweighted values of its functions are the reward's parts."""
 
     name: str
     environment: Any
@@ -60,7 +60,7 @@ class RubricReward(Reward):
                 input=_PROMPT,
                 columns=list(known.columns),
             )
-        # Alone where it may: then what goes wrong costs one completion, not its group.
+        # Score each completion alone if possible. Then a failure affects one completion, not its group.
         in_group = self.environment.rubric.has_group_rewards
         function = self._score if in_group else self._score_one
         return Task(name, function, True, in_group, lambda samples: {"samples": samples})
@@ -83,14 +83,14 @@ class RubricReward(Reward):
         return [Detailed(state["reward"], {**state["metrics"], **failed}) for state in states]
 
     async def _state(self, sample: Sample) -> Any:
-        """The state that the environment's rollout ends in."""
-        from gristmill_env.plugs.verifiers.replay import Replay  # here: it is the extra
+        """Returns the final state of the environment's rollout."""
+        from gristmill_env.plugs.verifiers.replay import Replay  # here, because it needs the extra
 
         prompt = _messages(sample)
         client = Replay(sample, prompt)
         state = await self.environment.rollout({**private(sample.row), _PROMPT: prompt}, client, "policy", {})
         if (error := state.get("error")) is not None:
-            cause = error.__cause__ or error  # verifiers puts what went wrong below an error of its own
+            cause = error.__cause__ or error  # verifiers wraps the error in another error
             if isinstance(cause, RewardError):
                 raise RewardError(cause.code, str(cause), **cause.values) from error
             raise _named("the environment's rollout", cause) from error
@@ -98,9 +98,9 @@ class RubricReward(Reward):
 
 
 def rubric_reward(name: str, params: Mapping[str, Any]) -> RubricReward:
-    """The rubric of the environment that `params` name (`RubricParams`).
+    """Returns the rubric of the environment that `params` describe (`RubricParams`).
 
-    Raises RewardError for wrong params, PluginError for an environment that cannot be loaded.
+    Raises RewardError for invalid params, PluginError for an environment that cannot be loaded.
     """
     try:
         wanted = parse(RubricParams, dict(params), f"params of reward '{name}'")
@@ -111,7 +111,7 @@ def rubric_reward(name: str, params: Mapping[str, Any]) -> RubricReward:
 
 
 def _named(what: str, error: BaseException) -> RewardError:
-    """The error of the environment's code that raised `error`. `what`: which code, for the message."""
+    """Returns the RewardError for an `error` of the environment's code. `what`: the code's name, for the message."""
     if isinstance(error, RewardError):
         return RewardError(error.code, f"{what}: {error}", **error.values)
     kind = type(error).__name__
@@ -119,7 +119,7 @@ def _named(what: str, error: BaseException) -> RewardError:
 
 
 def _messages(sample: Sample) -> list[dict[str, Any]]:
-    """What the model was given, else what the row holds."""
+    """Returns the model's prompt messages, or the row's prompt if the sample has no messages."""
     prompt = sample.messages or sample.row[_PROMPT]
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]

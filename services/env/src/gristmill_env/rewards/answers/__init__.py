@@ -1,4 +1,4 @@
-"""Final answers read and compared: exactly where that decides, and else the pairs that algebra has to decide."""
+"""Reads and compares final answers. If exact comparison cannot decide, returns the pairs that algebra must decide."""
 
 from gristmill_env.rewards.answers.answer import Answer, read_answer
 from gristmill_env.rewards.answers.comparison import Decision, Pair, compare

@@ -1,4 +1,4 @@
-"""An answer as it is compared: a number, words, or a piece of mathematics."""
+"""An answer in comparable form: a number, words, or a mathematical expression."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _LOOSE_BLANK = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")
 
 @dataclass(frozen=True)
 class Answer:
-    """One stated or reference answer, read once."""
+    """One extracted or reference answer, parsed once."""
 
     bare: str
-    """As written, undressed."""
+    """The answer's text after normalization by `undressed`."""
     number: Number | None
-    """Set when it is one number and nothing else."""
+    """Set if the answer is one number and nothing else."""
     words: str | None
-    """Set when it is all `\\text{...}`: the words, to be compared as such."""
+    """The words, if the whole answer is `\\text{...}`. They are compared as words."""
     latex: str | None
-    """What the symbolic checker is asked about; None when it is prose."""
+    """The LaTeX for the symbolic checker; None if the answer is prose."""
 
     @property
     def readable(self) -> bool:
-        """Whether anything can be compared with it."""
+        """Whether the answer can be compared with other answers."""
         return self.number is not None or self.words is not None or self.latex is not None
 
     @property
     def is_relation(self) -> bool:
-        """An equation, an inequality, or a membership."""
+        """Whether the answer is an equation, an inequality, or a membership."""
         return _RELATION.search(self.bare) is not None
 
     @cached_property
     def radical(self) -> Radical | None:
-        """Set when it is a product of fractions, square roots and π."""
+        """The answer as a product of fractions, square roots and π; None if it does not have this form."""
         if self.number is not None:
             return radical_of(self.number)
         return None if self.latex is None else read_radical(self.latex)
 
     @cached_property
     def tight(self) -> str:
-        """As written, without the blanks that mean nothing."""
+        """The text of `bare` without insignificant blanks."""
         return _LOOSE_BLANK.sub("", self.bare)
 
     @cached_property
     def named(self) -> tuple[str, Answer] | None:
-        """The letter and the value of `x = 5`."""
+        """The letter and the value, if the answer has the form `x = 5`; else None."""
         match = _NAMED.fullmatch(self.bare)
         if match is None or re.search(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", match[2]):
             return None
@@ -63,12 +63,12 @@ class Answer:
 
     @cached_property
     def elements(self) -> Elements | None:
-        """Its elements, when it is a tuple, an interval, a set or a list."""
+        """The elements, if the answer is a tuple, an interval, a set or a list; else None."""
         return None if self.latex is None or self.is_relation else split_elements(self.latex)
 
 
 def read_answer(text: str) -> Answer:
-    """Read an answer as extracted. The answers of a group are few: what was read is remembered."""
+    """Parses an extracted answer. Results are cached, because a group has few different answers."""
     if len(text) > 2 * MAX_CHARS:
         return Answer(bare="", number=None, words=None, latex=None)
     return _read(text)

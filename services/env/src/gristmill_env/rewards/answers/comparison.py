@@ -1,4 +1,4 @@
-"""Decides without algebra whether two answers are the same, or says what algebra has to decide."""
+"""Decides without algebra whether two answers are equal, or returns the pairs that algebra must decide."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gristmill_env.rewards.answers.sequences import Elements
 
 @dataclass(frozen=True)
 class Pair:
-    """A reference answer and a stated one, as LaTeX, whose equality only algebra can tell."""
+    """A reference answer and an extracted answer, as LaTeX. Only algebra can decide whether they are equal."""
 
     gold: str
     stated: str
 
 
 Decision = bool | tuple[Pair, ...]
-"""Same or not; or what is the same if every one of these pairs is."""
+"""True if equal, False if not; or pairs, if the answers are equal exactly when every pair is equal."""
 
 
 def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
-    """Whether `stated` is the answer `gold`, which has to be readable.
+    """Decides whether `stated` equals the answer `gold`, which must be readable.
 
-    Numbers are compared exactly (see `number.equal`), and so are products of roots and π; `\\text{}` as
-    words, tuples and intervals element by element; what is written alike is alike. The rest is left to algebra.
+    Numbers (see `number.equal`) and products of roots and π are compared exactly. `\\text{}` is compared as words,
+    tuples and intervals element by element. Answers with the same text are equal. Algebra decides all other cases.
     """
     if gold.number is not None and stated.number is not None:
         return equal(gold.number, stated.number, tolerance)
@@ -47,7 +47,7 @@ def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
 
 
 def _values(gold: Answer, stated: Answer) -> tuple[Answer, Answer] | None:
-    """What is on the right of `x =`, when both name the same letter, or only one names any."""
+    """Returns both values without `x =`, if both answers name the same letter or only one names a letter."""
     if gold.named and stated.named:
         return (gold.named[1], stated.named[1]) if gold.named[0] == stated.named[0] else None
     if gold.named and not stated.is_relation:
@@ -78,7 +78,7 @@ def _compare_elements(gold: Elements, stated: Elements, whole: tuple[Pair, ...],
 
 
 def _same_set(golds: list[Answer], found: list[Answer], whole: tuple[Pair, ...], tolerance: float) -> Decision:
-    """Order and repetition mean nothing in a set."""
+    """Compares two sets of numbers without regard to order and repetition."""
     if not all(answer.number is not None for answer in (*golds, *found)):
         return whole
     return all(any(compare(one, other, tolerance) for other in found) for one in golds) and all(

@@ -1,11 +1,11 @@
-"""Takes off what an answer wears and does not mean: `**$\\dfrac{9}{7}$.**` is `\\frac{9}{7}`."""
+"""Normalizes the LaTeX of an answer: `**$\\dfrac{9}{7}$.**` becomes `\\frac{9}{7}`."""
 
 from __future__ import annotations
 
 import re
 
 TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-"""A piece of text in LaTeX; the group is the text."""
+"""Text in LaTeX; the group is the text."""
 
 _EMPHASIS = re.compile(r"(?<![\w)*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(*])")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|\\?\$")
@@ -25,16 +25,16 @@ _MEANT = str.maketrans({
 
 
 def undressed(text: str) -> str:
-    """`text` without mathematics delimiters, `$`, emphasis, sizes, and a trailing full stop, comma or colon.
+    """Removes mathematics delimiters, `$`, emphasis, sizes, and a trailing full stop, comma or colon from `text`.
 
-    Thousands separators of any kind become commas, signs of Unicode the LaTeX that means the same,
-    runs of blanks one. An exclamation mark stays: it may be a factorial.
+    Thousands separators of any kind become commas. Unicode signs become the equivalent LaTeX, and runs of blanks become
+    one blank. An exclamation mark remains, because it may be a factorial.
     """
     bare = _EMPHASIS.sub(r"\1", text.strip()).strip("*`_ \t\n")
     bare = _DELIMITERS.sub("", bare)
     bare = _THOUSANDS.sub(",", bare).replace("{,}", ",")
     bare = _BLANKS.sub(" ", bare).strip().translate(_MEANT)
-    if bare.startswith("\u2013"):  # an en dash before an answer is its minus; between two numbers it is a range
+    if bare.startswith("\u2013"):  # an en dash before an answer is a minus sign; between two numbers it means a range
         bare = "-" + bare[1:]
     bare = _FRACTION.sub(r"\\frac", _SIZES.sub("", bare))
     bare = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(_with_braces, bare))
@@ -42,13 +42,14 @@ def undressed(text: str) -> str:
 
 
 def words_of(text: str) -> str | None:
-    """The words of an answer that is all `\\text{...}`: "friday" of `\\text{Friday}`, "c" of `\\text{(C)}`."""
+    """Returns the words of an answer that is all `\\text{...}`: "friday" for `\\text{Friday}`, "c" for
+    `\\text{(C)}`."""
     match = TEXT.fullmatch(text)
     return plain_words(match[1]) if match and not any(char.isdigit() for char in match[1]) else None
 
 
 def plain_words(text: str) -> str:
-    """`text` as words to compare: no `\\text{}` and no brackets around, single blanks, no case."""
+    """Returns `text` as comparable words: without `\\text{}` and outer brackets, with single blanks, casefolded."""
     words = " ".join(TEXT.sub(r" \1 ", text).split()).strip(" .,;:!")
     if words.startswith("(") and words.endswith(")"):
         words = words[1:-1].strip()

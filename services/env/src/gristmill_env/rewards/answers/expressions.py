@@ -1,4 +1,4 @@
-"""Tells mathematics from prose, and writes it as the LaTeX that the symbolic checker reads."""
+"""Distinguishes mathematics from prose, and converts mathematics to LaTeX for the symbolic checker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ _LONG_EXPONENT = re.compile(r"\^ ?(-?[0-9]{2,}|-[0-9])")
 
 
 def mathematics(bare: str) -> str | None:
-    """`bare` (undressed) as LaTeX, or None when it is no single piece of mathematics.
+    """Returns `bare` (normalized by `undressed`) as LaTeX, or None if it is not a single mathematical expression.
 
-    None for prose ("Paris", "not 72"), which Math-Verify would read as a product of letters that
-    equals its anagrams; for numbers side by side ("1 000") and "1e999", which it would multiply; for
-    braces that do not match; for a box, whose inside is the answer; for what is too long or too deep
-    to be an answer.
+    Returns None in these cases:
+
+    - prose ("Paris", "not 72"), which Math-Verify would read as a product of letters that equals its anagrams;
+    - adjacent numbers ("1 000") and "1e999", which Math-Verify would multiply;
+    - braces that do not match;
+    - a box, whose inside is the answer;
+    - text that is too long or too deeply nested to be an answer.
     """
     if not bare or len(bare) > MAX_CHARS or not _nests_well(bare):
         return None
@@ -51,7 +54,7 @@ def mathematics(bare: str) -> str | None:
 
 
 def _nests_well(text: str) -> bool:
-    """Whether curly brackets match, and none nests too deep to be an answer."""
+    """Whether curly brackets match, and no bracket nests too deeply for an answer."""
     depth = curly = 0
     for char in text:
         depth += (char in _OPENING) - (char in _CLOSING)
@@ -66,11 +69,11 @@ def _is_prose(bare: str) -> bool:
     if _SMALL_WORDS.search(plain):
         return True
     only_letters = not re.search(r"[^A-Za-z ]", bare)
-    longest = 2 if only_letters else 3  # of letters that may be variables, multiplied
+    longest = 2 if only_letters else 3  # maximum length of a word that counts as a product of variables
     words = [word for word in _WORD.findall(plain) if not _KEPT_WORD.fullmatch(word)]
     return any(len(word) > longest and not _run(word) for word in words)
 
 
 def _run(word: str) -> bool:
-    """Letters one after the other, as variables and corners are named: "abc", "XYZ", "ABCD"."""
+    """Whether the letters are consecutive, like names of variables and corners: "abc", "XYZ", "ABCD"."""
     return all(ord(b) - ord(a) == 1 for a, b in pairwise(word))

@@ -1,4 +1,4 @@
-"""Reads one number, exactly, and compares two."""
+"""Parses one number exactly, and compares two numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fractions import Fraction
 from gristmill_env.rewards.answers.dress import TEXT, undressed
 from gristmill_env.rewards.answers.units import read_suffix
 
-_MAX_CHARS = 150  # longer "numbers" are noise, and exact arithmetic on them is not free
-_PLACES = 6  # Math-Verify's, where a decimal meets a fraction that no decimal is
+_MAX_CHARS = 150  # longer "numbers" are noise, and exact arithmetic on them is slow
+_PLACES = 6  # as in Math-Verify, for a decimal compared with a fraction that does not terminate
 
 _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _SIGN = re.compile(r"([+-]?) ?[€£¥₹]? ?([+-]?)")
@@ -22,21 +22,21 @@ _DECIMAL = re.compile(rf"({_PLAIN})(?:[eE]([+-]?[0-9]{{1,2}}))?(?![0-9A-Za-z,.])
 
 @dataclass(frozen=True)
 class Number:
-    """One exact number, as an answer states it."""
+    """One exact number from an answer."""
 
     value: Fraction
-    """As written, before any percent sign: 25 of "25%"."""
+    """The value as written, without the percent sign: 25 for "25%"."""
     percent: bool
     decimal: bool
-    """Written with digits and a point only, not as a fraction."""
+    """Whether the number is written with digits and a point only, not as a fraction."""
 
     @property
     def latex(self) -> str:
-        """The number for a symbolic check."""
+        """The number as LaTeX for a symbolic check."""
         over, under = self.value.numerator, self.value.denominator
         if under == 1:
             text = str(over)
-        elif self.decimal:  # a decimal has to stay one: Math-Verify compares it rounded
+        elif self.decimal:  # a decimal must remain a decimal, because Math-Verify rounds decimals
             with localcontext(prec=2 * _MAX_CHARS):
                 text = f"{Decimal(over) / Decimal(under):f}"
         else:
@@ -45,23 +45,22 @@ class Number:
 
 
 def read_number(text: str) -> Number | None:
-    """The number that `text` is, or None when it is not one number and nothing else.
+    """Returns the number in `text`, or None if `text` is not one number and nothing else.
 
-    Read are decimals, thousands separators where they belong, fractions (`9/7`, `\\frac{9}{7}`), mixed
-    numbers (`3 1/2`), percents, a currency sign before and a unit behind. "72 or 73", "72,73", "1 234"
-    and "72 million" are no number.
+    Accepts decimals, correctly placed thousands separators, fractions (`9/7`, `\\frac{9}{7}`), mixed numbers (`3 1/2`),
+    percents, a leading currency sign and a trailing unit. Rejects "72 or 73", "72,73", "1 234" and "72 million".
     """
     return undressed_number(undressed(text)) if len(text) <= _MAX_CHARS else None
 
 
 def undressed_number(bare: str) -> Number | None:
-    """As `read_number`, of a text that is undressed already."""
+    """Parses a number like `read_number`, from text already normalized by `undressed`."""
     if len(bare) > _MAX_CHARS:
         return None
     if inside := TEXT.fullmatch(bare):
         bare = inside[1].strip()
     signs = _SIGN.match(bare)
-    assert signs is not None  # all of it is optional
+    assert signs is not None  # every part of the pattern is optional
     if signs[1] and signs[2]:
         return None
     body = bare[signs.end() :]
@@ -82,8 +81,8 @@ def undressed_number(bare: str) -> Number | None:
 def equal(gold: Number, stated: Number, tolerance: float = 0.0) -> bool:
     """Whether both are the same number, or |stated − gold| ≤ tolerance · |gold|.
 
-    25% is 0.25 and, since questions that ask for a percentage have golds without the sign, 25 too.
-    A decimal equals a fraction that no decimal is when both round to the same six places.
+    25% equals 0.25, and also 25, because reference answers often omit the sign when the question asks for a percentage.
+    A decimal equals a fraction that does not terminate if both round to the same six places.
     """
     return any(_close(gold, g, stated, s, tolerance) for g, s in _readings(gold, stated))
 
@@ -93,7 +92,7 @@ def _plain(text: str) -> Fraction:
 
 
 def _readings(gold: Number, stated: Number) -> list[tuple[Fraction, Fraction]]:
-    """Pairs of values to compare: the second reading of a percent is the bare number, unless that is below one."""
+    """Returns pairs of values to compare. The second reading of a percent is the bare number, unless it is below 1."""
     readings = [(_ratio(gold), _ratio(stated))]
     if gold.percent != stated.percent and abs(gold.value) >= 1:
         readings.append((gold.value, stated.value))

@@ -1,4 +1,4 @@
-"""One text for all ways to write an answer, so that answers can be counted without comparing each with each."""
+"""The canonical text of an answer. With canonical texts, answers are counted without pairwise comparison."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from gristmill_env.rewards.answers.radicals import Radical
 
 
 def one_form(text: str) -> str:
-    """The answer `text`, as extracted, in one form: `$72.00` is "72", `\\sqrt2` is `\\sqrt{2}`, `**Paris.**` "paris".
+    """Returns the canonical form of an extracted answer: "72" for `$72.00`, `\\sqrt{2}` for `\\sqrt2`, "paris" for
+    `**Paris.**`.
 
-    What `compare` decides without algebra has the same form, but for percents and rounded decimals; not all that
-    algebra makes equal has: `x + 1` and `1 + x` have two.
+    Answers that `compare` finds equal without algebra have the same form, except percents and rounded decimals.
+    Answers that are equal only by algebra may have different forms, for example `x + 1` and `1 + x`.
     """
     return _form(read_answer(text)) or " ".join(text.split())
 
@@ -43,6 +44,6 @@ def _radical(radical: Radical) -> str:
 
 
 def _split(brackets: str) -> tuple[str, str]:
-    """The two of "[)", or of "\\{\\}"."""
+    """Splits a pair of brackets such as "[)" or "\\{\\}" in two."""
     half = len(brackets) // 2
     return brackets[:half], brackets[half:]

@@ -1,6 +1,6 @@
 """Products of fractions, square roots and π, compared exactly: `\\frac{3\\sqrt{2}}{2}` is `\\frac{3}{\\sqrt{2}}`.
 
-Most answers that are no fractions are of this form; algebra takes a thousand times as long for each.
+Most answers that are not fractions have this form. Algebra takes a thousand times as long for each answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Radical:
-    """sign · √square · π^pi. Equal values have equal fields: π is no root of anything."""
+    """The number sign · √square · π^pi. Equal values have equal fields, because π is transcendental."""
 
     sign: int
     square: Fraction
@@ -30,19 +30,19 @@ class Radical:
         return Radical(sign, self.square * other.square, self.pi + other.pi if sign else 0)
 
     def over(self, other: Radical) -> Radical:
-        """Divided by `other`, which is not 0."""
+        """Returns this number divided by `other`, which is not 0."""
         return self * Radical(other.sign, 1 / other.square, -other.pi)
 
 
 def radical_of(number: Number) -> Radical | None:
-    """A number as one; None for a percent, and for a decimal, which may stand for what it is rounded from."""
+    """Converts a number to a Radical. Returns None for a percent, and for a decimal, which may be a rounded value."""
     if number.percent or (number.decimal and number.value.denominator != 1):
         return None
     return Radical((number.value > 0) - (number.value < 0), number.value**2)
 
 
 def read_radical(latex: str) -> Radical | None:
-    """The product that `latex` is, or None when it is more than a product, or could be read in two ways."""
+    """Returns the product in `latex`, or None if `latex` is not only a product or is ambiguous."""
     body = latex.removeprefix("-")
     tokens: list[re.Match[str]] = []
     at = 0
@@ -60,8 +60,8 @@ def read_radical(latex: str) -> Radical | None:
 
 
 def _product(tokens: list[re.Match[str]]) -> Radical | None:
-    """Takes the factors of one product from the end of `tokens`. A bare number, and a fraction behind
-    one, which may be a mixed number, are factors only at the start and behind a sign of multiplication."""
+    """Takes the factors of one product from the end of `tokens`. A number or fraction is a factor only at the start and
+    after a multiplication sign. A fraction after a number may be a mixed number."""
     product: Radical | None = None
     joined = True
     while tokens and not (tokens[-1]["over"] or tokens[-1]["close"]):

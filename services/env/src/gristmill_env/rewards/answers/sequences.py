@@ -14,22 +14,23 @@ _THOUSANDS = re.compile(r"[0-9],[0-9]{3}(?![0-9])")
 
 @dataclass(frozen=True)
 class Elements:
-    """What a pair of brackets holds."""
+    """The elements in a pair of brackets."""
 
     brackets: str
-    """Both, such as "[)" for a half-open interval; empty for a bare list."""
+    """Both brackets, such as "[)" for a half-open interval; empty for a list without brackets."""
     items: tuple[str, ...]
 
     @property
     def ordered(self) -> bool:
-        """A tuple or an interval, not a set or a list."""
+        """Whether the elements form a tuple or an interval, not a set or a list."""
         return bool(self.brackets) and self.brackets[0] in _ROUND_OR_SQUARE
 
 
 def split_elements(latex: str) -> Elements | None:
-    """The elements of `latex`, two at least; None when it is no tuple, interval, set or list.
+    """Returns the elements of `latex`, at least two; None if `latex` is not a tuple, an interval, a set or a list.
 
-    In a list in which commas may also separate thousands, blanks tell: "1,234, 5,678" are two numbers.
+    If commas in a list may also separate thousands, only a comma before a blank separates elements: "1,234, 5,678" are
+    two numbers.
     """
     tokens = list(_TOKEN.finditer(latex))
     if not any(token[0] == "," for token in tokens):

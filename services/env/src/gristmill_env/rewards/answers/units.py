@@ -1,4 +1,4 @@
-"""What may follow a number and leave it the same number: percent is told apart, degrees and units are dropped."""
+"""Parses the text after a number: recognizes percent, and drops degrees and units."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAX_WORDS = 4
 
 
 def read_suffix(rest: str) -> Suffix | None:
-    """What the text after a number is; None when it may change the number: "or 73", "million", "x^2".
+    """Returns the kind of the text after a number; None if the text may change the number: "or 73", "million", "x^2".
 
-    Which unit it is is not looked at, as in the graders of MATH.
+    The kind of unit is ignored, as in the graders of MATH.
     """
     opened = TEXT.sub(r" \1 ", rest)
     bare = opened.strip()

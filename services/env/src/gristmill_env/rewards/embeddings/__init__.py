@@ -1,4 +1,4 @@
-"""Texts as vectors, for rewards that compare meanings."""
+"""Text embeddings, for rewards that compare meanings."""
 
 from gristmill_env.rewards.embeddings.embedder import Embedder, Vectors, cosine_distances
 from gristmill_env.rewards.embeddings.local import LocalModel

@@ -1,4 +1,4 @@
-"""What makes vectors of texts, and how far apart these are."""
+"""The interface of embedders, and the cosine distance of embeddings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Vectors = npt.NDArray[np.float64]
 
 
 class Embedder(Hashable, Protocol):
-    """Makes a vector of a text. Equal embedders make equal vectors, so that these can be remembered."""
+    """Computes vectors of texts. Equal embedders compute equal vectors, so that vectors can be cached."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """f64[n, d], a row for each of n texts in their order. Raises RewardError."""
+        """Returns f64[n, d], one row for each of n texts in their order. Raises RewardError."""
 
 
 def cosine_distances(vectors: Vectors, other: Vectors) -> Vectors:
-    """f64[n]: 1 - cos of the angle between each row of `vectors` f64[n, d] and `other` f64[d]; 0 to 2.
+    """Returns f64[n]: 1 - cos of the angle between each row of `vectors` f64[n, d] and `other` f64[d]; 0 to 2.
 
-    Raises RewardError for vectors of other lengths, or of no direction (all zeros, or not finite).
+    Raises RewardError for vectors of different lengths, or without a direction (all zeros, or not finite).
     """
     if vectors.shape[1] != len(other):
         raise RewardError(

@@ -1,4 +1,4 @@
-"""Embeddings from a model in this process. An optional extra: it brings torch, which the images do without."""
+"""Embeddings from a model in this process. Needs an optional extra with torch, which the images do not contain."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A sentence-transformers model, loaded when it is first used. Texts too long for it are cut by it."""
+    """A sentence-transformers model, loaded at first use. The model truncates texts that are too long."""
 
     name: str
     """A hub id or a path."""
 
     def __post_init__(self) -> None:
-        """Raises RewardError when the extra is missing. The model itself is loaded later: that takes long."""
+        """Raises RewardError when the extra is missing. The model is loaded later, because loading takes long."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise RewardError(
                 "package_missing",
@@ -36,11 +36,11 @@ class LocalModel:
             )
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """f64[n, d], on a thread. Raises RewardError when the model cannot be loaded."""
+        """Returns f64[n, d], computed on a thread. Raises RewardError when the model cannot be loaded."""
         return await asyncio.to_thread(self._encode, list(texts))
 
     def _encode(self, texts: list[str]) -> Vectors:
-        with _ONE_AT_A_TIME:  # torch uses all cores for one text as it is
+        with _ONE_AT_A_TIME:  # torch already uses all cores for one text
             return np.asarray(_load(self.name).encode(texts, show_progress_bar=False), np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Embeddings from any server that speaks OpenAI's POST /v1/embeddings: vLLM, TEI, Ollama, OpenAI."""
+"""Embeddings from any server that supports OpenAI's POST /v1/embeddings: vLLM, TEI, Ollama, OpenAI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gristmill_env.rewards.embeddings.embedder import Vectors
 
 _TIMEOUT = 60.0
 _PAUSES = (0.25, 0.5, 1.0)
-"""Seconds before each further try, give or take a half."""
+"""Seconds before each retry, with jitter of 0.5 to 1.5 times."""
 
 
 class _Embedding(msgspec.Struct):
@@ -34,15 +34,15 @@ class _Embeddings(msgspec.Struct):
 
 @dataclass(frozen=True)
 class EmbeddingServer:
-    """A model that a server embeds with. Belongs to no event loop."""
+    """An embedding model on a server. Not tied to an event loop."""
 
     base_url: str
-    """With or without /v1."""
+    """The server's address, with or without /v1."""
     model: str
     api_key: SecretStr | None = None
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """f64[n, d], in one request. Raises RewardError when the server refuses, or stays away for four tries."""
+        """Returns f64[n, d], with one request. Raises RewardError when the server refuses it or fails four times."""
         request: dict[str, object] = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         headers = {"Authorization": f"Bearer {self.api_key.get_secret_value()}"} if self.api_key else {}
         async with httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, verify=_tls()) as http:
@@ -73,7 +73,7 @@ class EmbeddingServer:
 
     @property
     def _shown(self) -> str:
-        """The address for messages: without a password."""
+        """The address for messages, without a password."""
         return redact_text(self._url)
 
     async def _ask(self, http: httpx.AsyncClient, request: dict[str, object]) -> httpx.Response:
@@ -115,5 +115,5 @@ _REMEDIES = {
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Made once: it reads all certificate authorities, which takes longer than a request."""
+    """Creates the context once, because reading all certificate authorities takes longer than a request."""
     return httpx.create_ssl_context()
