@@ -220,6 +220,32 @@ async def test_environment_whose_init_returns_after_its_group_failed_is_closed(
     await all_are_closed()
 
 
+async def test_environment_is_closed_if_the_interruption_of_its_init_arrives_late(
+    rolls: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interruption of a call that overran may arrive when the call has already returned."""
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon_threadsafe
+    reports: list[object] = []
+
+    def interrupted(callback: Callable[..., object], *arguments: Any, **options: Any) -> object:
+        if getattr(callback, "__name__", "") == "_set_made":
+            reports.append(callback)
+            if len(reports) == 1:
+                raise SystemExit
+        return call_soon(callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    late: list[asyncio.Task[None]] = []
+    async with EnvironmentRunner(EnvironmentFactory(HangsToOpen), 0.3) as environments:
+        await environments.open(late.append)
+        with pytest.raises(EpisodeError):
+            await environments.open(late.append)
+        Recorded.let_go.set()
+        await asyncio.gather(*late)
+    assert closed() == [0, 1]
+
+
 async def test_group_that_is_cancelled_closes_an_environment_whose_init_is_running(rolls: Make) -> None:
     task = asyncio.create_task(rolls(HangsToOpen)())
     while len(Recorded.made) < 3:  # noqa: ASYNC110

@@ -235,9 +235,15 @@ class _Opening(_MethodCall):
 
     def run(self) -> _Result:
         result = super().run()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nothing can close the environment
-            self._loop.call_soon_threadsafe(self._set_made, result[0])
+        try:
+            self._report(result[0])
+        except SystemExit:  # the interruption of an overrunning call arrived after the call; it arrives once
+            self._report(result[0])
         return result
+
+    def _report(self, environment: Environment | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nothing can close the environment
+            self._loop.call_soon_threadsafe(self._set_made, environment)
 
     def _set_made(self, environment: Environment | None) -> None:
         if not self.made.done():
