@@ -1,1 +1,1 @@
-"""Gristmill's trainer. Read loop.py first: it is the whole of it."""
+"""Gristmill's trainer. Read loop.py first: it contains the whole training loop."""

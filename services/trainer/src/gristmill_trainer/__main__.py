@@ -26,8 +26,11 @@ _LOG = logging.getLogger("gristmill_trainer")
 
 
 def main() -> int:
-    """Exit code 0: the run is finished, or has another trainer. 143: stopped on request. 1: an error, in one
-    line. 70: it made no progress (gristmill.stall)."""
+    """Runs the trainer and returns the exit code.
+
+    0: the run is finished, or has another trainer. 143: stopped on request. 1: an error. The process exits with 70 if
+    it makes no progress (gristmill.stall).
+    """
     rank = os.environ.get("RANK", "0")
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
@@ -44,7 +47,7 @@ def main() -> int:
         _LOG.info("%s", stopped.report())
         return 143
     except FencedError as fenced:
-        # 0: a restart policy would have two trainers take the run from one another for ever.
+        # Exit with 0, because a restart policy would let two trainers take the run from each other forever.
         _LOG.error("%s", fenced.report())
         return 0
     except GristmillError as error:

@@ -1,4 +1,4 @@
-"""Batches that gave no gradient, or none that is finite: kept for a look, counted, and not many in a row."""
+"""Quarantine for batches that gave no finite gradient. The trainer keeps and counts them, and stops after too many."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _LOG = logging.getLogger(__name__)
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch was put aside; the JSON beside its groups. Numbers that are not finite are words: "nan", "inf"."""
+    """Why a batch was quarantined: the JSON file next to its groups. Non-finite numbers are the words "nan", "inf"."""
 
     step: int
     version: str
-    """Of the weights that it was computed with."""
+    """Policy version of the weights that computed the batch's gradient."""
     problem: str
-    """Such as "the gradient's norm is nan"."""
+    """Such as "the gradient norm is nan"."""
     loss: str
     grad_norm: str
     group_ids: list[str]
 
 
 class Aside:
-    """The folder `aside` of a run: step-000012.1.groups and step-000012.1.json."""
+    """The folder `aside` of a run, with files such as step-000012.1.groups and step-000012.1.json."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, groups: Sequence[TrajectoryGroup], reason: Reason) -> Path:
-        """The groups as the API sends batches (BATCH_MEDIA_TYPE), under a number that is free. Returns their file."""
+        """Writes the groups in the API's batch format (BATCH_MEDIA_TYPE) under an unused number. Returns their file."""
         number = 1
         while (path := self.folder / f"step-{reason.step:06d}.{number}.groups").exists():
             number += 1
@@ -50,26 +50,26 @@ class Aside:
 
 
 def read_aside(path: Path) -> tuple[list[TrajectoryGroup], Reason]:
-    """Read a .groups file and what lies beside it."""
+    """Reads a .groups file and the .json file next to it."""
     groups = [TrajectoryGroup.decode(body) for body in msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])]
     return groups, msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Reason)
 
 
 @dataclass
 class SkippedSteps:
-    """Counts the steps in a row that trained nothing, or left an update out.
+    """Counts consecutive steps that trained nothing or left an update out.
 
-    A skipped step is a step: its groups were used up, its number is taken and its version published, with the weights
-    of the one before. (The API counts permits by steps; repeating the number would ask for groups that never come.)
+    A skipped step uses up its groups and its step number. Its version is published with the weights that the valid
+    updates gave. The API counts permits by steps, so repeating the number would ask for groups that never come.
     """
 
     allowed: int
-    """Steps in a row that may be so; one more ends the training."""
+    """Most consecutive skipped steps; one more ends the training."""
     files: list[str] = field(default_factory=list)
-    """Of those in a row so far. They are in every checkpoint: a trainer that is started again counts on."""
+    """Group files of the current consecutive skips. Every checkpoint stores them, so a restart keeps the count."""
 
     def skipped(self, file: Path, problem: str) -> None:
-        """One more."""
+        """Records one more skipped step and logs its problem."""
         self.files.append(str(file))
         _LOG.warning("step not trained on, or not on all of it: %s; its groups are kept in %s", problem, file)
 
@@ -78,7 +78,7 @@ class SkippedSteps:
         return len(self.files) > self.allowed
 
     def raise_if_too_many(self) -> None:
-        """Raises TrainerError: once a checkpoint covers them, and whenever the training is resumed from that one."""
+        """Raises TrainerError after too many skips. Called after a checkpoint stores the skips, and at each resume."""
         if self.too_many:
             raise TrainerError(
                 "too_many_skipped_steps",
@@ -90,5 +90,5 @@ class SkippedSteps:
             )
 
     def trained(self) -> None:
-        """All of a step was finite: the count begins anew."""
+        """Resets the count after a step with only finite updates."""
         self.files.clear()

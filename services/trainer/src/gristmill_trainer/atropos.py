@@ -1,8 +1,7 @@
-"""The run that environments of Atropos' feed: registered, then taken and leased from like any other.
+"""A run whose groups come from Atropos environments: registered, then taken and leased from like any other run.
 
-Such a run has no settings of its own and no permits: an environment says in its own configuration how far it may run
-ahead (`max_batches_offpolicy`), and sizes of groups vary. So a step's batch is leased by sequences, and max_staleness
-bounds nothing.
+Such a run has no run settings and no permits. The environment's configuration limits how far the environment runs
+ahead (`max_batches_offpolicy`), so max_staleness has no effect. Group sizes vary, so a batch is leased by sequences.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -> RunRecord:
-    """Tell Atropos' environments of this training. They come in when it publishes its first weights.
+    """Registers this training for Atropos environments, which join when the trainer publishes its first weights.
 
-    `seq_len`: tokens; environments drop what is as long or longer. Raises TrainerError when `settings.atropos_run` is
-    not the run that the API's root is bound to.
+    `seq_len`: tokens; environments drop sequences of this length or longer. Raises TrainerError if
+    `settings.atropos_run` is not the run that is bound to the API's root.
     """
     name = settings.atropos_run
     assert name is not None

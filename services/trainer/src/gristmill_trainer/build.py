@@ -1,4 +1,4 @@
-"""The learner, put together: the same on every rank."""
+"""Construction of the learner, the same on every rank."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LearnerPlan:
-    """What rank 0 found out, and every rank builds from."""
+    """Inputs for building the learner; rank 0 sends them to every rank."""
 
     source: ModelSource
     weights: str | None
-    """Folder of the checkpoint that is resumed from; None: the source's own weights. Every rank can read it."""
+    """Folder of the checkpoint to resume from; None: the source's weights. Every rank can read the folder."""
     settings: TrainerSettings
     max_completion_length: int | None
-    """Most tokens of a completion in this run, where that is known."""
+    """Most tokens of a completion in this run, or None if unknown."""
 
 
 def build_crew(plan: LearnerPlan, world: World) -> Crew:
-    """Load the model, share it out where there are several ranks, and build optimizer and schedule. Raises
-    TrainerError, on every rank, for settings that the run or the number of ranks does not allow."""
+    """Loads the model, shards it if there are several ranks, and builds optimizer and schedule.
+
+    Raises TrainerError on every rank for settings that the run or the number of ranks does not allow.
+    """
     settings = plan.settings
     if settings.objective == "dr_grpo" and (settings.max_completion_length or plan.max_completion_length) is None:
         raise TrainerError(
@@ -86,12 +88,15 @@ def build_crew(plan: LearnerPlan, world: World) -> Crew:
 
 
 def _longest(plan: LearnerPlan) -> int:
-    """Tokens that a sequence may have."""
+    """Returns the most tokens of a sequence."""
     return plan.settings.seq_len or plan.source.max_model_len
 
 
 def _compare_alpha(folder: Path, asked: float) -> None:
-    """Of a checkpoint of adapters that `Policy` has loaded. Another scale would make them another policy."""
+    """Compares lora_alpha with the loaded checkpoint's, because another scale would make a different policy.
+
+    Raises ModelError.
+    """
     saved = float(json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
     if saved != asked:
         raise ModelError(
@@ -105,8 +110,10 @@ def _compare_alpha(folder: Path, asked: float) -> None:
 
 
 def _reference(plan: LearnerPlan) -> Policy | None:
-    """The reference model, whole on every rank; it is never trained. None without a KL penalty, and where it is the
-    model that LoRA adapters began on."""
+    """Returns the reference model, whole on every rank and never trained.
+
+    None without a KL penalty, or if the reference is the base model of the LoRA adapters.
+    """
     named = plan.settings.ref_model
     if plan.settings.kl_beta == 0 or (plan.settings.lora_rank and named is None):
         return None

@@ -1,4 +1,4 @@
-"""Files that are to outlive the process, on disks that may be full."""
+"""Durable files, and errors of full disks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill_trainer.errors import TrainerError
 
 @contextmanager
 def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "") -> Iterator[None]:
-    """Within, what a full or broken disk raises is an error that names the file or folder."""
+    """Converts errors of a full or broken disk to an error of `kind` that names the file or folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -22,7 +22,7 @@ def writing(path: Path, kind: type[TrainerError] = TrainerError, remedy: str = "
 
 
 def sync(path: Path) -> None:
-    """A file's content, or a folder's names, out of the machine's memory."""
+    """Flushes a file's content, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What the user sees of the training: a progress bar on a terminal, one line a step elsewhere."""
+"""The user's view of the training: a progress bar on a terminal, else one log line per step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class Display:
-    """Shows steps as they come."""
+    """Shows each finished step."""
 
     def __init__(self, total: int, done: int) -> None:
         self._progress: Progress | None = None
         self._total = total
         self._without_gradient = 0
-        """Steps in which every group's scores were the same."""
+        """Steps in which every group had equal scores."""
         if sys.stderr.isatty():
             console = Console(stderr=True)
-            # Log lines must go through the bar's console, or they tear it.
+            # Log lines must go through the bar's console; otherwise they damage the bar.
             handler = RichHandler(console=console, show_path=False)
             handler.setFormatter(LineFormatter("%(message)s"))
             logging.getLogger().handlers = [handler]
@@ -52,7 +52,7 @@ class Display:
         )  # fmt: skip
 
     def _warn_of_equal_scores(self, step: int) -> None:
-        """With the first, second, fourth, eighth... such step."""
+        """Logs a warning at the first, second, fourth, eighth... such step."""
         self._without_gradient += 1
         if self._without_gradient.bit_count() != 1:
             return

@@ -10,17 +10,17 @@ class TrainerError(GristmillError):
 
 
 class ModelError(TrainerError):
-    """The model cannot be loaded, or is not the one that the server runs."""
+    """The model cannot be loaded, or differs from the server's model."""
 
 
 class OptimizerError(TrainerError):
-    """The optimizer that is asked for cannot be had here."""
+    """The requested optimizer is not available."""
 
 
 class PublishError(TrainerError):
-    """The model server did not take the new weights.
+    """The model server did not load the new weights.
 
-    `permanent`: trying again cannot help (a wrong token, a model of another shape).
+    `permanent`: a retry cannot help (a wrong token, a model of another shape).
     """
 
     def __init__(self, code: str, message: str, /, *, permanent: bool = False, **values: object) -> None:
@@ -28,7 +28,7 @@ class PublishError(TrainerError):
         self.permanent = permanent
 
     def given_up(self, seconds: float) -> PublishError:
-        """The permanent error of a trainer that tried for `seconds` and always got this error."""
+        """Returns the permanent error of a trainer that always got this error for `seconds`."""
         message = f"{self} (tried for {seconds:.0f} s)"
         return PublishError(self.code, message, permanent=True, **{**self.values, "tried_for": seconds})
 
@@ -38,21 +38,21 @@ class LeaseLostError(TrainerError):
 
 
 class FencedError(TrainerError):
-    """Another trainer has taken the run. This one ends and is not to be started again for it."""
+    """Another trainer has taken the run. This trainer ends and must not be restarted for the run."""
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint cannot be read."""
+    """A checkpoint cannot be read or written."""
 
 
 class RankLostError(TrainerError):
-    """Another process of the same training is gone."""
+    """Another process of the same training is lost."""
 
 
 class AbandonedError(TrainerError):
-    """A step was given up before its end, on request.
+    """A step was abandoned before its end, on request.
 
-    `untouched`: the weights are still those from before it.
+    `untouched`: the step has not changed the weights.
     """
 
     def __init__(self, code: str, message: str, /, *, untouched: bool, **values: object) -> None:
@@ -61,8 +61,10 @@ class AbandonedError(TrainerError):
 
 
 def of_thread(what: str, error: Exception) -> GristmillError:
-    """What a thread ended with, for its owner to raise: an error of ours as it is, any other as the cause of a
-    TrainerError that says what failed."""
+    """Returns the error of a thread for its owner to raise.
+
+    A GristmillError is returned unchanged. Any other error becomes the cause of a TrainerError that names `what`.
+    """
     if isinstance(error, GristmillError):
         return error
     failure = TrainerError(

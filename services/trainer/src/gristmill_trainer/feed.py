@@ -1,4 +1,4 @@
-"""Where the loop gets a step's groups from: leased when asked for here, one step ahead by prefetch.py."""
+"""Sources of a step's groups: leased on demand here, or one step ahead by prefetch.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.leases import Leases
 
 Prepare = Callable[[int, list[TrajectoryGroup]], Prepared]
-"""Makes the samples of an optimizer step, by its number, out of its groups."""
+"""Makes the samples of an optimizer step from its number and its groups."""
 
 
 @dataclass
 class Batch:
-    """What an optimizer step is made of."""
+    """The groups and samples of an optimizer step."""
 
     step: int
     groups: list[TrajectoryGroup]
@@ -25,7 +25,7 @@ class Batch:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """Made when it is first asked for."""
+        """Samples of the step, computed at the first access."""
         return self.prepare(self.step, self.groups)
 
 
@@ -33,25 +33,25 @@ class Feed(Protocol):
     """The batches of optimizer steps, in order."""
 
     def get(self, step: int, wait: float) -> Batch | None:
-        """That of `step`; None when its groups are not there after `wait` seconds."""
+        """Returns the batch of `step`; None if its groups are not ready after `wait` seconds."""
 
     def close(self) -> None:
-        """Give back what was leased ahead."""
+        """Gives back groups that were leased ahead."""
 
 
 class Direct:
-    """Leases when asked."""
+    """Leases a step's groups on demand."""
 
     def __init__(self, leases: Leases, amount: int, prepare: Prepare) -> None:
-        """`amount`: groups a step, or sequences where the leases count those."""
+        """`amount`: groups per step, or sequences per step if the leases count sequences."""
         self._leases = leases
         self._amount = amount
         self._prepare = prepare
 
     def get(self, step: int, wait: float) -> Batch | None:
-        """Long-polls the API."""
+        """Long-polls the API for the batch of `step`."""
         groups = self._leases.take(step, self._amount, wait)
         return None if groups is None else Batch(step, groups, self._prepare)
 
     def close(self) -> None:
-        """Nothing was leased ahead."""
+        """Does nothing, because no groups are leased ahead."""

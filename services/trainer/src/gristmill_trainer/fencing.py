@@ -1,4 +1,4 @@
-"""Whether another trainer has taken the run."""
+"""Detection of another trainer that has taken the run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:
-    """Raises FencedError if another trainer has taken the run. `taken`: its record as this trainer took it.
+    """Raises FencedError if another trainer has taken the run. `taken`: the run's record when this trainer took it.
 
-    Not by the incarnation: that changes too when an environment opens the run again.
+    Does not compare incarnations, because the incarnation also changes when an environment opens the run again.
     """
     found = api.get_run(taken.run_id)
     if found.taker not in ("", taken.taker):
@@ -31,10 +31,10 @@ def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:
 
 @contextmanager
 def noticing_replacement(ask: Callable[[], SyncClient], taken: RunRecord) -> Iterator[None]:
-    """Within, an error of the API, the model server or the leases is FencedError if another trainer has the run.
+    """Converts an error of the API, the model server or the leases to FencedError if another trainer has the run.
 
-    A trainer that was replaced finds out in many ways: the API refuses its calls, the model server refuses its weights,
-    its leases are gone. `ask`: opens a client that does not wait long for an API that is away.
+    If a trainer was replaced, the API refuses its calls, the model server refuses its weights, or its leases are lost.
+    `ask`: opens a client that does not wait long for an unreachable API.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""How much arithmetic a step needs, and how much the device could do: the two sides of MFU.
+"""Model FLOPs of a step and peak FLOPS of a device, for MFU.
 
-MFU (model FLOPs utilisation) is PaLM's (Chowdhery et al. 2022, appendix B): what the model's mathematics needs, over
-the device's peak. What is computed twice to save memory does not count.
+MFU (model FLOPs utilisation) follows PaLM (Chowdhery et al. 2022, appendix B): the FLOPs of the model's mathematics,
+divided by the device's peak. Recomputation to save memory does not count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Dense bfloat16, TFLOPS, from the makers' data sheets (without sparsity). The first name that is in the device's
-# counts, so longer names come first.
+# Dense bfloat16 TFLOPS from the makers' data sheets (without sparsity). The first entry whose name is in the device's
+# name counts, so longer names come first.
 PEAK_TFLOPS = (
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -44,7 +44,7 @@ PEAK_TFLOPS = (
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Peak of a device as torch.cuda.get_device_name calls it; None for one that is not in the table."""
+    """Returns the peak of a device by its torch.cuda.get_device_name; None if the table does not contain it."""
     return next((peak for name, peak in PEAK_TFLOPS if re.search(rf"\b{name}\b", device_name)), None)
 
 
@@ -52,26 +52,27 @@ def peak_tflops(device_name: str) -> float | None:
 class ModelFlops:
     """Floating point operations of a forward and backward pass.
 
-        sum_s [ (6 N_trained + 4 N_frozen) L_s  +  6 layers heads head_dim L_s^2 ]  +  6 V D M   (4 where it is frozen)
+        sum_s [ (6 N_trained + 4 N_frozen) L_s  +  6 layers heads head_dim L_s^2 ]  +  6 V D M   (4 if frozen)
 
-    L_s: tokens of sequence s; M: trained tokens, the only ones that reach the head. A multiply-add is 2 operations;
-    forward, gradient of inputs, gradient of weights make 6 a weight and token, without the last 4. PaLM's attention
-    term is 12 rather than 6: it counts the half that a causal mask takes away, and no kernel here computes.
+    L_s: tokens of sequence s; M: trained tokens, the only tokens that reach the head. A multiply-add is 2 operations.
+    Forward pass, input gradient and weight gradient make 6 per weight and token; without the weight gradient, 4.
+    PaLM's attention term has the factor 12 instead of 6, because it includes the half that a causal mask removes. The
+    kernels here do not compute that half.
     """
 
     trained: int
-    """Weights between embedding table and head that get a gradient. The table is looked up, not multiplied."""
+    """Weights with a gradient between embedding table and head. The table needs lookups, not multiplications."""
     frozen: int
     head: int
-    """V x D, tied or not."""
+    """V x D, for tied and separate heads."""
     head_is_trained: bool
     attention: int
     """layers x heads x head_dim."""
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops | None:
-        """Read a transformers causal LM; None for a mixture of experts, whose tokens meet a part of the weights."""
-        config = model.config.get_text_config()  # of a model that reads images, too, the part that is trained
+        """Reads a transformers causal LM. Returns None for mixtures of experts, which do not use every weight."""
+        config = model.config.get_text_config()  # The trained part of a model that also reads images.
         if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -86,7 +87,7 @@ class ModelFlops:
         )
 
     def step(self, lengths: Sequence[int], trained_tokens: int) -> int:
-        """Of sequences of `lengths` tokens, `trained_tokens` of them in the loss."""
+        """Returns the FLOPs for sequences of `lengths` tokens with `trained_tokens` tokens in the loss."""
         body = (6 * self.trained + 4 * self.frozen) * sum(lengths)
         attention = 6 * self.attention * sum(length * length for length in lengths)
         return body + attention + (6 if self.head_is_trained else 4) * self.head * trained_tokens

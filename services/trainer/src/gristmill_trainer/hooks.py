@@ -1,4 +1,4 @@
-"""A function of the user's own, called after every step: to evaluate, to track elsewhere, to stop."""
+"""A user's function that the trainer calls after every step, for example to evaluate, to track or to stop."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gristmill.plugins import load_plugin
 
 @dataclass(frozen=True)
 class StepEvent:
-    """A step that is done."""
+    """A finished step."""
 
     run_id: str
     metrics: StepMetrics
-    """Of the step; `metrics.policy_version` are the weights that it made."""
+    """Metrics of the step; `metrics.policy_version` is the version of its new weights."""
     model_urls: tuple[str, ...]
-    """The model servers. In a run with max_staleness above 0 they may still serve the version before."""
+    """URLs of the model servers. In a run with max_staleness above 0 they may still serve the previous version."""
 
 
 Hook = Callable[[StepEvent], Any]
-"""The trainer waits for it. What it raises ends the training; the step is as done as any."""
+"""The trainer waits for the hook. An exception of the hook ends the training, but the step stays finished."""
 
 
 def load_hook(name: str) -> Hook:
-    """`path/to/file.py:function` or `package.module:function`. Raises PluginError."""
+    """Loads `path/to/file.py:function` or `package.module:function`. Raises PluginError."""
     hook = load_plugin(name, None)
     if not callable(hook):
         raise PluginError("not_a_function", f"on_step is '{name}', which is not a function", name=name)

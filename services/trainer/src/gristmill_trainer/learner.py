@@ -1,11 +1,11 @@
-"""Optimizer steps on samples: the part of the trainer that knows no server.
+"""Optimizer steps on samples. The learner does not depend on any server.
 
     learner = Learner(policy, optimizer, settings)
     result = learner.step(samples, step=1)
 
-A step is one batch: `num_epochs` passes over it, each in `minibatches` updates. The old policy of the ratio is the
-one before the first update. All sums are over all micro-batches and ranks, so that neither packing nor gradient
-accumulation nor the number of processes changes a result beyond rounding.
+A step trains on one batch: `num_epochs` passes, each in `minibatches` updates. The old policy of the ratio is the
+policy before the first update. All sums are over all micro-batches and ranks. Packing, gradient accumulation and the
+number of processes therefore change a result only by rounding.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did."""
+    """Result of one step."""
 
     loss: float
-    """Mean over the updates that were taken; without any, over those left out. NaN where there was none."""
+    """Mean over the applied updates; if no update was applied, over the updates left out. NaN without any update."""
     grad_norm: float
-    """Global L2 norm before clipping; the same mean."""
+    """Global L2 norm before clipping, averaged over the same updates."""
     seen: Observed
-    """All trained tokens, update after update."""
+    """Values of all trained tokens of these updates."""
     tokens: int
-    """Tokens that went through the model for training, padding left out."""
+    """Tokens that the model processed for training, without padding."""
     trained_tokens: int
     flops: int | None
-    """Model FLOPs of all updates, all ranks; None where the model's are not known."""
+    """Model FLOPs of all updates on all ranks; None if the model's FLOPs are unknown."""
     skipped: str | None = None
-    """Why the step changed nothing: nothing was left to train on, or no update was finite."""
+    """Why the step changed no weights: nothing was left to train on, or no update was finite."""
     left_out: int = 0
     """Updates whose loss or gradient was not finite."""
     problem: str | None = None
-    """What was not finite in the last of those."""
+    """The non-finite value of the last update left out."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class Learner:
         reference: Policy | None = None,
         world: World | None = None,
     ) -> None:
-        """`max_completion_length`: what dr_grpo divides by. `reference`: for the KL penalty, where samples bring no
-        log-probabilities of it; not needed with LoRA, where it is the policy without its adapters."""
+        """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `reference`: scores samples
+        without reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the policy
+        without its adapters."""
         self.policy = policy
         self.optimizer = optimizer
         self.schedule = schedule
@@ -95,15 +96,15 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """That of the next update."""
+        """Learning rate of the next update."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
-        """Train on `samples`, the whole batch of optimizer step `step`, on every rank.
+        """Trains on `samples`, the whole batch of optimizer step `step`, on every rank.
 
-        An update whose loss or gradient is not finite is left out, and the policy stays as it was before it. So is one
-        without any trained token: AdamW's momentum would move the policy on. The schedule goes on in any case.
-        `go_on` is asked before each micro-batch, on rank 0; where it says no, every rank raises AbandonedError.
+        An update with a non-finite loss or gradient is left out and does not change the policy. An update without a
+        trained token is left out too, because AdamW's momentum would change the policy. The schedule always advances.
+        Rank 0 calls `go_on` before each micro-batch. If it returns False, every rank raises AbandonedError.
         """
         settings = self._settings
         samples = self._with_reference(samples, go_on)
@@ -148,8 +149,10 @@ class Learner:
     def logprobs(
         self, samples: Sequence[Sample], policy: Policy | None = None, go_on: Callable[[], bool] = lambda: True
     ) -> list[F32]:
-        """float32[L] a sample: log-probabilities of its trained tokens under `policy` (default: the one in training),
-        0 elsewhere. No gradient. `go_on` as in `step`."""
+        """Returns float32[L] per sample: log-probabilities of its trained tokens, 0 for other tokens. No gradient.
+
+        `policy`: default is the policy in training. `go_on`: as in `step`.
+        """
         scored = policy or self.policy
         found: dict[int, F32] = {}
         with torch.no_grad(), scored.compute():
@@ -170,7 +173,7 @@ class Learner:
         return StepResult(math.nan, math.nan, Observed.of([]), 0, 0, None, "nothing is left of its groups to train on")
 
     def _update(self, samples: Sequence[Sample], go_on: Callable[[], bool], *, untouched: bool) -> _Update:
-        """Add up the gradient of one update, clipped."""
+        """Accumulates and clips the gradient of one update."""
         counts = np.array([sample.trained_tokens for sample in samples], np.int64)
         weights = token_weights(
             self._settings.objective, counts, self._settings.batch_size, self._max_completion_length
@@ -184,12 +187,12 @@ class Learner:
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
                 )
             if not micro.index:
-                # No share of the loss, not even of the entropy's: only company for the collectives.
+                # A dummy micro-batch adds nothing to the loss or entropy. It only takes part in the collectives.
                 (0.0 * scores.logprobs.sum()).backward()
                 continue
             assert scores.entropy is not None
             old = scores.logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-            # Where nobody recorded what the rollout policy said, the old policy stands in for it.
+            # Tokens without recorded rollout log-probabilities use the old policy's.
             rollout = torch.where(micro.rollout_logprobs.isnan(), old, micro.rollout_logprobs)
             tokens = TrainedTokens(
                 logprobs=scores.logprobs,
@@ -206,9 +209,9 @@ class Learner:
                 student_logprobs=scores.student_logprobs,
             )
             loss = self.objective.loss(tokens)
-            # FSDP takes the mean over the ranks; the shares of the loss are to be added.
+            # FSDP averages gradients over the ranks, but the losses of the ranks must be summed.
             (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
-            # Numbers stay on the device until the update's end: a GPU is given the next micro-batch meanwhile.
+            # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
             losses.append(loss.detach())
             rows.append(Observed.rows(tokens, self.objective.measured(tokens)))
         grad_norm = self._clip_gradient()
@@ -225,8 +228,10 @@ class Learner:
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _micro_batches(self, samples: Sequence[Sample], weights: np.ndarray) -> Iterator[MicroBatch]:
-        """This rank's share, each made when it is asked for: while a GPU is still at work on the one before. All ranks
-        have equally many: FSDP's collectives want company."""
+        """Yields this rank's micro-batches, each built on demand while a GPU still computes the previous one.
+
+        All ranks have equally many, because FSDP's collectives need every rank.
+        """
         settings = self._settings
         shares = plan(
             [len(sample) for sample in samples],

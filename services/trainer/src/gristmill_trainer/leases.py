@@ -1,4 +1,4 @@
-"""The leases this trainer holds: taken, kept alive, trained or given back, acked once a checkpoint covers them."""
+"""The trainer's leases: taken, extended, then trained or given back, and acked once a checkpoint covers them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gristmill.logs import line
 from gristmill_trainer.errors import LeaseLostError, of_thread
 
 _LOG = logging.getLogger(__name__)
-# Well inside the API's lease of 120 s.
+# Seconds between extensions; the API's lease lasts 120 s.
 _HEARTBEAT = 20.0
 
 
@@ -23,15 +23,15 @@ class _Batch:
 
 
 class Leases:
-    """Batches leased and not yet acked, one a step. A thread extends them; what it finds lost the next call raises.
+    """Leased batches without an ack, one per step. A thread extends them; the next call raises if a lease was lost.
 
-    May be used from several threads: one may lease the next step's batch while another trains.
+    Thread-safe: one thread may lease the next step's batch while another thread trains.
     """
 
     def __init__(
         self, api: SyncClient, run_id: str, incarnation: int, unit: Literal["groups", "sequences"] = "groups"
     ) -> None:
-        """`unit`: what `take` counts; sequences where the sizes of groups vary."""
+        """`unit`: the unit that `take` counts. Use sequences if group sizes vary."""
         self._api = api
         self._run_id = run_id
         self._incarnation = incarnation
@@ -44,11 +44,11 @@ class Leases:
         self._thread.start()
 
     def batch_id(self, step: int) -> str:
-        """Id of the batch of optimizer step `step`: a call that is repeated asks for the same batch."""
+        """Returns the batch id of optimizer step `step`, so that a repeated call asks for the same batch."""
         return f"{self._incarnation}.{step}"
 
     def take(self, step: int, amount: int, wait: float) -> list[TrajectoryGroup] | None:
-        """Lease groups for optimizer step `step`; None when so much is not ready after `wait` seconds."""
+        """Leases groups for optimizer step `step`. Returns None if `amount` is not ready after `wait` seconds."""
         self._raise_failure()
         batch_id = self.batch_id(step)
         if self.unit == "groups":
@@ -60,8 +60,11 @@ class Leases:
         return batch
 
     def _hold(self, batch_id: str, group_ids: list[str]) -> None:
-        """Raises LeaseLostError when one of the groups was trained on already: its lease ran out unnoticed (the
-        machine slept, or Redis' clock stepped), and training on would have it in the weights twice."""
+        """Records the batch. Raises LeaseLostError if this trainer already holds one of its groups.
+
+        The lease of that group expired unnoticed, because the machine slept or Redis' clock stepped. Training would
+        put the group into the weights twice.
+        """
         with self._lock:
             again = {*group_ids} & {group_id for held in self._held.values() for group_id in held.group_ids}
             if again:
@@ -76,13 +79,15 @@ class Leases:
             self._held[batch_id] = _Batch(group_ids)
 
     def trained(self, step: int) -> None:
-        """The step is done with its batch: the next checkpoint covers it. So it is with one that was put aside."""
+        """Marks the batch as trained, so that the next checkpoint covers it. Quarantined batches are marked too."""
         with self._lock:
             self._held[self.batch_id(step)].trained = True
 
     def give_back(self, *steps: int) -> None:
-        """Hand batches back untrained: their groups are ready again at once, in their places. One that is not held is
-        passed over."""
+        """Returns untrained batches to the API: their groups are ready again at once, in their old queue positions.
+
+        Steps without a held batch are ignored. Raises ValueError for a trained batch.
+        """
         with self._lock:
             batch_ids = [self.batch_id(step) for step in steps]
             batch_ids = [batch_id for batch_id in batch_ids if batch_id in self._held]
@@ -96,13 +101,15 @@ class Leases:
 
     @property
     def covered(self) -> list[str]:
-        """Ids of the groups trained since the last ack: what a checkpoint written now covers. None that are only
-        held: those come again after a kill."""
+        """Ids of the groups trained since the last ack, which a checkpoint written now covers.
+
+        Untrained groups are not included, because they are leased again after a kill.
+        """
         with self._lock:
             return [group_id for batch in self._held.values() if batch.trained for group_id in batch.group_ids]
 
     def ack(self) -> None:
-        """Ack what is trained: a durable checkpoint covers it."""
+        """Acks the trained batches. Call this after a durable checkpoint covers them."""
         self._raise_failure()
         with self._lock:
             batch_ids = [batch_id for batch_id, batch in self._held.items() if batch.trained]

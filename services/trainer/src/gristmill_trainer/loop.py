@@ -1,11 +1,11 @@
 """The training loop.
 
-Reinforcement learning on scored groups of completions: lease a step's groups from the trajectory API, take an
-optimizer step (objectives/ has what is minimised), publish the new weights into the running model server, and ack
-the groups once a durable checkpoint covers them.
+Each step of reinforcement learning leases scored groups of completions from the trajectory API and takes an optimizer
+step on the loss in objectives/. The trainer then publishes the new weights to the running model server. It acks the
+groups once a durable checkpoint covers them.
 
-A kill at any point loses no group and trains none twice in the weights that survive: what is not acked returns to
-the queue, what the last checkpoint covers is settled when the next trainer takes the run.
+A kill at any point loses no group, and the surviving weights contain no group twice. Groups without an ack return to
+the queue. The next trainer of the run settles the groups that the last checkpoint covers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
-# Seconds of one long-poll for groups; between two the trainer looks after the model server.
+# Seconds of one long-poll for groups; between polls the trainer checks the model server.
 _POLL = 5.0
 
 
 @dataclass
 class Phases:
-    """Wall time from one step's metrics to the next one's, by phase: checkpoint and publication of the step before are
-    in it."""
+    """Wall time by phase between the metrics of two consecutive steps.
+
+    It includes the checkpoint and the publication of the previous step.
+    """
 
     guard: StallGuard
     seconds: dict[str, float] = field(default_factory=dict)
@@ -63,13 +65,13 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
     def slower_than(self, slowest: dict[str, float]) -> dict[str, float]:
-        """The longer of two times for each phase."""
+        """Returns the longer of two times for each phase."""
         return slowest | {name: max(value, slowest.get(name, 0.0)) for name, value in self.seconds.items()}
 
 
 @dataclass(frozen=True)
 class Training:
-    """All that the loop works with; put together in setup.py."""
+    """All objects that the loop uses; setup.py creates them."""
 
     settings: TrainerSettings
     run: RunRecord
@@ -92,11 +94,11 @@ class Training:
     stop: StopRequest
     incarnation: int
     first_step: int
-    """Optimizer steps that the resumed checkpoint has behind it."""
+    """Optimizer steps done before the resumed checkpoint."""
     origin: str | None
-    """The checkpoint that `resume` named, if it named one."""
+    """The checkpoint that `resume` named, or None."""
     facts: RunFacts
-    """For the card of the finished model; its last figures are still open."""
+    """Facts for the card of the finished model. `finish` adds the final version and reward."""
     hub: Hub | None
     devices: int
     peak_tflops: float | None
@@ -105,7 +107,7 @@ class Training:
 
 
 def train(training: Training) -> None:
-    """Train to `training_steps`. Raises StoppedError when asked to stop before."""
+    """Trains to `training_steps`. Raises StoppedError if a stop is requested before."""
     settings = training.settings
     version = PolicyVersion(training.incarnation, training.first_step)
     publish(training, version)
@@ -127,7 +129,7 @@ def train(training: Training) -> None:
                 leave_step(training, version, abandoned)
         settle(training, version, step, batch.groups, result)
         version = PolicyVersion(training.incarnation, step)
-        # Before the checkpoint: a step that is in one has its metrics, wherever a kill falls.
+        # Metrics come before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
         with keeping(training, version):
             metrics = report(training, version, prepared, result, learning_rate, phases)
         reward = prepared.statistics.reward_mean
@@ -141,7 +143,7 @@ def train(training: Training) -> None:
         with phases("publish"), keeping(training, version):
             publish(training, version)
         with keeping(training, version):
-            training.stop.raise_if_requested()  # before the hook, which may take minutes of the grace
+            training.stop.raise_if_requested()  # Check before the hook, which may take minutes of the grace period.
         if training.hook is not None:
             with training.guard.unwatched("on_step"):
                 training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
@@ -152,7 +154,7 @@ def train(training: Training) -> None:
 
 
 def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
-    """The next step's groups, however long the environment takes for them."""
+    """Waits without a time limit for the next step's groups and returns them."""
     training.watchdog.begin()
     while True:
         with keeping(training, version):
@@ -161,14 +163,14 @@ def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
             batch = training.feed.get(version.step + 1, _POLL)
             if batch is not None:
                 return batch
-            # A restarted server is back on its first weights, and the environment waits for ours.
+            # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             training.publisher.ensure()
             publishing = isinstance(training.publisher, BackgroundPublisher) and training.publisher.publishing
             training.watchdog.look(str(version), publishing=publishing)
 
 
 def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:
-    """Raises AbandonedError when asked to stop with too little time left.
+    """Takes one optimizer step. Raises AbandonedError if a stop is requested and too little time is left.
 
     `slowest`: seconds of each phase of the slowest step so far.
     """
@@ -185,7 +187,7 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
 def settle(
     training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
 ) -> None:
-    """Note what became of the step's groups. Those of which not all went into the weights are put aside."""
+    """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
     training.leases.trained(step)
     problem = result.skipped or result.problem
     if problem is None:
@@ -206,7 +208,7 @@ def settle(
 
 
 def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
-    """End before the step does: what was finished is kept, and what was leased goes back. Raises StoppedError."""
+    """Abandons the current step: saves finished steps, gives its groups back, and raises StoppedError."""
     if abandoned.untouched and training.leases.covered:
         checkpoint(training, version)
     training.leases.give_back(version.step + 1)
@@ -220,8 +222,10 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
 
 @contextmanager
 def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
-    """Between two steps: an end on request (StoppedError), or because the run was suspended (ApiError), writes a
-    checkpoint with all finished steps first."""
+    """Writes a checkpoint with all finished steps before an end between two steps.
+
+    Such an end is a stop request (StoppedError) or a suspended run (ApiError).
+    """
     try:
         with training.stop.cutting_short():
             yield
@@ -230,20 +234,20 @@ def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
             checkpoint(training, version)
         raise
     except ApiError as error:
-        # The API refuses the acks of a suspended run. The trainer that resumes it names what the checkpoint covers.
+        # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
         if error.code == "suspended" and training.leases.covered:
             save(training, version)
         raise
 
 
 def checkpoint(training: Training, version: PolicyVersion) -> None:
-    """Write the weights to disk, then ack the groups that are in them."""
+    """Writes the weights to disk, then acks the groups that the weights were trained on."""
     save(training, version)
     training.leases.ack()
 
 
 def save(training: Training, version: PolicyVersion) -> None:
-    """Write the weights to disk, with the ids of the groups that are in them since the last ack."""
+    """Writes the weights to disk, with the ids of the groups trained since the last ack."""
     leases = training.leases
     training.checkpoints.save(
         training.crew,
@@ -260,14 +264,14 @@ def save(training: Training, version: PolicyVersion) -> None:
 
 
 def publish(training: Training, version: PolicyVersion) -> None:
-    """Bring the weights to the server, then tell the API, which lets the environment go on."""
+    """Publishes the weights to the server, then reports the version to the API, which lets the environment continue."""
     training.publisher.publish(training.crew.served_tensors(), version)
-    if not isinstance(training.publisher, BackgroundPublisher):  # which tells when it is done
+    if not isinstance(training.publisher, BackgroundPublisher):  # A BackgroundPublisher announces the version itself.
         announce(training.api, training.run.run_id, version)
 
 
 def announce(api: SyncClient, run_id: str, version: PolicyVersion) -> None:
-    """Tell the API that a version is served."""
+    """Reports to the API that a version is served."""
     api.record_version(run_id, version)
     _LOG.info(line("published", run=run_id, version=version))
 
@@ -280,8 +284,11 @@ def report(
     learning_rate: float,
     phases: Phases,
 ) -> StepMetrics:
-    """Tell the step's metrics to everybody who wants them. A row that the API refuses, as for a reward's part that is
-    named as no metric may be, costs its place on the page and not the training: metrics.jsonl has it."""
+    """Sends the step's metrics to metrics.jsonl, the API, the display and the tracker.
+
+    If the API refuses a row, as for an invalid metric name, the trainer logs a warning and continues. The row is then
+    only missing in the API.
+    """
     metrics: StepMetrics = step_metrics(
         version,
         prepared.statistics,
@@ -308,7 +315,7 @@ def report(
 
 
 def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:
-    """The last weights are served and exported, and the run is over."""
+    """Waits for the last publication, exports the model and finishes the run."""
     if isinstance(training.publisher, BackgroundPublisher):
         training.publisher.wait()
     facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)

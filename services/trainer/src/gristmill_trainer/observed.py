@@ -1,4 +1,4 @@
-"""What the trained tokens of a step looked like, and the metrics that are made of it."""
+"""Values of a step's trained tokens, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """Trained tokens as an update met them: f32[M] each."""
+    """Values of an update's trained tokens: f32[M] each."""
 
     logprobs: F32
     """log pi, before the update."""
@@ -26,20 +26,20 @@ class Observed:
     advantages: F32
     entropy: F32
     ref_logprobs: F32
-    """NaN where there is no reference."""
+    """NaN without a reference."""
     ratio: F32
-    """As the objective has it: of the token, or of its sequence. So are the following."""
+    """The objective's ratio, per token or per sequence. The following fields have the same level."""
     stopped_low: F32
-    """1 where the lower clip stopped the ratio, else 0."""
+    """1 if the lower clip bounded the ratio, else 0."""
     stopped_high: F32
     importance: F32
-    """Before its cap."""
+    """Importance weight before the cap."""
     capped: F32
-    """1 where the weight is above the cap, else 0."""
+    """1 if the weight is above the cap, else 0."""
 
     @classmethod
     def rows(cls, tokens: TrainedTokens, measured: Measured) -> torch.Tensor:
-        """float32[fields, M] on the tokens' device, for `of`: nobody waits for the device yet."""
+        """Returns float32[fields, M] on the tokens' device, for `of`, without waiting for the device."""
         reference = torch.full_like(tokens.old_logprobs, torch.nan)
         columns = {
             "logprobs": tokens.logprobs,
@@ -54,13 +54,13 @@ class Observed:
 
     @classmethod
     def of(cls, rows: Sequence[torch.Tensor]) -> Observed:
-        """From the `rows` of micro-batches; none give empty arrays."""
+        """Joins the `rows` of micro-batches; without rows, the arrays are empty."""
         whole = torch.cat(list(rows), dim=1).cpu().numpy() if rows else np.zeros((len(fields(cls)), 0), np.float32)
         return cls(*whole)
 
     @classmethod
     def join(cls, pieces: Sequence[Observed]) -> Observed:
-        """All of them, one after the other."""
+        """Concatenates all pieces."""
         return cls(
             *(
                 np.concatenate([np.zeros(0, np.float32), *(getattr(piece, field.name) for piece in pieces)])
@@ -71,7 +71,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class TokenMeasures:
-    """Means, shares and quantiles over trained tokens; see gristmill.metrics.StepMetrics for what they are."""
+    """Means, shares and quantiles over trained tokens. gristmill.metrics.StepMetrics documents the fields."""
 
     rollout_logprob_diff_mean: float = 0.0
     rollout_logprob_diff_max: float = 0.0
@@ -89,7 +89,7 @@ class TokenMeasures:
 
 
 def measure(seen: Observed) -> TokenMeasures:
-    """The measures of a step's tokens; without any there is nothing to tell."""
+    """Computes the measures of a step's tokens; without tokens, the defaults."""
     if not len(seen.logprobs):
         return TokenMeasures()
     new, old, rollout = (a.astype(np.float64) for a in (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs))
@@ -103,7 +103,7 @@ def measure(seen: Observed) -> TokenMeasures:
         pos_logp=_mean(new[positive]) if positive.any() else None,
         neg_logp=_mean(new[negative]) if negative.any() else None,
         kl_rollout=_k3(old - rollout),
-        # Groups may bring a reference that lie beside others that do not.
+        # Groups with and without reference log-probabilities may be in one step.
         kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
         ratio=_quantiles(seen.ratio),
         clip_low_share=_mean(seen.stopped_low),

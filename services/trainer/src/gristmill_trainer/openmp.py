@@ -1,8 +1,8 @@
-"""Imported before torch, whose OpenMP reads its settings when it is loaded: threads sleep while they wait.
+"""OpenMP settings for sleeping threads. Imported before torch, because torch's OpenMP reads them when it is loaded.
 
-By itself a thread that waits for others spins. Where trainer and model server compute at the same time on the cores of
-one machine (max_staleness > 0), each then spins on the core that the other needs: on two cores a quickstart run took
-more than twice as long (`OMP_WAIT_POLICY=ACTIVE make bench-learning ARGS=staleness`, against the same without).
+By default, a waiting thread spins. With max_staleness > 0, trainer and model server may compute at the same time on the
+cores of one machine. A spinning thread then uses a core that the other process needs. On two cores, a quickstart run
+with `OMP_WAIT_POLICY=ACTIVE make bench-learning ARGS=staleness` took more than twice as long as without the variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AdamW, and how its learning rate goes."""
+"""AdamW and its learning rate schedule."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019).
+    """Returns AdamW over all `parameters`, biases and norms included (Loshchilov & Hutter 2019).
 
-    Raises OptimizerError when there is nothing to train, or when the 8-bit one is asked for where it cannot be.
+    Raises OptimizerError without parameters, or if adamw_8bit is requested and not available.
     """
     trained = list(parameters)
     if not trained:
@@ -27,14 +27,14 @@ def build_optimizer(settings: Hyperparameters, parameters: Iterable[torch.nn.Par
     betas = (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "adamw_8bit":
         return _adamw_8bit(settings, betas, trained)
-    # One pass over the parameters: on CPU, too, about half the time of the others.
+    # The fused version makes one pass over the parameters, and takes about half the time of the others on CPU too.
     return torch.optim.AdamW(
         trained, lr=settings.learning_rate, betas=betas, weight_decay=settings.weight_decay, fused=True
     )
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, settings: Hyperparameters, training_steps: int) -> LambdaLR:
-    """The learning rate of each step, by `learning_rate_factor`; step it once a training step."""
+    """Returns the schedule of `learning_rate_factor`. Step it once per training step."""
     return LambdaLR(
         optimizer,
         lambda done: learning_rate_factor(done, settings.lr_schedule, settings.warmup_steps, training_steps),
@@ -42,8 +42,10 @@ def build_schedule(optimizer: torch.optim.Optimizer, settings: Hyperparameters, 
 
 
 def load_schedule(schedule: LRScheduler, state: dict[str, Any]) -> None:
-    """Put `schedule` at the step of `state`, which another schedule wrote. The learning rate is that of this schedule:
-    a run that was extended has another curve than before."""
+    """Sets `schedule` to the step of `state`, which another schedule wrote.
+
+    The learning rate follows this schedule, because an extended run has a different curve than before.
+    """
     schedule.load_state_dict(state)
     if isinstance(schedule, LambdaLR):
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
@@ -54,7 +56,7 @@ def load_schedule(schedule: LRScheduler, state: dict[str, Any]) -> None:
 
 
 def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, training_steps: int) -> float:
-    """The share of the learning rate in the step after `done` steps; W = warmup_steps, N = training_steps.
+    """Returns the learning rate's factor in the step after `done` steps; W = warmup_steps, N = training_steps.
 
         done < W:  (done + 1) / (W + 1)
         then, with p = (done - W) / (N - W), at most 1:
@@ -62,7 +64,7 @@ def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, train
         linear:    1 - p
         cosine:    (1 + cos(pi p)) / 2
 
-    No step is taken at 0: it rises from 1 / (W + 1), and reaches 0 when all N steps are done.
+    No step has the factor 0: the factor rises from 1 / (W + 1), and reaches 0 only after all N steps.
     """
     if done < warmup_steps:
         return (done + 1) / (warmup_steps + 1)
@@ -76,7 +78,7 @@ def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, train
 
 @contextmanager
 def own_settings(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[None]:
-    """Around the loading of another's state: with `keep`, learning rate, betas and the like stay this optimizer's."""
+    """Keeps this optimizer's learning rate, betas and other settings while another state is loaded, if `keep`."""
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     yield
     if keep:
@@ -87,7 +89,7 @@ def own_settings(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[No
 def _adamw_8bit(
     settings: Hyperparameters, betas: tuple[float, float], trained: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """State in 8 bits, blockwise (Dettmers et al. 2022)."""
+    """Returns AdamW with blockwise 8-bit state (Dettmers et al. 2022). Raises OptimizerError."""
     devices = {parameter.device.type for parameter in trained}
     if devices != {"cuda"}:
         raise OptimizerError(

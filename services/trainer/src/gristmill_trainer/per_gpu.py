@@ -12,11 +12,11 @@ import torch
 from gristmill_trainer.errors import TrainerError
 
 SHUTDOWN_SECONDS = "55"
-"""What torchrun leaves its processes after a SIGTERM: less than `stop_grace_period` in compose.yaml."""
+"""Seconds between torchrun's SIGTERM and its kill: less than `stop_grace_period` in compose.yaml."""
 
 
 def command(gpus: int, arguments: Sequence[str]) -> list[str]:
-    """The command for this many GPUs. One needs no torchrun. Raises TrainerError without any."""
+    """Returns the command for `gpus` GPUs. One GPU does not need torchrun. Raises TrainerError for 0 GPUs."""
     if gpus == 0:
         raise TrainerError(
             "no_gpu",
@@ -30,7 +30,7 @@ def command(gpus: int, arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    """Replace this process by the trainer or torchrun, so that signals and the exit code are theirs."""
+    """Replaces this process with the trainer or torchrun, which then gets the signals and sets the exit code."""
     try:
         started = command(torch.cuda.device_count(), sys.argv[1:])
     except TrainerError as error:

@@ -1,4 +1,4 @@
-"""The next batch is leased, checked and weighed while this one trains."""
+"""Prefetch of the next batch: leased, checked and prepared while the current batch trains."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gristmill_trainer.errors import of_thread
 from gristmill_trainer.feed import Batch, Prepare
 from gristmill_trainer.leases import Leases
 
-# Seconds of one long-poll for groups; closing waits for it at most.
+# Seconds of one long-poll for groups; `close` waits at most for one poll.
 _POLL = 5.0
 
 
 class Prefetch:
-    """Leases the batches of steps `first` to `last` in order, one ahead of who takes them.
+    """Leases the batches of steps `first` to `last` in order, one step ahead of the caller of `get`.
 
-    Worth its thread only when max_staleness > 0: in a synchronous run the next groups do not exist before the step is
-    published. A step that is skipped or trained on fewer groups is a step all the same: the next is the next number.
+    Useful only with max_staleness > 0: in a synchronous run the next groups do not exist before the step is published.
+    Skipped steps, and steps trained on fewer groups, take a step number like any other step.
     """
 
     def __init__(self, leases: Leases, groups: int, prepare: Prepare, first: int, last: int) -> None:
-        """`groups`: of one step."""
+        """`groups`: number of groups per step."""
         self._leases = leases
         self._groups = groups
         self._prepare = prepare
@@ -35,7 +35,7 @@ class Prefetch:
         self._thread.start()
 
     def get(self, step: int, wait: float) -> Batch | None:
-        """That of `step`, the next; None when it is not there after `wait` seconds. Raises what leasing failed of."""
+        """Returns the batch of `step`, the next step, or None after `wait` seconds. Raises the error of the thread."""
         try:
             batch = self._ready.get(timeout=wait)
         except queue.Empty:
@@ -47,7 +47,7 @@ class Prefetch:
         return batch
 
     def close(self) -> None:
-        """End the thread and give back what nobody took."""
+        """Ends the thread and gives back batches that `get` never returned."""
         self._closed.set()
         self._wanted.release()
         self._thread.join()
@@ -64,7 +64,7 @@ class Prefetch:
                         return
                     groups = self._leases.take(step, self._groups, _POLL)
                 batch = Batch(step, groups, self._prepare)
-                _ = batch.prepared  # here and now, not when the step begins
+                _ = batch.prepared  # Prepare the batch in this thread.
                 self._ready.put(batch)
         except Exception as error:  # noqa: BLE001  Raised where groups are asked for: the loop would wait for them for ever.
             self._failure = of_thread("leasing the next step's groups", error)

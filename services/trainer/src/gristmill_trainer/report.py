@@ -1,4 +1,4 @@
-"""A step's metrics, out of what its parts know."""
+"""Assembly of a step's metrics from the data statistics and the learner's result."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gristmill_trainer.observed import measure
 
 
 def peak_of(device: torch.device, set_by_user: float | None) -> float | None:
-    """TFLOPS that MFU is a share of, one device; None where nobody knows."""
+    """Returns the peak TFLOPS of one device, the denominator of MFU; None if unknown."""
     if set_by_user is not None:
         return set_by_user
     return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def memory_mb(device: torch.device) -> float:
-    """Most memory so far, in MB: allocated on the device, on CUDA; else resident, of the process."""
+    """Returns peak memory in MB: allocated memory on a CUDA device, else the resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
@@ -44,7 +44,7 @@ def step_metrics(
     devices: int = 1,
     peak: float | None = None,
 ) -> StepMetrics:
-    """`learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS a device."""
+    """Builds the metrics. `learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS per device."""
     seen = measure(result.seen)
     spent = seconds.get("train", 0.0)
     return StepMetrics(

@@ -1,4 +1,4 @@
-"""From a command line to a `Training`: settings, model, checkpoint, the run taken."""
+"""Creation of a `Training` from the command line: settings, model, checkpoint and run."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ from gristmill_trainer.watchdog import Wanted, Watchdog
 _LOG = logging.getLogger(__name__)
 TRAINER_CONFIG = "trainer.yaml"
 STALL = StallLimits(floor=1800, frozen=7200, multiple=10)
-"""A first step may compile for minutes, and a checkpoint may go to a slow disk."""
-# Seconds to ask an API that does not answer, once there is an error to end with.
+"""Limits are long because a first step may compile for minutes, and a checkpoint's disk may be slow."""
+# Seconds to retry an unresponsive API after an error ended the training.
 _PATIENCE_AT_THE_END = 5.0
 
 
 @contextmanager
 def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) -> Iterator[Training]:
-    """Wait for a run, take it, load or resume the model. Everything opened is closed on leaving. For rank 0."""
+    """Waits for a run, takes it, and loads or resumes the model, on rank 0. Closes everything at the end."""
     flags = parse_flags(
         arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
     )
     deployment = Deployment.read(environ)
-    # Settings that only say where things are do not wait for the run.
+    # Settings for addresses and folders are needed before the run is known.
     here = _layered(deployment.config_dir, {}, flags, "command line")
     alone = world.size == 1
     stop = StopRequest(here.stop_grace_seconds if alone else torchrun_grace(environ), torchrun=not alone)
@@ -149,7 +149,7 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
             stack.callback(tracker.close)
-        stack.enter_context(stop.cutting_short())  # The last in: the crew is to see a stop, not an error.
+        stack.enter_context(stop.cutting_short())  # Entered last, so that the crew gets StoppedError.
         guard = StallGuard("trainer", STALL)
         stack.callback(guard.close)
         yield Training(

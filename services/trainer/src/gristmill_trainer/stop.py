@@ -1,4 +1,4 @@
-"""Stopping on request."""
+"""Stop requests: SIGTERM and SIGINT, and the grace period after them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from gristmill_trainer.errors import PublishError, TrainerError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PATIENCE = 600.0
-# Enough for a connection that was reset; the rest of the grace is for the checkpoint.
+# Long enough for a reset connection; the rest of the grace period is for the checkpoint.
 _PATIENCE_STOPPING = 5.0
 
 
 def torchrun_grace(environ: Mapping[str, str]) -> float:
-    """Seconds that torchrun leaves its processes after a signal, less those for the way out."""
+    """Returns the seconds between torchrun's signal and its kill, less 10 seconds for the shutdown."""
     return max(0.0, float(environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) - 10.0)
 
 
 def leave_to_rank_0() -> None:
-    """A request to stop reaches all ranks. Rank 0 answers it, and needs the others for its last checkpoint; they end
-    with it."""
+    """Ignores stop signals on this rank. Rank 0 handles them, and needs the other ranks for its last checkpoint."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @cache
 def _leave_forks_alone() -> None:
-    """What is asked of a fork, as of a hook's pool of processes, is not asked of the trainer: it ends, as is usual."""
+    """Restores default signal handlers in forked processes, such as a hook's pool.
+
+    A signal to a forked process then ends only that process, and does not stop the trainer.
+    """
 
     of_thread = threading.local()
 
     def begin() -> None:
-        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # one that comes at once waits
+        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # A signal during the fork waits.
 
     def parent() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
@@ -59,15 +61,15 @@ class StoppedError(TrainerError):
 
 
 class StopRequest:
-    """Notes SIGTERM and SIGINT; the loop asks at points where nothing is half-done, or where it can be thrown away."""
+    """Records SIGTERM and SIGINT. The loop checks for a request between steps, and in steps that it can abandon."""
 
     def __init__(self, grace: float, *, torchrun: bool = False) -> None:
-        """`grace`: seconds that the trainer has from the signal on. `torchrun`: which kills after them by itself."""
+        """`grace`: seconds from the signal to the end. `torchrun`: torchrun started the trainer, and kills it then."""
         self.grace = grace
-        # A second signal ends the process at once. Under torchrun it may be the first once more, sent on.
+        # A second signal ends the process at once. Under torchrun, it may be a forwarded copy of the first.
         self._second = signal.SIG_IGN if torchrun else signal.SIG_DFL
         self.asked_at: float | None = None
-        """When it was asked, by time.monotonic()."""
+        """Time of the request (time.monotonic()), or None."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
         self._watch()
@@ -79,16 +81,16 @@ class StopRequest:
 
     @property
     def seconds_left(self) -> float:
-        """Of the grace; infinite while nobody asked."""
+        """Seconds left of the grace period; infinite without a stop request."""
         return float("inf") if self.asked_at is None else self.asked_at + self.grace - time.monotonic()
 
     def patience(self) -> float:
-        """Seconds to try on for an API or a model server that does not answer: few once the end is near."""
+        """Returns the seconds to retry an unresponsive API or model server. A stop request shortens them."""
         return max(0.0, min(_PATIENCE_STOPPING, self.seconds_left)) if self.requested else _PATIENCE
 
     @contextmanager
     def cutting_short(self) -> Iterator[None]:
-        """Within, nobody answering is StoppedError where it was a request to stop that ended the patience."""
+        """Converts ApiUnreachable and PublishError to StoppedError if a stop was requested."""
         try:
             yield
         except (ApiUnreachable, PublishError) as error:
@@ -101,7 +103,10 @@ class StopRequest:
             ) from error
 
     def should_abandon(self, expected_seconds: float) -> bool:
-        """Whether what is in hand, and would take so much longer with the checkpoint after it, must be thrown away."""
+        """Whether to abandon the current step.
+
+        `expected_seconds`: expected time for the rest of the step and its checkpoint.
+        """
         return expected_seconds > self.seconds_left
 
     def raise_if_requested(self) -> None:
@@ -117,8 +122,10 @@ class StopRequest:
             signal.signal(each, self._second)
 
     def _watch(self) -> None:
-        """Note a signal when it comes. Its handler runs in the main thread, after the backward pass that this may be
-        in: the seconds of that are of the grace, too."""
+        """Starts a thread that records the arrival time of a signal.
+
+        The signal handler runs in the main thread, possibly only after a backward pass. That time is part of the grace.
+        """
         here, there = socket.socketpair()
         there.setblocking(False)
         signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
@@ -128,5 +135,5 @@ class StopRequest:
                 if number[0] in _SIGNALS and self.asked_at is None:
                     self.asked_at = time.monotonic()
 
-        self._ends = there  # open as long as signals are written to it
+        self._ends = there  # Keep the socket open while signals are written to it.
         threading.Thread(target=listen, name="signals", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The trainer's metrics on Weights & Biases, when asked."""
+"""The trainer's metrics on Weights & Biases, if enabled."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _WANDB = "W&B"
 
 
 class WandbTracker:
-    """A W&B run beside the environments', in the group named after the run. The x axis is `policy_step`."""
+    """The trainer's W&B run, in the same group as the environments' W&B runs. The x axis is `policy_step`.
+
+    The group has the name of the run.
+    """
 
     def __init__(self, run_id: str, settings: TrainerSettings, folder: Path, environ: Mapping[str, str]) -> None:
-        """`folder`: the run's own. Errors of W&B are logged and counted. Raises ConfigError: a setting is wrong."""
+        """`folder`: the run's folder. Errors of W&B are logged and counted. Raises ConfigError for a wrong setting."""
         self.errors = ObserverErrors()
         self._run: Any = None
         with self.errors.of(_WANDB):
@@ -35,13 +38,13 @@ class WandbTracker:
             self._run.define_metric("*", step_metric="policy_step")
 
     def step(self, metrics: StepMetrics) -> None:
-        """Log a step's numbers as train/NAME, those of a dict as train/NAME/KEY."""
+        """Logs a step's numbers as train/NAME, and the values of a dict as train/NAME/KEY."""
         if self._run is not None:
             with self.errors.of(_WANDB):
                 self._run.log({"policy_step": metrics.step, **dict(_flat("train", metrics.values()))})
 
     def close(self) -> None:
-        """Flush, and close the run."""
+        """Flushes and closes the W&B run."""
         if self._run is not None:
             with self.errors.of(_WANDB):
                 self._run.finish()

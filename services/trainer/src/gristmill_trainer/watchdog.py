@@ -1,4 +1,4 @@
-"""When no batch comes: who waits for whom."""
+"""Diagnosis of a missing batch: which part of the run waits for which."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gristmill_trainer.publish.server import ModelServer
 _LOG = logging.getLogger(__name__)
 
 EVERY = 60.0
-"""Seconds without a batch until the first word, and between two."""
-# An environment asks anew at least every 20 s while it wants permits, and it renews what it holds.
+"""Seconds without a batch until the first message, and between messages."""
+# An environment that needs permits repeats its request at least every 20 s, and renews the permits that it holds.
 _ASKS_WITHIN = 45.0
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What one model server says at this moment."""
+    """Current state of one model server."""
 
     url: str
     problem: PublishError | None
-    """Why it did not answer; None when it did."""
+    """Why the server did not answer, or None."""
     paused: bool = False
     version: str = ""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What holds a step up: a stable code, and the same in a sentence."""
+    """The cause of a delayed step: a stable code and a sentence."""
 
     code: str
     message: str
@@ -41,17 +41,17 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a step waits for, and under which rules."""
+    """The batch that a step waits for."""
 
     amount: int
     unit: Literal["groups", "sequences"] = "groups"
-    """sequences: of environments of Atropos', which ask for no permits."""
+    """sequences: for Atropos environments, which do not ask for permits."""
     published: bool = True
-    """Whether this trainer brings its weights to the servers; else they serve what they like."""
+    """Whether this trainer publishes its weights to the servers. Otherwise the servers may serve any version."""
 
 
 def look_at(server: ModelServer) -> ServerState:
-    """Ask a server, once."""
+    """Asks a server once for its health, paused state and weight version."""
     try:
         server.call("GET", "/health", timeout=5.0)
         paused = bool(server.ask("GET", "/is_paused", "is_paused", timeout=5.0))
@@ -70,10 +70,11 @@ def diagnose(
     version: str,
     publishing: bool = False,
 ) -> Diagnosis:
-    """The message is one line.
+    """Returns the cause of the delay, with a message of one line.
 
-    `waited`: seconds; `before`: the status of the last word, or of the start of the wait; `version`: the
-    weights that the servers should serve; `publishing`: they are just being brought there."""
+    `waited`: seconds. `before`: the status at the last message, or at the start of the wait. `version`: the version
+    that the servers should serve. `publishing`: a publication of that version is in progress.
+    """
     ready = status.ready if wanted.unit == "groups" else status.sequences.get("ready", 0)
     head = f"no batch for {waited:.0f} s: {ready} of {wanted.amount} {wanted.unit} ready"
     cause = _cause(wanted, before, status, servers, version, publishing)
@@ -125,7 +126,7 @@ def _cause(
 
 
 def _problem(server: ServerState, version: str | None, publishing: bool) -> Diagnosis | None:
-    """What is wrong with one server. `version`: what it should serve; None: whatever it likes."""
+    """Returns the problem of one server, or None. `version`: the version it should serve; None allows any version."""
     if server.problem is not None:
         return Diagnosis(server.problem.code, str(server.problem))
     other = version is not None and server.version != version
@@ -156,7 +157,7 @@ def _ago(what: str, seconds: float | None, never: str) -> str:
 
 
 class Watchdog:
-    """Watches one wait after the other: `begin` it, then `look` whenever a poll came back empty."""
+    """Watches consecutive waits: call `begin` for each wait, then `look` after each empty poll."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class Watchdog:
         servers: list[ModelServer],
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """`tell`: gets the line."""
+        """`tell`: receives the message."""
         self._api = api
         self._run_id = run_id
         self._wanted = wanted
@@ -175,13 +176,15 @@ class Watchdog:
         self.begin()
 
     def begin(self) -> None:
-        """A wait begins."""
+        """Starts a wait."""
         self._since = self._told = time.monotonic()
         self._before: RunStatus | None = None
 
     def look(self, version: str, publishing: bool) -> None:
-        """Say what holds the run up, if a minute went by since the last word. `version`: what should be served;
-        `publishing`: it is just being brought there."""
+        """Reports what delays the run, if a minute passed since the last message.
+
+        `version`: the version that should be served; `publishing`: its publication is in progress.
+        """
         now = time.monotonic()
         if self._before is None:
             self._before = self._api.status(self._run_id)

@@ -1,4 +1,4 @@
-"""Checkpoints: durable before anything is acked, whole or not there at all, checked before they are used."""
+"""Checkpoints: durable before an ack of their groups, written atomically, and verified before use."""
 
 from gristmill_trainer.checkpoint.contents import Checkpoint, Progress, Resumable
 from gristmill_trainer.checkpoint.resume import Resumption, find_resumption

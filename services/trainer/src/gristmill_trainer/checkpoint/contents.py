@@ -1,9 +1,9 @@
-"""What is in a checkpoint.
+"""The contents of a checkpoint.
 
 step-000020/
-  config.json, model.safetensors, ...   the model, as Hugging Face's folders are
-  optimizer.pt                          the learner's other state: optimizer, schedule
-  random.pt                             random number generators
+  config.json, model.safetensors, ...   the model in Hugging Face's format
+  optimizer.pt                          states of the optimizer and the schedule
+  random.pt                             states of the random number generators
   trainer_state.json                    `Progress`
   manifest.json                         SHA-256 of every file above
 """
@@ -23,28 +23,28 @@ STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the training stands."""
+    """Progress of the training."""
 
     step: int
     """Optimizer steps done, skipped ones included."""
     version: PolicyVersion
-    """Of these weights. Versions only go forward, so the newest checkpoint of a run is that of the highest."""
+    """Version of these weights. Versions only rise, so a run's newest checkpoint has the highest version."""
     last_batch: str | None = None
-    """Id of the batch trained last."""
+    """Id of the last trained batch."""
     covered: list[str] = field(default_factory=list)
-    """Ids of the groups trained since the checkpoint before: the run's next trainer settles them."""
+    """Ids of the groups trained since the previous checkpoint; the run's next trainer settles them."""
     skipped: list[str] = field(default_factory=list)
-    """Files of the steps up to this one that were skipped in a row (aside.py)."""
+    """Files of the consecutive skipped steps up to this step (`SkippedSteps`)."""
     origin: str | None = None
     """The checkpoint folder that `resume` named when this training began."""
     creation: str | None = None
-    """`RunRecord.creation` of the run. Group ids start again when a run is deleted and created again, so its steps and
-    its groups mean nothing in another creation. None: written by a trainer that did not record it."""
+    """`RunRecord.creation` of the run. When a run is deleted and created again, group ids restart, so steps and groups
+    are only valid in their own creation. None: written by a trainer that did not record the creation."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One folder whose files were all there and as they were written."""
+    """One folder whose files passed verification."""
 
     path: Path
     progress: Progress
@@ -59,13 +59,13 @@ class Checkpoint:
 
 
 class Resumable(Protocol):
-    """What learns: one process with the whole model, or one of several that each hold a part."""
+    """A learner with a state to save: one process with the whole model, or one of several with parts of it."""
 
     def save_model(self, folder: Path) -> None:
-        """Write a Hugging Face model folder, whole, whoever holds the parts."""
+        """Writes the whole model as a Hugging Face folder, even if several processes hold its parts."""
 
     def state(self) -> dict[str, Any]:
-        """The rest, made of dicts and lists of tensors, numbers and words; "schedule" is the learning rate's."""
+        """Returns the other state as dicts and lists of tensors, numbers and strings. "schedule": learning rate."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave, less "schedule" where that begins anew. (The folder itself gives the model.)"""
+        """Restores a result of `state`, without "schedule" if the schedule restarts. The model is loaded separately."""

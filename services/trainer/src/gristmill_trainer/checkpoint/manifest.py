@@ -1,4 +1,4 @@
-"""The SHA-256 of every file of a checkpoint: a disk that lies is found out before it is trained on."""
+"""The SHA-256 of every file of a checkpoint, to find disk errors before training continues from the files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class File(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, File]
-    """By path within the folder."""
+    """Files by path within the folder."""
     format: int = 1
 
 
 def write_manifest(folder: Path) -> None:
-    """Of the files that are there now."""
+    """Writes a manifest of the files that are in the folder now."""
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(Manifest(_files(folder)))))
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError naming the file that is not as it was written."""
+    """Raises CheckpointError with the path of a file that is missing or changed."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError as error:
@@ -66,7 +66,7 @@ def verify(folder: Path) -> None:
 
 
 def remedy(folder: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
+    """Returns advice for a checkpoint that cannot be used."""
     others = sorted(path for path in folder.parent.glob("step-*") if path != folder)
     if not others:
         return f"It is the only one: remove {folder} to begin from the first weights, or name another by --resume PATH."
@@ -75,7 +75,7 @@ def remedy(folder: Path) -> str:
 
 def _files(folder: Path) -> dict[str, File]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    with ThreadPoolExecutor(max_workers=4) as pool:  # Hashing leaves Python's lock to the others.
+    with ThreadPoolExecutor(max_workers=4) as pool:  # Hashing releases the GIL.
         return dict(zip((str(path.relative_to(folder)) for path in paths), pool.map(_hashed, paths), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The random number generators of this process, as tensors and numbers that torch.save takes."""
+"""The random number generators of this process, as tensors and numbers for torch.save."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Let all of them begin at `seed`, whichever process they are in."""
+    """Seeds all generators with `seed`, the same in every process."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, numpy's, torch's on the CPU and on every CUDA device."""
+    """Returns the states of Python, numpy and torch, on the CPU and on every CUDA device."""
     version, words, gauss = random.getstate()
     numbers = np.random.get_state(legacy=False)
     twister = numbers["state"]
@@ -35,7 +35,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all back. CUDA devices beyond those that there were keep their seeds."""
+    """Restores all states. CUDA devices without a saved state keep their seeds."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     numbers = state["numpy"]

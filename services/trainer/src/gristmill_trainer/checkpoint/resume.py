@@ -1,4 +1,4 @@
-"""Where a training goes on from: `--resume auto|never|PATH`."""
+"""The checkpoint to resume from: `--resume auto|never|PATH`."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resumption:
-    """A checkpoint, and what the run's new trainer says of it."""
+    """A checkpoint to resume from, and its relation to the run."""
 
     checkpoint: Checkpoint
     own: bool
-    """Of this creation of this run. Another's lends weights, optimizer and random numbers; steps and schedule begin
-    again."""
+    """Whether the checkpoint is from this creation of this run. From another run's checkpoint, the trainer takes
+    weights, optimizer and random numbers; steps and schedule restart."""
     origin: str | None
-    """Goes into the `Progress` of every checkpoint that follows."""
+    """Written to the `Progress` of every later checkpoint."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps that this run has behind it."""
+        """Optimizer steps that this run has done."""
         return self.checkpoint.step if self.own else 0
 
     @property
     def covered(self) -> list[str]:
-        """Groups for the API to settle: another run's are not this run's."""
+        """Ids of the groups that the API settles; empty for another run's checkpoint."""
         return self.checkpoint.covered if self.own else []
 
     @property
     def skipped(self) -> list[str]:
-        """Files of the steps that this run last skipped in a row."""
+        """Files of this run's last consecutive skipped steps."""
         return list(self.checkpoint.progress.skipped) if self.own else []
 
 
 def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
-    """None: begin from the first weights. Raises CheckpointError for what cannot be resumed from.
+    """Returns the checkpoint to resume from; None to begin from the first weights. Raises CheckpointError.
 
-    A folder that is named is where this training began. A trainer that is started again with the same words goes on
-    from the newest checkpoint since then, not from the beginning once more.
+    If `resume` is a path, this training begins at that checkpoint. A trainer that is restarted with the same arguments
+    continues from the newest checkpoint since then.
     """
     if resume == "never":
         newest = store.newest() or store.newest_foreign()
@@ -65,7 +65,7 @@ def find_resumption(store: CheckpointStore, resume: str) -> Resumption | None:
             raise _of_an_earlier_run(store, foreign)
         return None
     named, newest = Path(resume).resolve(), store.newest_readable()
-    # Before the folder itself is looked at: the run may have pruned it since.
+    # Check this before the named folder, because the run may have pruned that folder.
     if newest is not None and read_progress(newest).origin == str(named):
         checkpoint = store.load(newest)
         _LOG.info("resume names %s, and this run has gone on from there to step %d", named, checkpoint.step)
@@ -82,7 +82,10 @@ def _own(checkpoint: Checkpoint) -> Resumption:
 
 
 def _of_an_earlier_run(store: CheckpointStore, found: Path) -> CheckpointError:
-    """Neither its groups nor its steps are this run's, and beginning without a word would lose what it learned."""
+    """Returns the error for an earlier run's checkpoint.
+
+    Its groups and steps do not belong to this run. Starting without an error would lose its training.
+    """
     why = (
         "does not record in which creation of the run it was made, so it may be of a run that was deleted since"
         if read_progress(found).creation is None

@@ -1,4 +1,4 @@
-"""One process that holds the whole model."""
+"""The state of a training with one process, which holds the whole model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gristmill_trainer.policy import Policy
 
 
 class SingleProcess:
-    """What a checkpoint takes from a policy, its optimizer and its learning rate schedule."""
+    """Saves and restores the policy, its optimizer and its learning rate schedule for checkpoints."""
 
     def __init__(
         self,

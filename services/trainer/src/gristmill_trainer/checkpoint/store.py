@@ -23,21 +23,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """Folders step-000020 and so on in `folder`; the last `kept` stay.
+    """Checkpoint folders such as step-000020 in `folder`; the last `kept` stay.
 
-    The folder may also hold checkpoints of an earlier run of the same id, which was deleted. They stay as they are, and
-    count for nothing here unless they are named.
+    The folder may also contain checkpoints of an earlier, deleted run of the same id. The store does not change them,
+    and ignores them unless the user names them.
     """
 
     def __init__(self, folder: Path, kept: int, creation: str = "") -> None:
-        """`creation`: of the run, as its record has it."""
+        """`creation`: `RunRecord.creation` of the run."""
         self.folder = folder.resolve()
         self._kept = kept
         self._creation = creation
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in (*self.folder.glob(".*.partial"), *self.folder.glob(".*.removed")):
             shutil.rmtree(left)
-        # A kill between the two renames of `save` leaves the old one under this name alone.
+        # A kill between the two renames of `save` leaves the old checkpoint only under this name.
         for replaced in self.folder.glob(".*.replaced"):
             name = replaced.name[1:].removesuffix(".replaced")
             if (self.folder / name).exists():
@@ -46,20 +46,22 @@ class CheckpointStore:
                 replaced.rename(self.folder / name)
 
     def newest(self) -> Path | None:
-        """The folder of the highest policy version, not of the highest step: a run that went back to step 10 has its
-        newest weights at step 15, and may still have those of step 20, which it left behind. Raises CheckpointError for
-        a folder whose version cannot be read."""
+        """Returns the folder with the highest policy version, or None.
+
+        The highest step may be older: a run that returned from step 20 to step 10 has its newest weights at step 15.
+        Raises CheckpointError for a folder whose version cannot be read.
+        """
         found = {path: read_progress(path) for path in self.folder.glob("step-*")}
         own = [path for path, progress in found.items() if self.is_own(progress)]
         return max(own, key=lambda path: found[path].version, default=None)
 
     def newest_readable(self) -> Path | None:
-        """The same, past folders that do not tell their version."""
+        """Returns the same as `newest`, but ignores folders whose version cannot be read."""
         versions = self._versions()
         return max(versions, key=lambda path: versions[path], default=None)
 
     def newest_foreign(self) -> Path | None:
-        """The newest of an earlier run of the same id, or of a trainer that did not record the run's creation."""
+        """Returns the newest checkpoint of an earlier run of the same id, or of one without a recorded creation."""
         found = self._readable()
         foreign = [path for path, progress in found.items() if not self.is_own(progress)]
         return max(foreign, key=lambda path: found[path].version, default=None)
@@ -69,16 +71,16 @@ class CheckpointStore:
         return progress.creation == self._creation
 
     def load(self, path: Path) -> Checkpoint:
-        """Verify every file of a checkpoint, of this run or another. Raises CheckpointError."""
+        """Verifies every file of a checkpoint of this or another run. Raises CheckpointError."""
         path = path.absolute()
         verify(path)
         return Checkpoint(path, read_progress(path))
 
     def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
-        """Write one, and return when it is on disk under its name.
+        """Writes a checkpoint and returns when it is on disk under its name.
 
-        Raises CheckpointError when it cannot be written, and FencedError when a newer trainer of the run has come as
-        far: this one was replaced, as while its machine slept.
+        Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
+        written this step: this trainer was replaced, as while its machine slept.
         """
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
@@ -92,7 +94,7 @@ class CheckpointStore:
             raise
         if path.exists():
             there = _readable_progress(path)
-            if there is not None and not self.is_own(there):  # the user named it, so it stays
+            if there is not None and not self.is_own(there):  # Keep it, because the user named it.
                 path.rename(_free(path.with_name(f"{name}-of-{(there.creation or 'unknown')[:8]}")))
             elif there is not None and there.version > progress.version:
                 shutil.rmtree(partial)
@@ -104,7 +106,7 @@ class CheckpointStore:
                     found=str(there.version),
                     version=str(progress.version),
                 )
-            else:  # The run went back to an older checkpoint, and has now come as far again.
+            else:  # The run resumed from an older checkpoint and reached this step again.
                 path.rename(replaced)
         partial.rename(path)
         sync(self.folder)
@@ -114,8 +116,10 @@ class CheckpointStore:
 
     @staticmethod
     def restore(checkpoint: Checkpoint, learner: Resumable, own: bool = True) -> None:
-        """Put optimizer and random numbers back as they were, and the schedule when the checkpoint is the run's own.
-        (The model is loaded from the folder.) Raises CheckpointError."""
+        """Restores optimizer and random numbers, and the schedule if the checkpoint is the run's own.
+
+        The model is loaded separately. Raises CheckpointError.
+        """
         states = []
         for name in (OPTIMIZER, RANDOM):
             file = checkpoint.path / name
@@ -140,14 +144,16 @@ class CheckpointStore:
         _LOG.info("resumed from %s", checkpoint.path)
 
     def _prune(self) -> None:
-        """Remove all own checkpoints except the last `kept`, each renamed before its files go. One whose version cannot
-        be read stays."""
+        """Removes all own checkpoints except the last `kept`. Each is renamed before its files are removed.
+
+        A checkpoint whose version cannot be read stays.
+        """
         versions = self._versions()
         for old in sorted(versions, key=lambda path: versions[path])[: -self._kept]:
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
 
     def _versions(self) -> dict[Path, PolicyVersion]:
-        """Of the own checkpoints that can be read."""
+        """Returns the versions of the readable own checkpoints."""
         return {path: progress.version for path, progress in self._readable().items() if self.is_own(progress)}
 
     def _readable(self) -> dict[Path, Progress]:
@@ -156,7 +162,7 @@ class CheckpointStore:
 
 
 def read_progress(path: Path) -> Progress:
-    """Where the training of a checkpoint stood, the folder's other files unseen. Raises CheckpointError."""
+    """Reads the progress of a checkpoint without a check of its other files. Raises CheckpointError."""
     try:
         return msgspec.json.decode((path / STATE).read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError) as error:
@@ -179,18 +185,18 @@ def _write(folder: Path, learner: Resumable, progress: Progress) -> None:
 def _save(state: dict[str, Any], path: Path) -> None:
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # so torch tells of a full disk
+    except RuntimeError as error:  # torch reports a full disk by RuntimeError.
         raise OSError(f"{path.name}: {error}") from error
 
 
 def _free(path: Path) -> Path:
-    """`path`, with a number if something has that name."""
+    """Returns `path`, with a number appended if that name exists."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(name for name in itertools.chain([path], numbered) if not name.exists())
 
 
 def _readable_progress(path: Path) -> Progress | None:
-    """None, with a warning, if it cannot be read: work that needs no such checkpoint continues without it."""
+    """Returns the progress; None, with a warning, if it cannot be read."""
     try:
         return read_progress(path)
     except CheckpointError as error:

@@ -17,13 +17,13 @@ _EPSILON = 1e-4
 
 
 def advantages(rewards: Sequence[F64], scale: Scale) -> list[F32]:
-    """A = (r - mean_g) / (std + 1e-4), for each group of the step. Standard deviations have ddof = 1.
+    """Returns A = (r - mean_g) / (std + 1e-4) for each group of the step. Standard deviations have ddof = 1.
 
-    `rewards`: f64[G] a group; so is the result, in f32. What std is:
-        group   the group's (GRPO; Shao et al. 2024, as in TRL)
-        batch   that of all rewards of the step
-        none    there is no division (Dr. GRPO; Liu et al. 2025)
-    A group of one has nothing to compare with: its advantage is its reward. A group of equal rewards has zeros.
+    `rewards`: f64[G] per group; the result is f32[G] per group. `scale` selects std:
+        group   std of the group (GRPO; Shao et al. 2024, as in TRL)
+        batch   std of all rewards of the step
+        none    no division (Dr. GRPO; Liu et al. 2025)
+    In a group of one, the advantage is the reward. In a group of equal rewards, advantages are zero.
     """
     everything = np.concatenate(rewards) if rewards else np.empty(0)
     of_batch = _std(everything) if scale == "batch" else 0.0
@@ -33,7 +33,7 @@ def advantages(rewards: Sequence[F64], scale: Scale) -> list[F32]:
 def _of_group(rewards: F64, scale: Scale, of_batch: float) -> F64:
     if len(rewards) == 1:
         return rewards
-    # The mean of equal numbers can be another number, by rounding.
+    # By rounding, the mean of equal numbers can differ from them.
     if rewards.max() == rewards.min():
         return np.zeros_like(rewards)
     distance: F64 = rewards - rewards.mean()

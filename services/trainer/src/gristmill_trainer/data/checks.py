@@ -1,7 +1,7 @@
-"""What cannot be trained on. A bad group or sequence is dropped with a counted reason, and the others go on.
+"""Checks of groups and sequences. A bad group or sequence is dropped with a counted reason; the others are trained on.
 
-A dropped group is gone whole. A dropped sequence was still one of the completions that its group's mean and standard
-deviation are taken over: its reward is as good as the others', only its tokens cannot be used.
+A dropped group is dropped as a whole. The reward of a dropped sequence still counts in its group's mean and standard
+deviation, because only its tokens are unusable.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from gristmill_trainer.data.rejected import Reason, Rejected
 from gristmill_trainer.data.sample import F32, I32, Sample
 
 HIGHEST_LOGPROB = 1e-3
-"""What rounding may make of log 1; the SDK's bound as well."""
+"""Highest log-probability, which allows for rounding of log 1. The SDK uses the same bound."""
 
 
 HIGHEST_SUM = 1.01
-"""What bfloat16 log-probabilities may make of a teacher's whole distribution."""
+"""Highest sum of a teacher's probabilities, which allows for rounding of bfloat16 log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step can take."""
+    """Limits of a step's data."""
 
     vocabulary: int
     """Token ids are 0 to vocabulary - 1: rows of the model's embedding."""
     seq_len: int
-    """Longest sequence; what is beyond is cut off."""
+    """Longest sequence; further tokens are cut off."""
     policy: PolicyVersion
-    """The weights that the step begins from."""
+    """Version of the weights at the start of the step."""
     max_staleness: int | None = None
-    """Steps between those and a group's oldest token; None: no bound."""
+    """Most steps between these weights and a group's oldest token; None: no bound."""
     token_budget: int | None = None
     """Most tokens of a micro-batch; None: no bound."""
     distill: bool = True
-    """Whether a teacher's tokens are trained on; else nobody looks at them."""
+    """Whether a teacher's tokens are trained on. If False, they are not checked."""
 
 
 def staleness_bound(run: RunRecord) -> int | None:
-    """The run's bound; None for groups that come by Atropos' protocol, which knows no permits and so no bound."""
+    """Returns the run's staleness bound; None with Atropos' protocol, which has no permits and therefore no bound."""
     return None if run.protocol is Protocol.ATROPOS else run.max_staleness
 
 
 def staleness(group: TrajectoryGroup, policy: PolicyVersion) -> int:
-    """Steps from the oldest weights that sampled a token of the group to those that it is trained on.
+    """Returns the steps between the oldest weights that sampled a token of the group and the weights in training.
 
-    Below 0 where a trainer that was killed had sampled it further on than the one that took over.
+    Below 0 if a killed trainer had published later steps than its successor has reached.
     """
     return policy.step - group.oldest_version.step
 
 
 def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
-    """The first thing that makes the whole group useless."""
+    """Returns the first problem that makes the whole group unusable, or None."""
 
     def rejected(reason: Reason, detail: str) -> Rejected:
         return Rejected(group.group_id, None, reason, detail)
@@ -77,12 +77,12 @@ def check_group(group: TrajectoryGroup, limits: Limits) -> Rejected | None:
 
 
 def starts(group: TrajectoryGroup) -> list[int]:
-    """First token of each sequence, and the number of tokens at the end: G + 1."""
+    """Returns G + 1 offsets: the first token of each sequence, then the number of tokens."""
     return list(itertools.accumulate(group.lengths.tolist(), initial=0))
 
 
 def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
-    """The first thing that makes a sequence useless, its tail beyond seq_len cut off already."""
+    """Returns the first problem that makes a sequence unusable, or None. The sample is already cut at seq_len."""
     trained = sample.trained
     lowest, highest = int(sample.tokens.min()), int(sample.tokens.max())
     if lowest < 0 or highest >= limits.vocabulary:
@@ -108,7 +108,7 @@ def check_sample(sample: Sample, limits: Limits) -> tuple[Reason, str] | None:
 
 
 def teacher_width(group: TrajectoryGroup) -> int:
-    """K; 0 when no teacher's tokens came."""
+    """Returns K, the teacher tokens per position; 0 without a teacher."""
     return 0 if group.distill_ids is None else len(group.distill_ids) // len(group.tokens)
 
 
@@ -150,7 +150,7 @@ def _wrong_teacher_shape(group: TrajectoryGroup) -> str | None:
 
 
 def _no_distribution(ids: I32, logprobs: F32) -> str | None:
-    """Of a teacher's tokens at each position, [M, K]."""
+    """Returns the problem of a teacher's distributions, or None. `ids` and `logprobs`: [M, K]."""
     ordered = np.sort(ids, axis=1)
     if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
         return "a token is there twice at one position"

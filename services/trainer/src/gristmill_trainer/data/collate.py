@@ -1,4 +1,4 @@
-"""Samples -> the tensors of one forward pass. Built in numpy, moved once a tensor."""
+"""Samples -> the tensors of one forward pass. Built in numpy; each tensor moves to the device once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ToDevice = Callable[[npt.NDArray[np.generic]], torch.Tensor]
 def collate(
     samples: Sequence[Sample], index: Sequence[int], weights: F32 | F64, *, packing: bool, device: torch.device
 ) -> MicroBatch:
-    """The samples at `index`, in that order; at least one.
+    """Returns the micro-batch of the samples at `index`, in that order; at least one.
 
-    `weights`: [len(samples)], what each trained token of a sample counts in the step's loss. packing: sequences one
-    after the other in one row; else a row each. `old_logprobs` and `ref_logprobs` are None unless every sequence has
-    them; a sequence without a teacher gets ids of -1 beside one that has.
+    `weights`: [len(samples)], the weight of each trained token of a sample in the update's loss. `packing`: all
+    sequences share one row; else one row per sequence. `old_logprobs` and `ref_logprobs` are None unless every sequence
+    has them. If only some sequences have a teacher, the others get ids of -1.
     """
     chosen = [samples[place] for place in index]
     lengths = np.array([len(sample) for sample in chosen], np.int64)
@@ -79,7 +79,7 @@ def collate(
 
 
 def dummy(device: torch.device, *, packing: bool = True) -> MicroBatch:
-    """A micro-batch of two tokens and no weight, for a rank that has none while others do. Its `index` is empty."""
+    """Returns a micro-batch of two tokens and weight 0, for a rank without samples. Its `index` is empty."""
     nothing = np.zeros(2, np.float32)
     sample = Sample("", np.zeros(2, np.int32), np.array([False, True]), nothing, nothing, 1.0)
     return replace(collate([sample], (0,), np.zeros(1), packing=packing, device=device), index=())
@@ -96,7 +96,10 @@ def _packed(tokens: I64, positions: I64, starts: I64, longest: int, to_device: _
 
 
 def _padded(tokens: I64, positions: I64, slot_of: I64, shape: tuple[int, int], to_device: _ToDevice) -> Layout:
-    """`slot_of`: i64[N], place of each token in the flattened rows. Padding is token 0, its positions go on from 0."""
+    """Builds padded rows. `slot_of`: i64[N], place of each token in the flattened rows. Padding is token 0.
+
+    Positions count from 0 to the end of each row, padding included.
+    """
 
     def rows(values: I64) -> torch.Tensor:
         flat = np.zeros(shape[0] * shape[1], np.int64)
@@ -113,7 +116,7 @@ def _padded(tokens: I64, positions: I64, slot_of: I64, shape: tuple[int, int], t
 
 
 def _teacher(chosen: Sequence[Sample], places: I64) -> tuple[I64 | None, F32 | None]:
-    """i64[M, K] and f32[M, K], K the widest; None without a teacher. An absent entry has the id -1 and -inf."""
+    """Returns i64[M, K] and f32[M, K] with the largest K; None without a teacher. Absent entries are -1 and -inf."""
     width = max((sample.teacher.ids.shape[1] for sample in chosen if sample.teacher is not None), default=0)
     if not width:
         return None, None
@@ -124,5 +127,5 @@ def _teacher(chosen: Sequence[Sample], places: I64) -> tuple[I64 | None, F32 | N
             own_ids[:, : sample.teacher.ids.shape[1]] = sample.teacher.ids
             own_logprobs[:, : sample.teacher.ids.shape[1]] = sample.teacher.logprobs
     flat: I32 = np.concatenate(ids)[places]
-    # What a group brings beside an id of -1 says nothing.
+    # The log-probability of an id of -1 has no meaning.
     return flat.astype(np.int64), np.where(flat < 0, np.float32(-np.inf), np.concatenate(logprobs)[places])

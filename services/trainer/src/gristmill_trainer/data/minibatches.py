@@ -1,4 +1,4 @@
-"""Several optimizer updates on one step's batch."""
+"""Split of one step's batch into several optimizer updates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 def split(group_ids: Sequence[str], parts: int, *, seed: int, step: int, epoch: int) -> list[tuple[int, ...]]:
-    """Indices of samples, by update. `group_ids`: each sample's group.
+    """Returns the sample indices of each update. `group_ids`: each sample's group.
 
-    A group stays whole. Groups are shuffled, another way in each epoch of each step and the same way again after a
-    resume, and go one by one to the part that has the fewest samples: parts differ by no more than the largest group.
-    There are fewer parts than asked for when there are fewer groups.
+    A group stays whole. The order of groups is random per epoch and step, and the same after a resume. Each group goes
+    to the part with the fewest samples, so parts differ by at most the largest group. With fewer groups than `parts`,
+    there are as many parts as groups.
     """
     groups: dict[str, list[int]] = {}
     for index, group_id in enumerate(group_ids):

@@ -1,10 +1,10 @@
-"""What an environment overrides of the trainer's ways, for a group or one of its sequences (Atropos' protocol).
+"""Overrides from an environment for a group or one of its sequences (Atropos' protocol).
 
-`TrajectoryGroup.overrides` is {"sequences": [{...}, ...], "group": {...}}, either may be absent. Known keys:
+`TrajectoryGroup.overrides` is {"sequences": [{...}, ...], "group": {...}}; both keys are optional. Known overrides:
 
-    set_advantage_to_zero   bool; of a sequence or of the group. The tokens stay in the batch and in its counts, and
-                            give no gradient but that of penalties. The reward stays in the group's baseline.
-    group_size              of the group: for the environment's own check of its size. Nothing to do here.
+    set_advantage_to_zero   bool; for a sequence or the group. The tokens stay in the batch and its counts. Only
+                            penalties give them a gradient. The reward stays in the group's baseline.
+    group_size              for the group: the environment uses it in its own check. The trainer ignores it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _NOT_OURS = "group_size"
 
 
 class OverridesError(TrainerError):
-    """Overrides that cannot be followed."""
+    """Overrides that cannot be applied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """What a group's overrides ask for."""
+    """A group's parsed overrides."""
 
     zeroed: Bool
     """bool[G]: sequences whose advantage is set to zero."""
     unknown: Counter[str]
-    """Keys that nothing is known of, by how often they came."""
+    """Unknown keys and their counts."""
 
 
 def read_overrides(group: TrajectoryGroup) -> Overrides:
-    """Raises OverridesError for a wrong type, and for sequences' overrides of which it cannot be told whose they are.
+    """Parses a group's overrides. Unknown keys are counted, and logged the first time.
 
-    Unknown keys are counted, and logged the first time.
+    Raises OverridesError for a wrong type, and for a list of overrides that does not match the sequences.
     """
     zeroed = np.zeros(group.size, np.bool_)
     unknown: Counter[str] = Counter()
@@ -72,7 +72,7 @@ def read_overrides(group: TrajectoryGroup) -> Overrides:
 def _of_each(asked: Sequence[bool], size: int) -> Bool:
     if len(asked) == size:
         return np.array(asked, np.bool_)
-    # Atropos takes shorter lists: its environments leave sequences without overrides out.
+    # Atropos accepts shorter lists: its environments omit sequences without overrides.
     if any(asked):
         raise OverridesError(
             "length_mismatch",

@@ -1,8 +1,8 @@
-"""Which samples go through the model together, and on which rank.
+"""Assignment of samples to micro-batches and ranks.
 
-With a token budget: best-fit decreasing says how few micro-batches hold the samples (never more than 11/9 of the
-fewest, and one); the samples are then dealt out anew over that many, longest first, to the emptiest, so that
-micro-batches and ranks have near-equal tokens. Without: `batch_size` consecutive samples each.
+With a token budget, best-fit decreasing finds the number of micro-batches (at most 11/9 of the minimum, plus one). Then
+each sample, longest first, goes to the micro-batch with the fewest tokens, so that micro-batches and ranks have
+near-equal tokens. Without a token budget, each micro-batch has `batch_size` consecutive samples.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from gristmill_trainer.errors import TrainerError
 
 MicroPlan = tuple[int, ...]
-"""Indices of samples, rising."""
+"""Indices of samples, ascending."""
 
 
 def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: int) -> list[list[MicroPlan | None]]:
-    """For each rank its micro-batches, one after the other; as many for every rank.
+    """Returns the micro-batches of each rank in order, equally many per rank.
 
-    `lengths`: tokens a sample. None stands for no samples: the rank runs a micro-batch of no weight, so that it takes
-    part in the collectives. Each sample is in one micro-batch; the plan depends on nothing but the arguments.
+    `lengths`: tokens per sample. None represents a micro-batch without samples: the rank runs a dummy micro-batch of
+    weight 0 to take part in the collectives. Each sample is in one micro-batch. The plan depends only on the arguments.
     Raises TrainerError for a sample that is longer than the budget.
     """
     if budget is None:
@@ -40,7 +40,7 @@ def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: 
     rounds = -(-len(tight) // ranks)
     even = _spread(longest_first, lengths, budget, rounds * ranks)
     micros = [tuple(sorted(micro)) for micro in even or tight if micro]
-    # The fullest first: memory that does not suffice is then found at the beginning.
+    # The fullest first, so that a lack of memory fails at the beginning.
     micros.sort(key=lambda micro: (-_tokens(micro, lengths), micro))
     return _dealt(micros, lengths, ranks)
 
@@ -48,7 +48,7 @@ def plan(lengths: Sequence[int], *, budget: int | None, batch_size: int, ranks: 
 def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     micros: list[list[int]] = []
     room: list[tuple[int, int]] = []
-    """(tokens left, micro-batch), rising."""
+    """(tokens left, micro-batch), ascending."""
     for index in order:
         place = bisect.bisect_left(room, (lengths[index], -1))
         if place == len(room):
@@ -62,7 +62,7 @@ def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list
 
 
 def _spread(order: Sequence[int], lengths: Sequence[int], budget: int, count: int) -> list[list[int]] | None:
-    """`count` micro-batches of near-equal tokens; None where one would go over the budget."""
+    """Returns `count` micro-batches of near-equal tokens; None if one would exceed the budget."""
     micros: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, micro) for micro in range(count)]
     for index in order:
@@ -75,7 +75,7 @@ def _spread(order: Sequence[int], lengths: Sequence[int], budget: int, count: in
 
 
 def _dealt(micros: Sequence[MicroPlan], lengths: Sequence[int], ranks: int) -> list[list[MicroPlan | None]]:
-    """Round by round: the largest micro-batch of the round to the rank that has the fewest tokens."""
+    """Assigns micro-batches round by round: the largest of each round goes to the rank with the fewest tokens."""
     plans: list[list[MicroPlan | None]] = [[] for _ in range(ranks)]
     totals = [0] * ranks
     for start in range(0, len(micros), ranks):

@@ -1,4 +1,4 @@
-"""What is not trained on, and why."""
+"""Groups and sequences that are not trained on, and the reasons."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a group or a sequence of it was dropped. The values are the names under which they are counted."""
+    """Why a group or one of its sequences was dropped. The values are the names of the counts."""
 
     WRONG_LENGTHS = "wrong_lengths"
-    """Group: an array has another length than the group's tokens or sequences."""
+    """Group: an array's length does not match the group's tokens or sequences."""
     REWARDS = "rewards"
-    """Group: a reward is NaN or infinite; its group's baseline is then no number either."""
+    """Group: a reward is NaN or infinite, and so is the group's baseline."""
     STALE = "stale"
     """Group: its oldest token was sampled by weights further back than max_staleness."""
     OVERRIDES = "overrides"
-    """Group: its overrides are of a wrong type, or it cannot be told whose they are."""
+    """Group: its overrides have a wrong type, or do not match its sequences."""
     DISTILLATION = "distillation"
-    """Group: the teacher's tokens and log-probabilities do not fit the group's tokens or one another. Sequence: one
-    of them is no token and no log-probability."""
+    """Group: the teacher's tokens and log-probabilities do not match the group's tokens or one another. Sequence: a
+    teacher's token or log-probability is not valid."""
     OUTSIDE_VOCABULARY = "outside_vocabulary"
-    """Sequence: a token id that the model has no embedding for."""
+    """Sequence: the model has no embedding for a token id."""
     NOTHING_TRAINED = "nothing_trained"
-    """Sequence: no trained token is left, without the first one and what is beyond seq_len."""
+    """Sequence: no trained token is left after removing the first token and the tokens beyond seq_len."""
     LOGPROBS = "logprobs"
     """Sequence: a trained token's log-probability is NaN, infinite or positive."""
     REF_LOGPROBS = "ref_logprobs"
-    """Sequence: the same of the reference model's."""
+    """Sequence: a trained token's reference log-probability is NaN, infinite or positive."""
     ADVANTAGES = "advantages"
     """Sequence: the environment sent an advantage that is NaN or infinite."""
     OVER_TOKEN_BUDGET = "over_token_budget"
-    """Sequence: longer than token_budget, so that it fits no micro-batch."""
+    """Sequence: longer than token_budget, so that no micro-batch can hold it."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A group, or one sequence of it, that is not trained on."""
+    """A group, or one of its sequences, that is not trained on."""
 
     group_id: str
     sequence: int | None
-    """Place in its group; None: the whole group."""
+    """Index in the group; None: the whole group."""
     reason: Reason
     detail: str

@@ -1,4 +1,4 @@
-"""Groups -> samples: what of a step's groups is trained on, and with which advantages."""
+"""Groups -> samples: the sequences of a step that are trained on, with their advantages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gristmill_trainer.data.statistics import Statistics, Tally, log_rejected, s
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step's data. `samples` may be empty: then everything was rejected."""
+    """A step's data. `samples` is empty if everything was rejected."""
 
     samples: list[Sample]
     rejected: list[Rejected]
@@ -28,10 +28,10 @@ class Prepared:
 
 
 def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hyperparameters) -> Prepared:
-    """Check, weigh and cut up a step's groups.
+    """Checks a step's groups, computes advantages and splits the groups into samples.
 
-    The result depends on the groups and not on their order, which a lease that is taken again does not keep: samples
-    come in the order of group ids, and of a group as they are in it.
+    Samples are in the order of group ids, then in their order in the group. The result therefore does not depend on
+    the order of `groups`, which a repeated lease does not keep.
     """
     rejected: list[Rejected] = []
     taken: list[tuple[TrajectoryGroup, Overrides]] = []
@@ -68,7 +68,7 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
 
 
 def _rewards(group: TrajectoryGroup, settings: Hyperparameters, tally: Tally) -> F64:
-    """f64[G], the punishment of length in it."""
+    """Returns f64[G]: rewards with the length penalty."""
     rewards = group.rewards.astype(np.float64)
     if settings.overlong_buffer is None or group.advantages is not None:
         return rewards
@@ -80,10 +80,10 @@ def _rewards(group: TrajectoryGroup, settings: Hyperparameters, tally: Tally) ->
 
 
 def _per_token(group: TrajectoryGroup, of_sequences: F32, overrides: Overrides) -> F32:
-    """f32[N]: the environment's advantages where it sent some, else each sequence's at all its tokens."""
+    """Returns f32[N]: the environment's advantages if it sent them, else each sequence's advantage at its tokens."""
     sent = group.advantages
     flat = np.repeat(of_sequences, group.lengths) if sent is None else sent
-    # NaN times zero is NaN, so not a product.
+    # `where`, not a product, because NaN times zero is NaN.
     return np.where(np.repeat(overrides.zeroed, group.lengths), np.float32(0), flat)
 
 
@@ -97,7 +97,7 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
     for start, end in itertools.pairwise(bounds):
         piece = slice(start, min(end, start + limits.seq_len))
         trained = group.mask[piece].copy()
-        trained[0] = False  # A first token has no predecessor that could predict it.
+        trained[0] = False  # No token predicts the first token.
         yield Sample(
             group_id=group.group_id,
             tokens=group.tokens[piece],

@@ -1,4 +1,4 @@
-"""What is known of a step's groups before anything is computed."""
+"""Statistics of a step's groups before the model runs."""
 
 from __future__ import annotations
 
@@ -18,42 +18,41 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the groups that were taken, those of their sequences included that were dropped. Means are NaN when all
-    groups were dropped."""
+    """Statistics of the accepted groups, including their dropped sequences. Means are NaN without accepted groups."""
 
     groups: int
     sequences: int
     reward_mean: float
-    """Rewards as the environment sent them: the punishment of length is not in."""
+    """Mean of the environment's rewards, without the length penalty."""
     reward_std: float
-    """Over all sequences, ddof = 0."""
+    """Standard deviation over all sequences, ddof = 0."""
     reward_parts: dict[str, float]
-    """Mean of each part, over the sequences that it did not skip."""
+    """Mean of each reward part, over the sequences with a value for that part."""
     staleness: list[int]
-    """Steps, one entry a group, in the order of group ids."""
+    """Steps, one entry per group, in the order of group ids."""
     completion_tokens_mean: float
-    """Sampled tokens a sequence, before the cut at seq_len."""
+    """Sampled tokens per sequence, before the cut at seq_len."""
     cut_off_share: float
-    """Sequences whose completion came to max_tokens."""
+    """Fraction of sequences whose completion reached max_tokens."""
     zero_advantage_share: float
-    """Groups of which no token has an advantage: they give no gradient but that of penalties."""
+    """Fraction of groups with only zero advantages. Only penalties give these groups a gradient."""
     seq_len_cuts: int
-    """Sequences that lost their tail to seq_len."""
+    """Sequences that were cut at seq_len."""
     overlong_filtered: int
-    """Sequences without trained tokens because they were cut off at max_tokens."""
+    """Sequences without trained tokens because they were truncated at max_tokens."""
     overlong_punished: int
-    """Sequences whose reward was lowered for their length."""
+    """Sequences with a length penalty."""
     zeroed: int
     """Sequences whose advantage an override set to zero."""
     rejected: dict[Reason, int]
-    """How many groups and sequences were dropped; a whole group counts once."""
+    """Dropped groups and sequences per reason; a whole group counts once."""
     unknown_overrides: dict[str, int]
-    """Overrides that nothing is known of, by key."""
+    """Count of unknown overrides per key."""
 
 
 @dataclass
 class Tally:
-    """Counts that come up on the way."""
+    """Counts collected while samples are made."""
 
     zero_groups: int = 0
     cuts: int = 0
@@ -65,7 +64,7 @@ class Tally:
 
 
 def statistics(groups: Sequence[TrajectoryGroup], rejected: Iterable[Rejected], tally: Tally) -> Statistics:
-    """`groups`: those taken."""
+    """Computes the statistics. `groups`: the accepted groups."""
     rewards = np.concatenate([np.empty(0), *(group.rewards.astype(np.float64) for group in groups)])
     cuts = np.concatenate([np.empty(0), *(cut_off(group) for group in groups)])
     lengths = np.concatenate([np.empty(0), *(completion_tokens(group) for group in groups)])
@@ -89,7 +88,7 @@ def statistics(groups: Sequence[TrajectoryGroup], rejected: Iterable[Rejected], 
 
 
 def log_rejected(rejected: Sequence[Rejected]) -> None:
-    """One line a reason, with its first case."""
+    """Logs one line per reason, with the first case."""
     for reason in dict.fromkeys(one.reason for one in rejected):
         cases = [one for one in rejected if one.reason is reason]
         first = cases[0]

@@ -1,4 +1,4 @@
-"""What a forward pass takes."""
+"""Inputs of a forward pass."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the sequences lie. Packed: one row, sequences one after the other, and attention stays inside each.
-    Padded: a row each, filled up on the right."""
+    """The layout of sequences in rows. Packed: all sequences share one row, and attention stays inside each sequence.
+    Padded: one row per sequence, padded on the right."""
 
     tokens: torch.Tensor
-    """int64[R, T]."""
+    """int64[R, T]: token ids."""
     positions: torch.Tensor
-    """int64[R, T]: place of the token in its own sequence."""
+    """int64[R, T]: index of the token in its sequence."""
     starts: torch.Tensor | None
-    """int32[S + 1]: packed: first token of each sequence in the row, and T at the end."""
+    """int32[S + 1] if packed: first token of each sequence in the row, then T."""
     attention: torch.Tensor | None
-    """int64[R, T]: padded: 1 where there is a token."""
+    """int64[R, T] if padded: 1 for tokens, 0 for padding."""
     longest: int
     """Tokens of the longest sequence."""
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """S sequences that go through the model at once. M of their tokens are trained; they lie flat, sequence after
-    sequence. The logits at a position predict the next token, so `sources` points at predecessors."""
+    """S sequences for one forward pass. Their M trained tokens are flat, sequence after sequence. The logits at a
+    position predict the next token, so `sources` contains the positions before the trained tokens."""
 
     layout: Layout
     sources: torch.Tensor
-    """int64[M]: index into the flattened [R * T] of the position before each trained token."""
+    """int64[M]: position before each trained token, as an index into the flattened [R * T]."""
     targets: torch.Tensor
-    """int64[M]: the trained tokens."""
+    """int64[M]: ids of the trained tokens."""
     sequence: torch.Tensor
-    """int64[M]: which of the S sequences the token is of."""
+    """int64[M]: index of the token's sequence, below S."""
     sequences: int
-    """S."""
+    """S, the number of sequences."""
     rollout_logprobs: torch.Tensor
     """float32[M]."""
     advantages: torch.Tensor
@@ -45,21 +45,21 @@ class MicroBatch:
     temperatures: torch.Tensor
     """float32[M]."""
     weights: torch.Tensor
-    """float32[M]: the token's share of the step's loss; the aggregation that the objective asks for is in it."""
+    """float32[M]: the token's weight in the update's loss, from the objective's aggregation."""
     old_logprobs: torch.Tensor | None = None
-    """float32[M], or None: this forward pass' own, held still."""
+    """float32[M]; None: the log-probabilities of this forward pass, detached."""
     ref_logprobs: torch.Tensor | None = None
     """float32[M]."""
     teacher_ids: torch.Tensor | None = None
-    """int64[M, K]; -1 stands for none."""
+    """int64[M, K]; -1 for absent entries."""
     teacher_logprobs: torch.Tensor | None = None
-    """float32[M, K]; -inf where the id is -1."""
+    """float32[M, K]; -inf for an id of -1."""
     index: tuple[int, ...] = ()
-    """Which of the step's samples the sequences are, in order."""
+    """Index of each sequence among the step's samples."""
 
     @property
     def tokens(self) -> int:
-        """Tokens, padding left out."""
+        """Number of tokens without padding."""
         if self.layout.starts is not None:
             return self.layout.tokens.numel()
         assert self.layout.attention is not None

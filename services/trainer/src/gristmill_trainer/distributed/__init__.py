@@ -1,1 +1,1 @@
-"""Several processes that train as one: torchrun starts them, FSDP2 shares the model out among them."""
+"""Distributed training: torchrun starts several processes, and FSDP2 shards the model among them."""

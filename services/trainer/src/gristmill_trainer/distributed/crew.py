@@ -1,4 +1,4 @@
-"""All ranks as one: what rank 0 is asked to do, every rank does."""
+"""The group of all ranks: every rank executes the calls of rank 0."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gristmill_trainer.stop import StoppedError
 
 
 class Parts(Protocol):
-    """How the policy's and the optimizer's parts are held: whole, or shared out."""
+    """Storage of the policy and the optimizer: whole, or sharded."""
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """What a publication takes."""
+        """Returns the tensors to publish."""
 
     def save_model(self, folder: Path) -> None:
-        """Write a Hugging Face model folder, or adapters."""
+        """Writes a Hugging Face model folder, or adapters."""
 
     def save_whole(self, folder: Path) -> None:
-        """Write a Hugging Face model folder, adapters merged."""
+        """Writes a Hugging Face model folder with merged adapters."""
 
     def state(self) -> dict[str, Any]:
-        """Optimizer and schedule."""
+        """Returns the states of optimizer and schedule."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restores a result of `state`."""
 
 
 @dataclass(frozen=True)
 class _Order:
-    """What rank 0 has the others do with it."""
+    """A call that rank 0 sends to the other ranks."""
 
     what: Literal["step", "served_tensors", "save_model", "save_whole", "state", "load_state", "end"]
     samples: Sequence[Sample] = ()
@@ -48,7 +48,7 @@ class _Order:
 
 
 class Crew:
-    """Rank 0 calls the methods, the others `follow`. With one rank there is nobody to tell."""
+    """Calls on all ranks: rank 0 calls the methods, the other ranks run `follow`. With one rank, nothing is sent."""
 
     def __init__(self, learner: Learner, parts: Parts, world: World) -> None:
         self.learner = learner
@@ -56,32 +56,32 @@ class Crew:
         self._world = world
 
     def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
-        """`Learner.step` on the whole batch. `go_on` is asked here alone, for all ranks."""
+        """Runs `Learner.step` on the whole batch. Only rank 0 calls `go_on`, for all ranks."""
         self._tell(_Order("step", samples=samples, step=step))
         return self.learner.step(samples, step, go_on)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors as the server holds them."""
+        """Returns all tensors in the server's format."""
         self._tell(_Order("served_tensors"))
         return self._parts.served_tensors()
 
     def save_model(self, folder: Path) -> None:
-        """Write what a later policy takes as its weights."""
+        """Writes a folder that a later policy loads as its weights."""
         self._tell(_Order("save_model", folder=folder))
         self._parts.save_model(folder)
 
     def save_whole(self, folder: Path) -> None:
-        """Write the model as others load it: adapters merged."""
+        """Writes a whole Hugging Face model folder, with merged adapters."""
         self._tell(_Order("save_whole", folder=folder))
         self._parts.save_whole(folder)
 
     def state(self) -> dict[str, Any]:
-        """Optimizer and schedule, whole."""
+        """Returns the whole states of optimizer and schedule."""
         self._tell(_Order("state"))
         return self._parts.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restores a result of `state`."""
         self._tell(_Order("load_state"))
         self._parts.load_state(state)
 
@@ -89,18 +89,20 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Send the others home. Not after an error, which may have come in the middle of an order: they then see this
-        process go."""
+        """Ends the other ranks, except after an error, which may have interrupted an order.
+
+        After an error, the other ranks notice that this process ended.
+        """
         if kind is None or issubclass(kind, StoppedError | FencedError):
             self._tell(_Order("end"))
 
     def follow(self) -> None:
-        """Do what rank 0 is asked to, until it sends home. Raises RankLostError when it is gone."""
+        """Executes the orders of rank 0 until the order to end. Raises RankLostError if rank 0 is lost."""
         while True:
             order: _Order = self._world.share(None)
             match order.what:
                 case "step":
-                    # Rank 0 gave the step up, and says next what comes in its place.
+                    # If rank 0 abandoned the step, wait for its next order.
                     with suppress(AbandonedError):
                         self.learner.step(order.samples, order.step)
                 case "served_tensors":

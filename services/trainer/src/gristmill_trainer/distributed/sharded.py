@@ -1,4 +1,4 @@
-"""A policy whose parameters, gradients and optimizer state are shared out among the ranks (FSDP2)."""
+"""A policy whose parameters, gradients and optimizer state are sharded among the ranks (FSDP2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def check_shardable(settings: Hyperparameters) -> None:
-    """Raises TrainerError for what trains in one process only."""
+    """Raises TrainerError for settings that need a single process."""
     if settings.lora_rank:
         raise TrainerError(
             "one_process_only",
@@ -47,22 +47,24 @@ def check_shardable(settings: Hyperparameters) -> None:
 
 
 def shard(policy: Policy, world: World) -> None:
-    """Share the policy out: a layer at a time, and what is left as one. Every rank has loaded the same weights.
+    """Shards the policy: each layer, then the remaining parameters together. Every rank has loaded the same weights.
 
-    Before the optimizer is built, which is to hold the shares. Gradients are means over the ranks, in float32.
+    Call it before building the optimizer, which must get the shards. Gradients are means over the ranks, in float32.
     """
     mesh = init_device_mesh(policy.device.type, (world.size,))
     cuda = policy.device.type == "cuda"
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
     for layer in policy.scorer.layers():
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # What goes into the whole are a micro-batch's own numbers: a temperature of 0.7 is not one in bfloat16.
+    # The inputs of the scorer must stay float32: bfloat16 cannot represent a temperature of 0.7 exactly.
     fully_shard(policy.scorer, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
 class Sharded:
-    """What a checkpoint and a publication take from a policy that is shared out. Every rank calls the same; only rank
-    0 gets what there is to get. The files are those of one process: a run may go on with another number of ranks."""
+    """Checkpoint and publication of a sharded policy. Every rank calls the same methods; only rank 0 gets results.
+
+    The files have the format of one process, so that a run may continue with another number of ranks.
+    """
 
     def __init__(
         self,
@@ -76,13 +78,15 @@ class Sharded:
         self._schedule = schedule
         self._world = world
         model = policy.model
-        # As the optimizer numbers them: a tied one once, by its first name.
+        # In the optimizer's order: a tied parameter has only its first name.
         self._names = [name for name, _ in model.named_parameters()]
         self._tied_head = tied_head(model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """On rank 0, all tensors on the CPU in the type that the server computes in, the head written out although it
-        may be tied; elsewhere nothing."""
+        """Returns all tensors on rank 0, an empty dict on other ranks.
+
+        The tensors are on the CPU, in the server's dtype, and include the head even if it is tied.
+        """
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self._policy.model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -91,7 +95,7 @@ class Sharded:
         return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
 
     def save_model(self, folder: Path) -> None:
-        """Rank 0 writes a Hugging Face model folder, tied as the original."""
+        """Writes a Hugging Face model folder on rank 0, tied as the original."""
         tensors = self._whole()
         if self._world.leads:
             if self._tied_head is not None:
@@ -99,11 +103,11 @@ class Sharded:
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
 
     def save_whole(self, folder: Path) -> None:
-        """The same: there are no adapters."""
+        """Does the same as `save_model`, because a sharded policy never has adapters."""
         self.save_model(folder)
 
     def state(self) -> dict[str, Any]:
-        """As one process has it: parameters by number, not by name."""
+        """Returns the state in the format of one process: parameters by number, not by name. Empty except on rank 0."""
         found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
         if not self._world.leads:
             return {}
@@ -113,8 +117,10 @@ class Sharded:
         return {"optimizer": {"state": state, "param_groups": groups}, "schedule": self._schedule.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Rank 0 brings what `state` gave, here or in one process; the others nothing. Raises ValueError for the state
-        of another model."""
+        """Restores the state that rank 0 passes, from `state` here or in one process. Other ranks' values are ignored.
+
+        Raises ValueError for the state of another model.
+        """
         named: dict[str, Any] = {}
         if self._world.leads:
             one = state["optimizer"]

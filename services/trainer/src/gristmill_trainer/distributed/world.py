@@ -1,7 +1,7 @@
-"""The processes that train together: one, or as many as torchrun starts.
+"""The processes of one training: a single process, or the processes that torchrun starts.
 
-Rank 0 talks to everybody outside; the others get from it what they need. All ranks call the same methods here in the
-same order.
+Only rank 0 communicates with other services, and sends the other ranks their inputs. All ranks call the same methods
+here in the same order.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from gristmill_trainer.errors import RankLostError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-# The others wait for an order for as long as rank 0 waits for groups. One that dies is noticed all the same: its
-# connections close.
+# The other ranks wait for an order while rank 0 waits for groups. A dead process is noticed by its closed connections.
 _PATIENCE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class World:
-    """This process' place among `size` of them."""
+    """The rank of this process among `size` processes."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Place on its own machine; its GPU's number."""
+    """Rank on this machine, and the number of its GPU."""
     objects: dist.ProcessGroup | None = None
-    """What `share` and `gather` go by, apart from the tensors: its waits may be long. None with one rank."""
+    """Process group of `share` and `gather`, separate from the tensors because of long waits. None with one rank."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that talks to API and model server."""
+        """Whether this is rank 0, which calls the API and the model servers."""
         return self.rank == 0
 
     def share(self, value: T | None) -> T:
-        """Rank 0's value, on every rank. It goes by pickle; the ranks trust each other. Raises RankLostError."""
+        """Returns rank 0's value on every rank. Uses pickle, because ranks trust each other. Raises RankLostError."""
         if self.size == 1:
             assert value is not None
             return value
@@ -54,7 +53,7 @@ class World:
         return found
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in their order, on every rank. Raises RankLostError."""
+        """Returns every rank's value on every rank, in the order of ranks. Raises RankLostError."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -63,20 +62,20 @@ class World:
         return found
 
     def close(self) -> None:
-        """Leave."""
+        """Leaves the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def join(environ: Mapping[str, str], device: str) -> World:
-    """The world that torchrun's variables tell of, joined; a world of one without them. `device`: "cpu" or "cuda"."""
+    """Joins the process group of torchrun's variables; without them returns a world of one. `device`: "cpu", "cuda"."""
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
     rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
     if device == "cuda":
         torch.cuda.set_device(local_rank)
-    # Tensors keep torch's time-outs: NCCL does not notice that a process on another machine is gone.
+    # Tensors keep torch's time-outs, because NCCL does not notice a lost process on another machine.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     objects = dist.new_group(backend="gloo", timeout=_PATIENCE)
     _LOG.info("rank %d of %d, process %d", rank, size, os.getpid())

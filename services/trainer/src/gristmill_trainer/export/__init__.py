@@ -1,4 +1,4 @@
-"""The finished model: a folder that from_pretrained and vLLM load, with a card of the run; and a hub for it."""
+"""Export of the finished model: a folder for from_pretrained and vLLM with a card of the run, and a push to a hub."""
 
 from gristmill_trainer.export.card import RunFacts, told_command
 from gristmill_trainer.export.folder import export_model

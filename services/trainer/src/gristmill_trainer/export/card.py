@@ -1,4 +1,4 @@
-"""The model card: what was trained on what, by which rewards, how far."""
+"""The model card: base model, dataset, rewards and progress of the training."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a card tells of a run. Everything here becomes public with the model."""
+    """Facts of a run for the model card. All fields become public with the model."""
 
     run_id: str
     base_model: str
-    """As the user named it; of a folder only its name is told."""
+    """The user's name of the model; the card contains only the last part of a folder's path."""
     dataset: str
     rewards: list[str]
     objective: str
     steps: int
     policy_version: str
     final_reward: float | None
-    """Mean reward of the last step's groups; None when this process trained no step."""
+    """Mean reward of the last step's groups; None if this process trained no step."""
     command: str
-    """By `told_command`."""
+    """Command line from `told_command`."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the packages, by name."""
+    """Versions of the packages, by name."""
 
 
 def told_command(program: str, arguments: Sequence[str]) -> str:
-    """A command line without secrets, addresses and this machine's paths."""
+    """Returns a command line without secrets, addresses and this machine's paths."""
     told = [program]
     for argument in redact_arguments(arguments):
         flag, equals, value = argument.partition("=")
@@ -45,7 +45,7 @@ def told_command(program: str, arguments: Sequence[str]) -> str:
 
 
 def model_card(facts: RunFacts) -> str:
-    """The README.md, with the head that hubs read."""
+    """Returns the README.md, with the metadata that hubs read."""
     base = _public(facts.base_model)
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [gristmill, reinforcement-learning]"]
     if _HUB_ID.fullmatch(base):
@@ -71,7 +71,7 @@ def model_card(facts: RunFacts) -> str:
 
 
 def _public(text: str) -> str:
-    """A path by its last part, an address not at all, and no secret."""
+    """Returns the text without secrets and addresses; a path becomes its last part."""
     text = redact_text(text)
     if _URL.search(text):
         return _URL.sub("URL", text)

@@ -1,4 +1,4 @@
-"""The folder of a finished model, whole or not there."""
+"""The folder of a finished model, created atomically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gristmill_trainer.export.card import RunFacts, model_card
 
 
 def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
-    """Write config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
+    """Writes config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
 
-    `tokenizer`: folder or hub id. A folder that is there is replaced. Raises ModelError for a tokenizer that is not,
-    and TrainerError for a disk that takes no more.
+    `tokenizer`: folder or hub id. An existing folder is replaced. Raises ModelError if the tokenizer cannot be loaded,
+    and TrainerError if the disk is full.
     """
     from transformers import AutoTokenizer
 
@@ -37,7 +37,7 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
         _save(loaded, partial)
         (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
         for file in filter(Path.is_file, partial.rglob("*")):
-            file.chmod(0o644)  # safetensors writes for the owner alone, and servers run as others.
+            file.chmod(0o644)  # safetensors makes files private to the owner, but servers run as other users.
             sync(file)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -46,5 +46,5 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
 def _save(tokenizer: Any, folder: Path) -> None:
     try:
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # the tokenizers package has no type of its own for a full disk
+    except Exception as error:  # The tokenizers package has no specific exception for a full disk.
         raise OSError(f"the tokenizer: {error}") from error

@@ -1,4 +1,4 @@
-"""Pushing the finished model to a hub."""
+"""Push of the finished model to a hub."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Hub:
-    """A repository, and the leave to write to it."""
+    """A hub repository and a token with write access."""
 
     repository: str
     token: str = field(repr=False)
     endpoint: str | None = None
-    """None: huggingface.co, or HF_ENDPOINT."""
+    """URL of the hub; None: HF_ENDPOINT, else huggingface.co."""
 
     @classmethod
     def read(cls, repository: str | None, environ: Mapping[str, str]) -> Hub | None:
-        """From `push_to_hub` and `os.environ`; None when nothing is to be pushed.
+        """Reads the hub from `push_to_hub` and `os.environ`; returns None without `push_to_hub`.
 
-        The token is HF_TOKEN, else the word in the file that HF_TOKEN_PATH names. Raises TrainerError and ConfigError:
-        at the start, not after hours of training.
+        The token is HF_TOKEN, else the content of the file HF_TOKEN_PATH. Raises TrainerError or ConfigError before
+        training starts, not after hours of training.
         """
         if repository is None:
             return None
@@ -50,10 +50,10 @@ class Hub:
         return cls(repository, token)
 
     def push(self, folder: Path) -> None:
-        """Create the repository, private where it is new, and upload the folder. Raises TrainerError."""
+        """Creates a private repository if it does not exist, and uploads the folder. Raises TrainerError."""
         from huggingface_hub import HfApi
 
-        # Of the HTTP client that this huggingface_hub uses, whichever it is.
+        # The error class of the HTTP client that the installed huggingface_hub uses.
         from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
         api = HfApi(endpoint=self.endpoint, token=self.token)

@@ -1,4 +1,4 @@
-"""What the trainer minimises: a surrogate of the reward, an aggregation over tokens, corrections and penalties."""
+"""The training loss: a surrogate of the reward, an aggregation over tokens, corrections and penalties."""
 
 from gristmill_trainer.objectives.aggregation import token_weights
 from gristmill_trainer.objectives.objective import Measured, Objective

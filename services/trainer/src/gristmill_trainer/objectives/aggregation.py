@@ -1,4 +1,4 @@
-"""The share of each token in the loss of an optimizer update."""
+"""The weight of each token in the loss of an optimizer update."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ I64 = npt.NDArray[np.int64]
 def token_weights(
     objective: ObjectiveName, trained: I64, local_batch: int, max_completion_length: int | None = None
 ) -> F64:
-    """float64[S]: the weight of each trained token of a sequence; 0 for a sequence that has none.
+    """Returns float64[S]: the weight of each trained token of a sequence; 0 for a sequence without trained tokens.
 
-    As the weights are of the whole update, sums over micro-batches and ranks are exact, however the sequences are
-    packed, cut up or spread.
+    The weights are computed over the whole update. Sums over micro-batches and ranks are therefore exact for every
+    packing and split of the sequences.
 
-    `trained`: int64[S], trained tokens n_s of each sequence of the whole optimizer update, all micro-batches and ranks,
-    in the order of the batch. A sequence without any counts as one.
-    `local_batch`: sequences a micro-batch, as the user set it; bnpo alone looks at it.
-    `max_completion_length`: what dr_grpo divides by; dr_grpo alone looks at it.
+    `trained`: int64[S], trained tokens n_s of each sequence of the whole optimizer update, over all micro-batches and
+    ranks, in the order of the batch. A sequence without trained tokens counts as a sequence.
+    `local_batch`: the user's number of sequences per micro-batch; only bnpo uses it.
+    `max_completion_length`: the divisor of dr_grpo; only dr_grpo uses it.
 
         tokens         1 / sum(n)                           dapo, cispo
         sequences      1 / (n_s S)                          grpo, gspo
         local batches  1 / (n_b B)                          bnpo: n_b tokens in local batch b of B
         fixed length   1 / (S max_completion_length)        dr_grpo
 
-    TrainerError: dr_grpo without max_completion_length.
+    Raises TrainerError for dr_grpo without max_completion_length.
     """
     has_tokens = trained > 0
     divisors = np.ones(len(trained))

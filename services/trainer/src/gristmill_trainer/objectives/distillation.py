@@ -1,4 +1,4 @@
-"""Divergence from a teacher of whom only the likeliest tokens are known."""
+"""Divergence from a teacher, computed from the teacher's likeliest tokens."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Literal
 
 import torch
 
-# What float32 leaves of 1 minus a sum of probabilities near 1 is noise.
+# In float32, 1 minus a sum of probabilities near 1 is mostly rounding error.
 _LEAST_REST = 1e-6
 
 
 def divergence(
     teacher_logprobs: torch.Tensor, student_logprobs: torch.Tensor, direction: Literal["forward", "reverse"]
 ) -> torch.Tensor:
-    """float32[M], never below 0 but for rounding: the divergence at each position, over K + 1 outcomes.
+    """Returns float32[M]: the divergence at each position over K + 1 outcomes, at least 0 except for rounding.
 
-        p_k, q_k: the teacher's and the policy's probability of the teacher's token k, as given, not renormalised
+        p_k, q_k: the teacher's and the policy's probability of the teacher's token k, not renormalised
         p_0 = 1 - sum_k p_k,  q_0 = 1 - sum_k q_k: any other token; not below 1e-6
         forward: sum_k=0..K p_k log(p_k / q_k),   reverse: sum_k=0..K q_k log(q_k / p_k)
 
-    That is a true divergence of the two distributions with all other tokens made one, so at most the divergence over
-    the whole vocabulary, and equal to it where K is the vocabulary. Renormalising over the K would leave the policy
-    free to put its mass elsewhere, and teach nothing at K = 1.
+    This is the divergence of the two distributions with all other tokens merged. It is at most the divergence over the
+    whole vocabulary, and equal to it if K is the vocabulary. Renormalising over the K tokens would let the policy move
+    its probability to other tokens, and give no gradient at K = 1.
 
-    `teacher_logprobs`, `student_logprobs`: float32[M, K] as in TrainedTokens; an entry of -inf of the teacher is
-    absent. A position without entries gives 0 and no gradient: both sides are sure of "any other token".
+    `teacher_logprobs`, `student_logprobs`: float32[M, K] as in TrainedTokens; -inf of the teacher is an absent entry.
+    A position without entries gives 0 and no gradient, because both sides assign everything to "any other token".
     """
     present = teacher_logprobs > -torch.inf
     teacher = _with_rest(teacher_logprobs.masked_fill(~present, 0.0), present)
@@ -35,6 +35,6 @@ def divergence(
 
 
 def _with_rest(logprobs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """float32[M, K + 1]: with the log-probability of any other token at the end."""
+    """Returns float32[M, K + 1]: log-probabilities, and the log-probability of any other token at the end."""
     rest = (1 - (present * logprobs.exp()).sum(dim=1, keepdim=True)).clamp(min=_LEAST_REST).log()
     return torch.cat([logprobs, rest], dim=1)

@@ -1,4 +1,4 @@
-"""Correction for tokens that another policy drew: the model server's, which is never quite the trainer's."""
+"""Importance correction: the model server's policy, which drew the tokens, differs from the trainer's policy."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gristmill_trainer.objectives.tokens import TrainedTokens
 class ImportanceCorrection:
     """Weights w = pi_old / mu on the surrogate; mu is the policy that drew the tokens.
 
-    Token level: w = exp(log pi_old - log mu). Sequence level: exp of the sum of these differences over the sequence's
-    trained tokens, at each of them. Truncated importance sampling: Yao et al. 2025; masked: Liu, Li et al. 2025.
+    Token level: w = exp(log pi_old - log mu). Sequence level: each trained token has exp of the sum of these
+    differences over its sequence. Truncated importance sampling: Yao et al. 2025; masked: Liu, Li et al. 2025.
     """
 
     how: Literal["truncate", "mask", "none"]
-    """truncate: min(w, cap). mask: w, and 0 where it is above the cap. none: 1."""
+    """truncate: min(w, cap). mask: w, or 0 if w is above the cap. none: 1."""
     level: Literal["token", "sequence"]
     cap: float
 
     def log_weights(self, tokens: TrainedTokens) -> torch.Tensor:
-        """float32[M]: log w, before the cap."""
+        """Returns float32[M]: log w, before the cap."""
         log_weights = tokens.old_logprobs - tokens.rollout_logprobs
         return sequence_sums(log_weights, tokens) if self.level == "sequence" else log_weights
 
     def weights(self, tokens: TrainedTokens) -> torch.Tensor:
-        """float32[M], without gradient."""
+        """Returns float32[M]: the weights after the cap, without gradient."""
         if self.how == "none":
             return torch.ones_like(tokens.old_logprobs)
         log_weights = self.log_weights(tokens)

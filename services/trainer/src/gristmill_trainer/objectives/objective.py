@@ -20,22 +20,22 @@ from gristmill_trainer.objectives.tokens import TrainedTokens
 
 
 class Measured(NamedTuple):
-    """Ratios and weights as an objective uses them, and what its bounds did: [M] each."""
+    """An objective's ratios and weights, and the effect of its bounds: [M] each."""
 
     ratio: torch.Tensor
-    """float32: pi / pi_old, of the token or of its sequence."""
+    """float32: pi / pi_old of the token or its sequence."""
     stopped_low: torch.Tensor
-    """bool: the lower clip stopped the ratio."""
+    """bool: the lower clip bounded the ratio."""
     stopped_high: torch.Tensor
     importance: torch.Tensor
-    """float32: pi_old / mu, of the token or of its sequence, before its cap."""
+    """float32: pi_old / mu of the token or its sequence, before the cap."""
     capped: torch.Tensor
     """bool: the weight is above the cap."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, for tokens i with weights a_i (`token_weights`), w_i (importance) and e (entropy):
+    """The loss, for tokens i with weights a_i (`token_weights`), w_i (importance) and e (entropy):
 
         sum_i a_i (w_i l_i + kl_beta KL_i + distill_coef D_i) - entropy_coef e sum_i H_i
 
@@ -83,18 +83,20 @@ class Objective:
         return self.kl_beta > 0
 
     def log_ratio(self, tokens: TrainedTokens) -> torch.Tensor:
-        """float32[M]: log rho, with its gradient; at sequence level the mean over the sequence, at each of its tokens.
-        Zheng et al. 2025 (GSPO), eq. 7."""
+        """Returns float32[M]: log rho with its gradient. At sequence level, each token has the mean of its sequence.
+
+        Zheng et al. 2025 (GSPO), eq. 7.
+        """
         log_ratio = tokens.logprobs - tokens.old_logprobs
         return log_ratio if self.level is Level.TOKEN else sequence_means(log_ratio, tokens)
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
-        """float32[]: this micro-batch's share of the update's loss; shares of micro-batches and ranks add up.
+        """Returns float32[]: this micro-batch's part of the update's loss, a sum over micro-batches and ranks.
 
-        A sequence must not be cut between micro-batches. TrainerError: what the objective wants is not in `tokens`.
+        A sequence must not be split between micro-batches. Raises TrainerError if `tokens` lacks a needed input.
         """
         importance = self.importance.weights(tokens)
-        # A token that is masked out has a ratio that may be anything, and 0 x inf is no 0.
+        # The ratio of a masked token may be infinite, and 0 x inf is NaN.
         log_ratio = self.log_ratio(tokens).where(importance > 0, 0.0)
         losses = importance * self.surrogate.loss(log_ratio, tokens, self.clip)
         if self.wants_reference:
@@ -107,7 +109,7 @@ class Objective:
         return loss
 
     def measured(self, tokens: TrainedTokens) -> Measured:
-        """What the loss makes of each token, without gradient."""
+        """Returns each token's ratio and weight, and the effect of the bounds, without gradient."""
         log_ratio = self.log_ratio(tokens).detach()
         log_weights = self.importance.log_weights(tokens)
         stops = self.surrogate.stops(log_ratio, tokens, self.clip)
@@ -128,7 +130,7 @@ class Objective:
                 kl_beta=self.kl_beta,
             )
         kl = ESTIMATORS[self.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
-        # With its gradient, DeepSeek-AI 2025 (DeepSeek-V3.2): d(rho k3) = -log r d(log pi) on policy, as that of k2.
+        # DeepSeek-AI 2025 (DeepSeek-V3.2), rho with its gradient: on policy d(rho k3) = -log r d(log pi) = d(k2).
         return self.log_ratio(tokens).exp() * kl if self.kl_bias_correction else kl
 
     def _distillation(self, tokens: TrainedTokens) -> torch.Tensor:

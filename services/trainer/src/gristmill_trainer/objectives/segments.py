@@ -8,12 +8,12 @@ from gristmill_trainer.objectives.tokens import TrainedTokens
 
 
 def sequence_sums(values: torch.Tensor, tokens: TrainedTokens) -> torch.Tensor:
-    """float32[M] to float32[M]: at each token, the sum over the trained tokens of its sequence."""
+    """Returns float32[M] from float32[M]: at each token, the sum over the trained tokens of its sequence."""
     return _sums(values, tokens)[tokens.sequence]
 
 
 def sequence_means(values: torch.Tensor, tokens: TrainedTokens) -> torch.Tensor:
-    """float32[M] to float32[M]: at each token, the mean over the trained tokens of its sequence."""
+    """Returns float32[M] from float32[M]: at each token, the mean over the trained tokens of its sequence."""
     return (_sums(values, tokens) / _sums(torch.ones_like(values), tokens))[tokens.sequence]
 
 

@@ -1,4 +1,4 @@
-"""Surrogates: what a step in the policy is worth, token by token."""
+"""Surrogates: losses per token for a policy update."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gristmill_trainer.objectives.tokens import TrainedTokens
 
 @dataclass(frozen=True)
 class Clip:
-    """Where a surrogate stops believing the ratio rho = pi / pi_old."""
+    """A surrogate's bounds on the ratio rho = pi / pi_old."""
 
     low: float
-    """rho below 1 - low counts as that; below 1. cispo has no lower bound."""
+    """rho below 1 - low counts as 1 - low. `low` is below 1. cispo has no lower bound."""
     high: float
-    """rho above 1 + high counts as that; cispo: rho above high."""
+    """rho above 1 + high counts as 1 + high. cispo: rho above high counts as high."""
 
 
 class Stops(NamedTuple):
-    """Which tokens' ratios a clip stopped."""
+    """The tokens whose ratio a clip bounded."""
 
     low: torch.Tensor
     """bool[M]."""
@@ -31,12 +31,12 @@ class Stops(NamedTuple):
 
 
 def clipped(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch.Tensor:
-    """float32[M]: -min(rho A, clip(rho, 1 - low, 1 + high) A).
+    """Returns float32[M]: -min(rho A, clip(rho, 1 - low, 1 + high) A).
 
-    Schulman et al. 2017 (PPO), eq. 7; low and high apart (clip-higher): Yu et al. 2025 (DAPO), eq. 10.
+    Schulman et al. 2017 (PPO), eq. 7; separate low and high (clip-higher): Yu et al. 2025 (DAPO), eq. 10.
     """
     # The minimum is A min(rho, 1 + high) for a positive advantage, and A max(rho, 1 - low) for a negative one. Bounds
-    # before exp: a ratio too large for a float32 that the clip discards would leave 0 x inf in the gradient.
+    # come before exp. Otherwise a clipped ratio beyond float32's range would give 0 x inf in the gradient.
     bounded = torch.where(
         tokens.advantages >= 0,
         log_ratio.clamp(max=math.log1p(clip.high)),
@@ -46,7 +46,7 @@ def clipped(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch
 
 
 def clipped_stops(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> Stops:
-    """Where `clipped` gives no gradient."""
+    """Returns the tokens for which `clipped` gives no gradient."""
     return Stops(
         low=(log_ratio < math.log1p(-clip.low)) & (tokens.advantages < 0),
         high=(log_ratio > math.log1p(clip.high)) & (tokens.advantages > 0),
@@ -54,15 +54,15 @@ def clipped_stops(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) ->
 
 
 def weighted_likelihood(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> torch.Tensor:
-    """float32[M]: -sg[min(rho, high)] A log pi; sg holds still.
+    """Returns float32[M]: -sg[min(rho, high)] A log pi; sg stops the gradient.
 
-    No token is left without a gradient, however far it moved. MiniMax 2025 (MiniMax-M1, CISPO), eq. 4 and 5.
+    Every token has a gradient, even if its ratio is clipped. MiniMax 2025 (MiniMax-M1, CISPO), eq. 4 and 5.
     """
     ratio = log_ratio.detach().clamp(max=math.log(clip.high)).exp()
     return -ratio * tokens.advantages * tokens.logprobs
 
 
 def weighted_likelihood_stops(log_ratio: torch.Tensor, tokens: TrainedTokens, clip: Clip) -> Stops:
-    """Where `weighted_likelihood` holds the ratio at its bound."""
+    """Returns the tokens whose ratio `weighted_likelihood` bounds."""
     high = (log_ratio > math.log(clip.high)) & (tokens.advantages != 0)
     return Stops(torch.zeros_like(high), high)

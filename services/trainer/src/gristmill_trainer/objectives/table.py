@@ -1,4 +1,4 @@
-"""The objectives: one row each."""
+"""The table of objectives, one row per objective."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gristmill_trainer.objectives.tokens import TrainedTokens
 
 @dataclass(frozen=True)
 class Surrogate:
-    """From log rho, float32[M], the tokens and the clip."""
+    """A surrogate's functions of log rho (float32[M]), the tokens and the clip."""
 
     loss: Callable[[torch.Tensor, TrainedTokens, Clip], torch.Tensor]
-    """float32[M]: of each token."""
+    """Returns float32[M]: the loss of each token."""
     stops: Callable[[torch.Tensor, TrainedTokens, Clip], Stops]
 
 
@@ -34,16 +34,16 @@ WEIGHTED_LIKELIHOOD = Surrogate(weighted_likelihood, weighted_likelihood_stops)
 
 
 class Level(Enum):
-    """What a ratio is of."""
+    """The level of a ratio: token or sequence."""
 
     TOKEN = "token"
     """pi / pi_old of the token."""
     SEQUENCE = "sequence"
-    """Geometric mean of the token ratios of its sequence."""
+    """Geometric mean of the token ratios of a sequence."""
 
 
 class Aggregation(Enum):
-    """How losses of tokens become one loss. Every mean is over the whole optimizer update."""
+    """The aggregation of token losses to one loss. Every mean is over the whole optimizer update."""
 
     TOKENS = "tokens"
     """Mean over all trained tokens."""
@@ -57,15 +57,15 @@ class Aggregation(Enum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes an objective."""
+    """The components of an objective."""
 
     level: Level
     surrogate: Surrogate
     aggregation: Aggregation
     clip: Clip
-    """Where the settings say nothing."""
+    """Default for clip settings that are not set."""
     high_follows_low: bool = False
-    """Whether a lower clip in the settings moves the upper one too."""
+    """Whether the upper clip follows a lower clip in the settings."""
 
 
 RECIPES: dict[ObjectiveName, Recipe] = {

@@ -1,4 +1,4 @@
-"""What an objective sees of a micro-batch."""
+"""The input of an objective: the trained tokens of a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class TrainedTokens:
-    """The M trained tokens of a micro-batch's S sequences, flat. float32[M] where nothing else is said."""
+    """The M trained tokens of a micro-batch's S sequences, flat. Tensors are float32[M] unless documented otherwise."""
 
     logprobs: torch.Tensor
     """log pi, with its gradient."""
     old_logprobs: torch.Tensor
     """log pi_old: the policy before the step's first update."""
     rollout_logprobs: torch.Tensor
-    """log mu: what the model server said when it sampled."""
+    """log mu: the model server's log-probabilities at sampling."""
     advantages: torch.Tensor
     weights: torch.Tensor
-    """The token's share of the step's loss: losses of micro-batches and ranks add up."""
+    """The token's weight in the update's loss, which is a sum over micro-batches and ranks."""
     sequence: torch.Tensor
-    """int64[M]: the token's sequence, 0 to S - 1, in rising order."""
+    """int64[M]: the token's sequence, 0 to S - 1, in ascending order."""
     sequences: int
     """S."""
     entropy: torch.Tensor | None = None
-    """Of the distribution that the token was drawn from, in nats; with its gradient where the objective wants it."""
+    """Entropy of the distribution that the token was drawn from, in nats; with gradient if the objective needs it."""
     entropy_weight: float = 0.0
-    """1 / trained tokens of the step, all micro-batches and ranks."""
+    """1 / trained tokens of the update, over all micro-batches and ranks."""
     ref_logprobs: torch.Tensor | None = None
     """log pi_ref."""
     teacher_logprobs: torch.Tensor | None = None
-    """float32[M, K]: of the teacher's tokens, by the teacher."""
+    """float32[M, K]: the teacher's log-probabilities of the teacher's tokens."""
     student_logprobs: torch.Tensor | None = None
-    """float32[M, K]: of the same tokens, by the policy, with their gradient; entries without a teacher are -inf in
-    `teacher_logprobs` and 0 here."""
+    """float32[M, K]: the policy's log-probabilities of the same tokens, with gradient. Absent entries are 0 here and
+    -inf in `teacher_logprobs`."""

@@ -1,4 +1,4 @@
-"""The model being trained: found, loaded, scored with, adapted, exported."""
+"""The model in training: its source, loading, scores, adapters and export."""
 
 from gristmill_trainer.policy.head import Entropy, Scores
 from gristmill_trainer.policy.lora import Lora

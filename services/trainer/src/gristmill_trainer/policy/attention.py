@@ -1,7 +1,7 @@
-"""Causal attention of packed rows: each sequence attends to itself, and no mask exists.
+"""Causal attention for packed rows: each sequence attends only to itself, without a mask.
 
-Registered with transformers under `PACKED`. The sequences' ends arrive as the model's keyword arguments, by the names
-of transformers' flash attention (FlashAttentionKwargs); `packed_arguments` makes them.
+Registered with transformers under `PACKED`. The model's keyword arguments pass the ends of the sequences, with the
+names of transformers' flash attention (FlashAttentionKwargs). `packed_arguments` creates these arguments.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gristmill_trainer.errors import ModelError
 
 _LOG = logging.getLogger(__name__)
 PACKED = "gristmill_packed"
-_AMPERE = (8, 0)  # the first that the kernels run on
-# What some models ask of attention beyond q, k, v and a scale: capped scores, sinks, learned biases.
+_AMPERE = (8, 0)  # First compute capability that the kernels support.
+# Attention arguments of some models beyond q, k, v and a scale: capped scores, sinks, learned biases.
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 Varlen = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float | None], torch.Tensor]
@@ -30,11 +30,11 @@ Varlen = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, 
 
 
 _fused: Varlen | None = None
-"""The kernel of this process' card. Found once, and not in a layer: compiled layers cannot look for it."""
+"""The kernel for this process' GPU. `register` finds it once, because compiled layers cannot search for it."""
 
 
 def register() -> None:
-    """Make `PACKED` known to transformers. Doing it again changes nothing."""
+    """Registers `PACKED` with transformers. A repeated call changes nothing."""
     global _fused
     AttentionInterface.register(PACKED, packed_attention)
     if _fused is None and torch.cuda.is_available():
@@ -45,7 +45,7 @@ def register() -> None:
 
 
 def packed_arguments(layout: Layout) -> dict[str, Any]:
-    """The model's keyword arguments for a packed layout."""
+    """Returns the model's keyword arguments for a packed layout."""
     return {
         "cu_seq_lens_q": layout.starts,
         "cu_seq_lens_k": layout.starts,
@@ -67,9 +67,9 @@ def packed_attention(
     sliding_window: int | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: query [1, H, T, E], key and value [1, H_kv, T, E] -> [1, T, H, E].
+    """Computes attention for transformers: query [1, H, T, E], key and value [1, H_kv, T, E] -> [1, T, H, E].
 
-    Raises ModelError for what it would not compute exactly.
+    Raises ModelError for arguments that it cannot compute exactly.
     """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ModelError(
@@ -109,25 +109,27 @@ def _on_card(query: torch.Tensor) -> bool:
 
 
 def _heads_fit(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernels take such heads (mha_varlen_fwd in torch's flash_api.cpp, which pads nothing)."""
+    """Whether the kernels support these head sizes (mha_varlen_fwd in torch's flash_api.cpp, which does not pad)."""
     size = query.shape[-1]
     return size % 8 == 0 and size <= 256 and value.shape[-1] == size
 
 
 def _half(query: torch.Tensor) -> torch.dtype | None:
-    """The 16-bit type to attend in; None where it is not computed in one."""
+    """Returns the 16-bit type for attention; None if the model does not compute in 16 bits."""
     if torch.is_autocast_enabled(query.device.type):
         return torch.get_autocast_dtype(query.device.type)
     return query.dtype if query.dtype.itemsize == 2 else None
 
 
-# The ends are data: a compiled layer steps out here rather than being compiled for every batch.
+# The ends are data: a compiled layer leaves its graph here, because otherwise each batch would be compiled.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _by_sequence(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    """One fused attention a sequence. `split` rather than slices: its backward is one concatenation, where each
-    slice's would be a tensor of the whole row."""
+    """Calls a fused attention per sequence.
+
+    The backward pass of `split` is one concatenation. With slices, each slice would need a tensor of the whole row.
+    """
     lengths = ends.diff().tolist()
     grouped = query.shape[1] != key.shape[1]
     parts = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
@@ -139,9 +141,9 @@ def _by_sequence(
 
 
 def _varlen() -> Varlen | None:
-    """The fused kernel for packed rows: torch's own, else the flash-attn package's, else None."""
+    """Returns the fused kernel for packed rows: from torch, else from the flash-attn package, else None."""
     own: Any = _import("torch.nn.attention.varlen", "varlen_attn")
-    # torch 2.10's has no grouped heads, and another way to say causal.
+    # The kernel of torch 2.10 has no grouped heads, and a different argument for causal attention.
     if own is not None and "enable_gqa" in inspect.signature(own).parameters:
         return lambda q, k, v, ends, longest, scale: own(
             q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1]

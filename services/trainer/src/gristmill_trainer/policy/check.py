@@ -1,4 +1,4 @@
-"""A look, before training, whether our scores are the model's own: what a configuration does not tell."""
+"""Checks before training that our log-probabilities match the model's own logits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gristmill_trainer.data.tensors import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.scoring import Scorer
 
-# Nats. Kernels differ by some 1e-5 in float32; a sequence that sees its neighbour, or a head with a scale that we do
-# not know, by far more in a trained model.
+# Nats. Kernels differ by about 1e-5 in float32. In a trained model, attention to another sequence or an unknown scale
+# of the head makes a much larger difference.
 _TOLERANCE = 1e-3
 _LENGTHS = (5, 9, 2)
 
 
 def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
-    """The model's `Scorer`, checked against the model's own logits on three short sequences.
+    """Returns the model's `Scorer` after a comparison with the model's own logits on three short sequences.
 
-    `seq_len`: tokens of the longest sequence that will be scored. Raises ModelError when they differ, and when packed
-    rows cannot have so long a sequence. Before sharding and compiling; draws no random numbers.
+    `seq_len`: tokens of the longest sequence to score. Raises ModelError if the scores differ, or if packed rows do
+    not support a sequence of this length. Call it before sharding and compiling; it draws no random numbers.
     """
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     device = model.get_output_embeddings().weight.device
-    # Any tokens will do, but the sequences differ.
+    # The tokens are arbitrary, but the sequences must differ.
     sequences = [(np.arange(length, dtype=np.int32) * 7 + 3 * length + 1) % vocabulary for length in _LENGTHS]
     micro = collate(
         [_sample(tokens) for tokens in sequences],
@@ -42,7 +42,7 @@ def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:
         scorer = Scorer(model, packing=packing)
         found = scorer(_as_long(micro, seq_len) if packing else micro).logprobs
     difference = float((wanted - found).abs().max())
-    # Written so that NaN is refused.
+    # This comparison also refuses NaN.
     if not difference <= _TOLERANCE:
         remedy = "train with --packing false, or take another model" if packing else "take another model"
         raise ModelError(
@@ -66,5 +66,5 @@ def _sample(tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Sample:
 
 
 def _as_long(micro: MicroBatch, seq_len: int) -> MicroBatch:
-    """Told to hold a sequence of `seq_len` tokens: an attention that could not take such a one refuses now."""
+    """Sets the longest sequence to `seq_len`, so that an attention without support for this length fails now."""
     return replace(micro, layout=replace(micro.layout, longest=max(micro.layout.longest, seq_len)))

@@ -1,4 +1,4 @@
-"""A model's tensors by the names, and in the pieces, that they have in its files. Servers read no others."""
+"""A model's tensors with the names and shapes of its files, the only format that servers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 def tied_head(model: Any) -> str | None:
-    """Name of the head's weight where that is the embedding table; None for a head of its own."""
+    """Returns the name of the head's weight if it is the embedding table; None for a separate head."""
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:
         return None
@@ -20,16 +20,18 @@ def tied_head(model: Any) -> str | None:
 
 
 def in_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`tensor` itself if it has the type. Else a copy on the CPU, converted before it leaves its device."""
+    """Returns `tensor` itself if it has the type, else a CPU copy that is converted on the tensor's device."""
     return tensor if tensor.dtype == dtype or not tensor.is_floating_point() else tensor.to(dtype).cpu()
 
 
 def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) -> dict[str, torch.Tensor]:
-    """`tensors`: all of the model's, by their names in memory. `tied`: its `tied_head`, which is written out, as in the
-    copy of such a model that the model server makes.
+    """Returns the model's tensors as in its files.
 
-    transformers 5 joins some tensors when it loads them, such as those of experts, and renames others. What is joined
-    is taken apart on the CPU: beside the model there would be no room for it.
+    `tensors`: all tensors of the model, by their names in memory. `tied`: its `tied_head`. The result has a copy of
+    the tied weight as lm_head.weight, like the model server's copy of such a model.
+
+    transformers 5 joins some tensors at loading, such as expert weights, and renames others. Joined tensors are split
+    on the CPU, because the device may have too little memory for them next to the model.
     """
     revert = _revert() if getattr(model, "_weight_conversions", None) else None
     found = tensors if revert is None else revert(model, {name: tensor.cpu() for name, tensor in tensors.items()})
@@ -37,7 +39,7 @@ def as_in_files(model: Any, tensors: dict[str, torch.Tensor], tied: str | None) 
 
 
 def _revert() -> _Revert | None:
-    """None before transformers 5, which has the files' names in memory, too."""
+    """Returns the conversion of transformers 5; None for older versions, which use the files' names in memory."""
     try:
         found: _Revert = import_module("transformers.core_model_loading").revert_weight_conversion
     except ImportError:

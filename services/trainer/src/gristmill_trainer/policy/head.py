@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies from hidden states, a chunk of rows at a time: M x V logits never exist."""
+"""Log-probabilities and entropies from hidden states, computed in chunks of rows: M x V logits never exist."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch.autograd.function import once_differentiable
 
 Entropy = Literal["none", "value", "gradient"]
 
-# Bytes of one buffer of chunk logits, and of one block of the head's gradient where it is added up in another dtype.
-# A few such buffers live at once. On CPU a chunk near the caches' size is fastest; a GPU wants large products.
+# Bytes of one buffer of chunk logits, and of one block of the head's gradient if it is summed in another dtype.
+# A few such buffers exist at once. On CPU, a chunk of about the caches' size is fastest; a GPU needs large products.
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
 class Scores(NamedTuple):
-    """What the policy says about M trained tokens. A named tuple, so that FSDP finds the tensors in it."""
+    """The policy's scores of M trained tokens. A named tuple, so that FSDP finds its tensors."""
 
     logprobs: torch.Tensor
     """float32[M]: log pi(target) at the sampling temperature."""
     entropy: torch.Tensor | None
-    """float32[M]: of the distribution that the target was drawn from, in nats; None when not asked for."""
+    """float32[M]: entropy of the distribution that the target was drawn from, in nats; None if not requested."""
     student_logprobs: torch.Tensor | None
-    """float32[M, K]: of the teacher's tokens; 0 where the id is -1. None without a teacher."""
+    """float32[M, K]: log-probabilities of the teacher's tokens; 0 for an id of -1. None without a teacher."""
 
 
 def head_scores(
@@ -36,13 +36,13 @@ def head_scores(
     entropy: Entropy = "none",
     chunk_bytes: int | None = None,
 ) -> Scores:
-    """Scores of tokens under softmax(scale * states @ weight.T).
+    """Returns scores of tokens under softmax(scale * states @ weight.T).
 
     `states` [M, D], `weight` [V, D], `targets` int64[M], `scale` float32[M] (1 / temperature, times the model's own
-    logit scale), `teacher_ids` int64[M, K] with -1 for none. The product is computed in autocast's dtype, where that
-    is on; everything after it in float32, or in float64 where states are.
+    logit scale), `teacher_ids` int64[M, K] with -1 for absent entries. The product uses autocast's dtype if autocast is
+    on. Later operations use float32, or float64 if states are float64.
 
-    The backward pass computes each chunk's logits again: one product more, for M x V numbers less.
+    The backward pass recomputes each chunk's logits, which costs one product and saves memory for M x V numbers.
     """
     device = states.device.type
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
@@ -55,19 +55,19 @@ class _Plan:
     entropy: Entropy
     chunk_bytes: int
     product: torch.dtype
-    """Of the product of states and weight."""
+    """Dtype of the product of states and weight."""
 
     @property
     def softmax(self) -> torch.dtype:
         return torch.promote_types(self.product, torch.float32)
 
     def rows(self, columns: int) -> int:
-        """Rows of `columns` numbers that fit in a chunk."""
+        """Returns the number of rows with `columns` numbers that fit in a chunk."""
         return max(1, self.chunk_bytes // (columns * self.softmax.itemsize))
 
 
 class _HeadScores(torch.autograd.Function):
-    """With z = scale W h, p = softmax(z):
+    """Autograd function of `head_scores`. With z = scale W h, p = softmax(z):
 
     d log p_t / dz = 1_t - p          dH / dz = -p (log p + H),    H = -sum p log p
     """
@@ -96,7 +96,7 @@ class _HeadScores(torch.autograd.Function):
                 logits.sub_(highest[:, None])
                 chosen = logits.gather(1, targets[part, None]).squeeze(1)
                 teacher = None if teacher_ids is None else logits.gather(1, teacher_ids[part].clamp(min=0))
-                # exp and its sum are needed anyway; the entropy costs one dot product a row.
+                # The log-probabilities need exp and its sum too, so the entropy costs one dot product per row.
                 powers = logits.exp_() if entropy is None else logits.exp()
                 total = powers.sum(dim=1)
                 logs = total.log()
@@ -132,7 +132,7 @@ class _HeadScores(torch.autograd.Function):
             by_student = by_student.masked_fill(teacher_ids < 0, 0.0)
         towards = by_logprob if by_student is None else by_logprob + by_student.sum(dim=1)
         states_grad = torch.empty_like(states) if wants_states else None
-        # Chunks are added up in no less than float32, whatever the weight's dtype.
+        # Chunks are summed in at least float32 for every dtype of the weight.
         exact = torch.promote_types(weight.dtype, plan.softmax)
         weight_grad = torch.zeros_like(weight, dtype=exact) if wants_weight else None
         with torch.autocast(states.device.type, enabled=False):
@@ -159,16 +159,16 @@ class _HeadScores(torch.autograd.Function):
 
 
 def _logits(states: torch.Tensor, head: torch.Tensor, scale: torch.Tensor, plan: _Plan) -> torch.Tensor:
-    """softmax dtype[rows, V], the caller's own to write into."""
+    """Returns softmax dtype[rows, V], a new tensor that the caller may modify."""
     return (states.to(plan.product) @ head).to(plan.softmax).mul_(scale[:, None])
 
 
 def _add_product(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, plan: _Plan) -> None:
-    """into += left @ right, with no temporary of into's size."""
+    """Computes into += left @ right without a temporary tensor of into's size."""
     if into.dtype == left.dtype:
         into.addmm_(left, right)
         return
-    # Sums over chunks stay in into's dtype; only one block's product is ever in bfloat16.
+    # Sums over chunks stay in into's dtype; only the product of one block is in left's dtype.
     rows = plan.rows(into.shape[1])
     for start in range(0, len(into), rows):
         into[start : start + rows] += left[start : start + rows] @ right

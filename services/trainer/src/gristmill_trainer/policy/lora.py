@@ -1,9 +1,9 @@
-"""LoRA by peft: small trained matrices beside frozen weights (Hu et al. 2021).
+"""LoRA by peft: small trained matrices next to frozen weights (Hu et al. 2021).
 
     W' = W + (alpha / rank) B A,     A [rank, in], B [out, rank], B = 0 at the start
 
-The adapters lie inside the model, which stays the class it was. Only they get gradients; the server gets W', or A and B
-where it was started for them.
+The adapters are inside the model, whose class does not change. Only adapters get gradients. The server gets W', or A
+and B if it was started with LoRA.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from gristmill_trainer.errors import ModelError
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# What peft's own files put before the model's names, so that PeftModel.from_pretrained reads ours.
+# Prefix of names in peft's files. With it, PeftModel.from_pretrained reads our files.
 _PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters on every linear layer but the head."""
+    """Adapters on every linear layer except the head."""
 
     rank: int
     alpha: float
-    """The adapters' product is scaled by alpha / rank."""
+    """The product of the adapters is multiplied by alpha / rank."""
 
 
 def adapter_rank(folder: Path) -> int | None:
-    """Rank of the adapters in a checkpoint folder; None where it holds a whole model."""
+    """Returns the rank of the adapters in a checkpoint folder; None for a whole model. Raises ModelError."""
     file = folder / ADAPTER_CONFIG
     if not file.is_file():
         return None
@@ -50,7 +50,10 @@ def adapter_rank(folder: Path) -> int | None:
 
 
 def attach(model: Any, lora: Lora) -> None:
-    """Put adapters into `model` and freeze the rest. Raises ModelError without the peft package."""
+    """Adds adapters to `model` and freezes its other weights.
+
+    Raises ModelError without the peft package, or for a model without linear layers.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -82,7 +85,7 @@ def attach(model: Any, lora: Lora) -> None:
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """Within it, the model computes what it did before `attach`. No backward pass may go through."""
+    """Disables the adapters, so that the model computes as before `attach`. Not for backward passes."""
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
@@ -96,10 +99,10 @@ def without_adapters(model: Any) -> Iterator[None]:
 
 
 def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """The model's tensors with the adapters in them, by the names that they have without LoRA.
+    """Returns the model's tensors with merged adapters, by their names without LoRA.
 
-    The live tensors stay as they are, and those without an adapter are not copied. Each merged tensor is converted to
-    `dtype` and moved to the CPU: the model's device never holds more than one of them.
+    The live tensors do not change. Tensors without an adapter are not copied. Each merged tensor is converted to
+    `dtype` and moved to the CPU, so that the model's device holds at most one merged tensor.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -119,7 +122,7 @@ def merged_tensors(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, 
 
 
 def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """The adapters alone, under the names that peft's files give them."""
+    """Returns only the adapters' tensors, with the names of peft's files."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
@@ -127,12 +130,12 @@ def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def describe_adapters(model: Any, folder: Path) -> None:
-    """Write adapter_config.json into `folder`."""
+    """Writes adapter_config.json into `folder`."""
     model.peft_config["default"].save_pretrained(folder)
 
 
 def save_adapters(model: Any, folder: Path) -> None:
-    """Write the adapters as peft does; `PeftModel.from_pretrained(base, folder)` reads them too."""
+    """Writes the adapters in peft's format, which `PeftModel.from_pretrained(base, folder)` reads too."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -140,7 +143,7 @@ def save_adapters(model: Any, folder: Path) -> None:
 
 
 def load_adapters(model: Any, folder: Path) -> None:
-    """Put saved adapters into a model that `attach` prepared with the same rank. Raises ModelError."""
+    """Loads saved adapters into a model that `attach` prepared with the same rank. Raises ModelError."""
     from peft import set_peft_model_state_dict
 
     try:

@@ -1,4 +1,4 @@
-"""The model being trained: loaded, scored with, exported."""
+"""The model in training: loading, scores and export."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Policy:
         compiled: bool = False,
         lora: Lora | None = None,
     ) -> None:
-        """Load `source`, or the checkpoint folder `weights` of the same model.
+        """Loads `source`, or the checkpoint folder `weights` of the same model.
 
-        `packing`: the layout that `scorer` takes; `seq_len`: the longest sequence that it will, where that is known.
-        `checkpointing` and `compiled` are of its layers. With `lora`, only adapters are trained, and `weights` is a
-        folder of such. Raises ModelError.
+        `packing`: layout of the scorer's micro-batches. `seq_len`: its longest sequence, or 0 if unknown.
+        `checkpointing`, `compiled`: apply to the layers. With `lora`, only adapters are trained, and `weights` is a
+        folder with adapters. Raises ModelError.
         """
         there = torch.cuda.is_available()
         wanted = ("cuda" if there else "cpu") if device == "auto" else device
@@ -63,14 +63,14 @@ class Policy:
         self.lora = lora
         if weights is not None:
             _compare_ranks(Path(weights), lora)
-        # A checkpoint of adapters has no weights of its own.
+        # A checkpoint of adapters does not contain the base model's weights.
         whole = source.weights if lora is not None or weights is None else weights
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ModelError("model_unreadable", f"cannot load the model '{whole}': {error}", model=whole) from error
         self.model = model.to(self.device).train()
-        # Dropout would make the trainer's policy another one than the server's.
+        # With dropout, the trainer's policy would differ from the server's policy.
         _without_dropout(self.model)
         self.scorer = prepare(self.model, packing=packing, seq_len=seq_len)
         if lora is not None:
@@ -90,17 +90,17 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding table: token ids are below it."""
+        """Rows of the embedding table; token ids are below this number."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def publishes_adapters(self) -> bool:
-        """Whether the server gets the adapters alone: it was started to take such."""
+        """Whether the server gets only the adapters, because it was started with LoRA."""
         return self.lora is not None and self.source.lora_rank > 0
 
     @property
     def served_dtype(self) -> torch.dtype:
-        """The type that the server computes in."""
+        """The dtype that the server computes in."""
         found = getattr(torch, self.source.served_dtype, None)
         if not isinstance(found, torch.dtype):
             raise ModelError(
@@ -111,17 +111,17 @@ class Policy:
         return found
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """What the optimizer steps: all parameters, or the adapters."""
+        """Returns the parameters for the optimizer: all parameters, or the adapters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def compute(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass: bfloat16 arithmetic on CUDA, float32 on CPU."""
+        """Returns the context of the forward pass: bfloat16 arithmetic on CUDA, float32 on CPU."""
         if self.device.type == "cuda":
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Within it, this is the model that its adapters began on: the reference of a KL penalty, for no memory."""
+        """Disables the adapters: the base model is the KL penalty's reference without extra memory."""
         if self.lora is None:
             raise ModelError(
                 "reference_missing",
@@ -131,8 +131,8 @@ class Policy:
         return without_adapters(self.model)
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors as the server's files hold them, in the type that the server computes in: adapters merged, the
-        head written out although it may be tied here. Or the adapters alone, if the server takes those."""
+        """Returns all tensors as in the server's files and in the server's dtype, or only adapters if the server takes
+        adapters. Whole tensors have the adapters merged, and include the head even if it is tied here."""
         if self.publishes_adapters:
             return adapter_tensors(self.model)
         tensors = {
@@ -141,24 +141,23 @@ class Policy:
         return as_in_files(self.model, tensors, tied_head(self.model))
 
     def save(self, folder: Path) -> None:
-        """Write what a later Policy takes as `weights`: a Hugging Face model folder, tied as the original, or the
-        adapters."""
+        """Writes the `weights` folder of a later Policy: a Hugging Face model, tied as the original, or adapters."""
         if self.lora is None:
             self.model.save_pretrained(folder, safe_serialization=True)
         else:
             save_adapters(self.model, folder)
 
     def describe_adapters(self, folder: Path) -> None:
-        """Write adapter_config.json, which belongs to the adapters' tensors."""
+        """Writes adapter_config.json, which describes the adapters' tensors."""
         describe_adapters(self.model, folder)
 
     def save_whole(self, folder: Path) -> None:
-        """Write a Hugging Face model folder, tied as the original, adapters merged."""
+        """Writes a Hugging Face model folder, tied as the original, with merged adapters."""
         model = self.model if self.lora is None else self._merged_model()
         model.save_pretrained(folder, safe_serialization=True)
 
     def _tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        """The live tensors. Merged ones are copies in `dtype`."""
+        """Returns the live tensors. Merged tensors are copies in `dtype`."""
         if self.lora is not None:
             return merged_tensors(self.model, dtype)
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
@@ -176,7 +175,7 @@ def _without_dropout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        # Attention drops out by a number of its own, of its class or its configuration.
+        # Attention has a separate dropout number, from its class or its configuration.
         if hasattr(module, "attention_dropout") and isinstance(module.attention_dropout, float):
             module.__dict__["attention_dropout"] = 0.0
 

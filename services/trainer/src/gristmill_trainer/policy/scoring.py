@@ -1,4 +1,4 @@
-"""The policy's scores of a micro-batch's trained tokens, as one module."""
+"""The module that computes the policy's scores of a micro-batch's trained tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 
 
 class Scorer(torch.nn.Module):
-    """A causal language model whose forward pass ends in scores rather than logits.
+    """A causal language model whose forward pass returns scores instead of logits.
 
-    All of the computation is in `forward`, head included: `fully_shard` on `layers()` and on this module gathers
-    every parameter where it is used.
+    `forward` contains the whole computation, including the head. With `fully_shard` on `layers()` and on this module,
+    FSDP therefore gathers every parameter before its use.
     """
 
     def __init__(self, model: Any, *, packing: bool) -> None:
-        """`model`: a transformers causal LM. Raises ModelError when its head, or with `packing` its attention, is none
-        that we compute exactly. `check.prepare` finds what its configuration does not say."""
+        """`model`: a transformers causal LM. Raises ModelError if the scorer cannot compute the model's head exactly,
+        or its attention with `packing`. `check.prepare` finds differences that the configuration does not show."""
         super().__init__()
         self.model = model
         self.packing = packing
@@ -38,8 +38,11 @@ class Scorer(torch.nn.Module):
                 ) from error
 
     def forward(self, micro: MicroBatch, *, entropy: Entropy = "none") -> Scores:
-        """Score the micro-batch's M targets. The entropy's value is all but free; its gradient costs a pass over the
-        logits in the backward pass. Raises ModelError for a layout that the model was not prepared for."""
+        """Scores the micro-batch's M targets.
+
+        The entropy's value costs almost nothing; its gradient costs a pass over the logits in the backward pass.
+        Raises ModelError for a layout that the model was not prepared for.
+        """
         layout = micro.layout
         if (layout.starts is not None) != self.packing:
             has, wants = ("padded", "packed") if self.packing else ("packed", "padded")
@@ -64,7 +67,7 @@ class Scorer(torch.nn.Module):
         )
 
     def layers(self) -> torch.nn.ModuleList:
-        """The decoder's layers, in order. Raises ModelError when the model names them otherwise."""
+        """Returns the decoder's layers in order. Raises ModelError if the decoder has no `layers` list."""
         layers = getattr(self.model.get_decoder(), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):
             raise ModelError(
@@ -75,7 +78,7 @@ class Scorer(torch.nn.Module):
         return layers
 
     def checkpoint_layers(self) -> None:
-        """Keep each layer's input only, and compute the rest of it again in the backward pass."""
+        """Enables gradient checkpointing: only layer inputs are kept, and the backward pass recomputes the layers."""
         # Named gradient_checkpointing_enable before transformers 5.
         enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
         try:
@@ -88,15 +91,15 @@ class Scorer(torch.nn.Module):
             ) from error
 
     def compile_layers(self) -> None:
-        """Each layer goes through torch.compile at its first call, once for all lengths."""
+        """Lets torch.compile compile each layer at its first call, once for all lengths."""
         for layer in self.layers():
             layer.compile(dynamic=True)
 
 
 def logit_scale(model: Any) -> float:
-    """What the model multiplies its head's output by: logit_scale of Cohere, 1 / logits_scaling of Granite.
+    """Returns the factor on the head's output: logit_scale for Cohere, 1 / logits_scaling for Granite.
 
-    Raises ModelError for a head that is more than a product: a bias, or capped logits.
+    Raises ModelError for a head with a bias or capped logits.
     """
     config = model.config
     if getattr(config, "final_logit_softcapping", None):

@@ -1,4 +1,4 @@
-"""Which model is trained: what the user, the manifest and the server say of it, brought together."""
+"""The model to train, from the user's settings, the manifest and the model server."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from gristmill_trainer.errors import ModelError
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the weights start from."""
+    """The initial weights of the training."""
 
     weights: str
-    """Folder or hub id of the original model, its head tied if it was."""
+    """Folder or hub id of the original model, with its original head (tied or separate)."""
     tokenizer: str
     served_weights: Path | None
-    """Folder that the server loaded, to compare shapes with; None when only the server knows."""
+    """Folder that the server loaded, for a comparison of shapes; None if the trainer does not know the folder."""
     max_model_len: int
     lora_rank: int = 0
-    """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
+    """Highest rank of LoRA adapters that the server takes instead of whole weights; 0: it takes whole weights."""
     served_dtype: str = "float32"
-    """The type that the server computes in, as torch names it: weights are published in that type."""
+    """torch's name of the dtype that the server computes in. Weights are published in this dtype."""
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
-        """A hub id or a folder that nobody serves."""
+        """Returns the source of a hub id or folder without a model server."""
         return cls(model, model, None, max_model_len)
 
 
 def find_model(model_name: str | None, manifest: Manifest | None, served: dict[str, Any]) -> ModelSource:
-    """Bring together what the user asks for, what the manifest says and what the server serves.
+    """Finds the model from the user's model name, the manifest and the served model.
 
-    `served` is the first entry of the server's /v1/models. Raises ModelError when they disagree.
+    `served`: the first entry of the server's /v1/models. Raises ModelError if they disagree.
     """
     served_name = str(served["id"])
     longest = int(served.get("max_model_len") or 2048)
@@ -75,7 +75,7 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
 
 
 def check_publishable(lora_rank: int, source: ModelSource) -> None:
-    """Whether the server takes what this training makes. Raises ModelError."""
+    """Checks that the server accepts this training's adapters or weights. Raises ModelError."""
     highest = source.lora_rank
     if highest and not 1 <= lora_rank <= highest:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""How new weights reach the running model server: one protocol, one file a transport."""
+"""Publication of new weights to the running model server: one protocol, one file per transport."""
 
 from gristmill_trainer.publish.background import BackgroundPublisher
 from gristmill_trainer.publish.base import Tensors, WeightPublisher

@@ -1,4 +1,4 @@
-"""Publishing while the next step trains."""
+"""Publication in the background, while the next step trains."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gristmill_trainer.stop import StopRequest
 
 
 class BackgroundPublisher:
-    """Runs one publication at a time in a thread, on a copy of the weights; the trainer goes on.
+    """Runs one publication at a time in a thread, on a copy of the weights, while the trainer continues.
 
-    For runs whose environment may be a step behind (max_staleness > 0): a synchronous one would only wait elsewhere.
-    An error is raised by the next call of any method here.
+    For runs whose environment may be a step behind (max_staleness > 0). A synchronous run would only wait elsewhere.
+    `publish`, `ensure` or `wait` raises the error of the thread.
     """
 
     def __init__(
         self, publisher: WeightPublisher, published: Callable[[PolicyVersion], object], stop: StopRequest
     ) -> None:
-        """`published` is called in the thread once a version is served, as to tell the API. `stop` cuts waits short."""
+        """`published`: called in the thread once a version is served, as to notify the API. `stop`: shortens waits."""
         self._publisher = publisher
         self._published = published
         self._stop = stop
@@ -29,7 +29,7 @@ class BackgroundPublisher:
         self._failure: GristmillError | None = None
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Copy the tensors and return. Waits first for the publication before: versions only go forward."""
+        """Copies the tensors and starts their publication. First waits for the previous one, as versions only rise."""
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
@@ -37,19 +37,21 @@ class BackgroundPublisher:
 
     @property
     def publishing(self) -> bool:
-        """Whether a publication is under way."""
+        """Whether a publication is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def ensure(self) -> None:
-        """As the publisher's own; while a publication is under way there is nothing to look after."""
+        """Calls `ensure` of the wrapped publisher, unless a publication is in progress."""
         if self.publishing:
             return
         self.wait()
         self._publisher.ensure()
 
     def wait(self) -> None:
-        """Return when the last publication is served and told. Raises what it failed of, and StoppedError when asked to
-        stop meanwhile."""
+        """Returns when the last publication is served and announced.
+
+        Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
+        """
         if self._thread is not None:
             while self.publishing:
                 self._thread.join(timeout=1.0)
@@ -61,7 +63,7 @@ class BackgroundPublisher:
             raise failure
 
     def close(self) -> None:
-        """Let the publication under way finish within the grace period, so that the servers have the last version."""
+        """Waits within the grace period for the publication in progress, then closes the wrapped publisher."""
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
         self._publisher.close()

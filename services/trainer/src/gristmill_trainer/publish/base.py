@@ -1,4 +1,4 @@
-"""What a transport of weights does."""
+"""The interface of weight publishers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import torch
 from gristmill import PolicyVersion
 
 Tensors = Mapping[str, torch.Tensor]
-"""Every tensor under the name and with the shape that the server holds it by, its head written out; or those of an
-adapter, under the names of peft's files."""
+"""All tensors with the server's names and shapes, including the head; or an adapter's tensors with the names of peft's
+files."""
 
 
 class WeightPublisher(Protocol):
-    """Brings weights into the model server, or into several."""
+    """Publishes weights to one or more model servers."""
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Return when these weights are served under this version. Raises PublishError."""
+        """Returns when these weights are served under this version. Raises PublishError."""
 
     def ensure(self) -> None:
-        """See that the last weights are published again where a server no longer has them: it was restarted. Waits for
-        none: call again. Raises PublishError."""
+        """Publishes the last weights again to restarted servers. Does not wait: call it regularly.
+
+        Raises PublishError.
+        """
 
     def close(self) -> None:
-        """End what works in the background."""
+        """Ends the background work."""

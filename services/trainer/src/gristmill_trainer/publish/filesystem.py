@@ -1,4 +1,4 @@
-"""Weights by a shared folder: written beside, renamed into place, loaded by the server."""
+"""Publication through a shared folder: files are written under a temporary name, renamed, and loaded by the server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ KEPT = 2
 
 
 class FilesystemPublisher:
-    """Writes `folder`/<version>/model.safetensors, or the files of an adapter, and has `servers` load it while they
-    serve."""
+    """Writes `folder`/<version>/model.safetensors or an adapter's files, and lets the running `servers` load them."""
 
     def __init__(
         self,
@@ -31,12 +30,12 @@ class FilesystemPublisher:
         served_weights: Path | None,
         describe_adapters: Callable[[Path], None] | None = None,
     ) -> None:
-        """`served_weights`: the folder that the server first loaded; publications are checked against its shapes.
-        `describe_adapters`, for tensors that are an adapter's: writes its adapter_config.json into a folder."""
+        """`served_weights`: the folder that the server first loaded; publications must have its shapes.
+        `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
         self._servers = servers
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        for partial in self._folder.glob(".*.partial"):  # A kill leaves it, and its name never comes again.
+        for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
             shutil.rmtree(partial)
         self._describe_adapters = describe_adapters
         self._expected = None if served_weights is None or describe_adapters is not None else _shapes(served_weights)
@@ -70,7 +69,7 @@ class FilesystemPublisher:
         return target
 
     def _check(self, path: Path) -> None:
-        """A reload whose shapes do not match would kill the server's engine, so compare first."""
+        """Raises PublishError for wrong shapes, because loading them would kill the server's engine."""
         if self._expected is None:
             return
         found = _shapes(path)
@@ -91,9 +90,9 @@ class FilesystemPublisher:
             )
 
     def _prune(self) -> None:
-        """Keep the newest `KEPT`: the server may still be reading the one before, or go back to it.
+        """Keeps the newest `KEPT` versions: the server may still read the previous version, or return to it.
 
-        The newest by time, not by version: versions start again when a run is deleted and created again.
+        Newest by time, not by version: versions restart when a run is deleted and created again.
         """
         versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
         for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
@@ -101,7 +100,7 @@ class FilesystemPublisher:
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Tensor name to shape, over all safetensors files of a folder, from their headers alone."""
+    """Reads the shapes of all tensors from the headers of a folder's safetensors files."""
     shapes: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

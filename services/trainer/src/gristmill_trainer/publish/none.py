@@ -1,4 +1,4 @@
-"""No transport: for a model server that may not be updated."""
+"""A publisher that does nothing, for a model server that must not be updated."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from gristmill_trainer.publish.base import Tensors
 
 
 class NonePublisher:
-    """Leaves the server alone. Its completions grow more off-policy with every step; the importance weight corrects."""
+    """Never updates the server. Completions become more off-policy with every step; importance weights correct this."""
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def ensure(self) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Does nothing."""

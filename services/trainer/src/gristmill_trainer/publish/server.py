@@ -1,4 +1,4 @@
-"""One model server, as the trainer sees it."""
+"""The trainer's client of one model server."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gristmill_trainer.errors import PublishError
 
 _LOG = logging.getLogger(__name__)
 
-# Seconds a single call may take. Loading reads the whole model from disk.
+# Seconds per call. Loading reads the whole model from disk.
 CALL_TIMEOUT = 30.0
 LOAD_TIMEOUT = 600.0
 
 
 class ModelServer:
-    """Client of one server. Every call has a time-out; failures raise PublishError saying which call failed."""
+    """Client of one server. Every call has a time-out; a failed call raises PublishError with its method and path."""
 
     def __init__(self, url: str, token: str = "", patience: float | Callable[[], float] = 600.0) -> None:
-        """`token`: needed for `publish` alone. `patience`: seconds to wait for a server that does not answer, as while
-        it restarts; or a function that returns them."""
+        """`token`: needed only for `publish`. `patience`: seconds to wait for an unresponsive server, as during its
+        restart, or a function that returns them."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
         self._http = httpx.Client(base_url=self.url, timeout=CALL_TIMEOUT)
@@ -34,23 +34,23 @@ class ModelServer:
             self.authorize(token)
 
     def authorize(self, token: str) -> None:
-        """Send `token` from now on."""
+        """Sends `token` with all later calls."""
         self._http.headers["Authorization"] = f"Bearer {token}"
 
     @property
     def patience(self) -> float:
-        """Seconds."""
+        """Seconds to wait for a server that does not answer."""
         return self._patience() if callable(self._patience) else self._patience
 
     def served(self) -> dict[str, Any]:
-        """The first model of /v1/models; waits for the server to come up."""
+        """Returns the first model of /v1/models. Waits until the server answers."""
         answer = self.wait_for("GET", "/v1/models")
         with self._understanding("GET", "/v1/models"):
             first: dict[str, Any] = answer.json()["data"][0]
         return first
 
     def wait_for(self, method: str, path: str) -> httpx.Response:
-        """Call until the server answers, for `patience` seconds at most."""
+        """Repeats a call until the server answers, for at most `patience` seconds. Raises PublishError."""
         started = time.monotonic()
         told = False
         while True:
@@ -68,7 +68,7 @@ class ModelServer:
             time.sleep(1.0)
 
     def call(self, method: str, path: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> httpx.Response:
-        """One call. Raises PublishError for no answer in time and for any error status."""
+        """Sends one request. Raises PublishError for a time-out and for any error status."""
         try:
             answer = self._http.request(method, path, timeout=timeout, **request)
         except httpx.TransportError as error:
@@ -97,17 +97,17 @@ class ModelServer:
         )
 
     def ask(self, method: str, path: str, name: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> Any:
-        """One value of one answer. Raises PublishError as `call`, and for an answer without it, as a proxy's page."""
+        """Returns the value `name` of a JSON answer. Raises PublishError as `call`, and for an answer without it."""
         answer = self.call(method, path, timeout=timeout, **request)
         with self._understanding(method, path):
             return answer.json()[name]
 
     def served_version(self) -> str:
-        """The label of the weights it serves now. Raises PublishError at once when it does not answer."""
+        """Returns the version that the server serves now. Raises PublishError at once if the server does not answer."""
         return str(self.ask("GET", "/weight_info", "weight_version"))
 
     def publish(self, path: Path, version: PolicyVersion) -> None:
-        """Return when the server serves the weights in folder `path` under the label `version`.
+        """Publishes the weights in folder `path` and returns when the server serves them under the label `version`.
 
         `path`: whole weights, or an adapter's files. The server executes the request to its end, even if this process
         is killed in the meantime. Raises PublishError.

@@ -1,5 +1,7 @@
-"""The model servers that load what was written to the weights folder, each by a thread of its own: none waits for
-another, and the trainer waits no longer than it wants to."""
+"""The model servers that load the files of the weights folder.
+
+Each server has its own thread, so that no server waits for another. The trainer waits at most for its patience.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,28 @@ from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish.server import ModelServer
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two attempts at a server that is away, or did not take the weights.
+# Seconds between two attempts at a server that does not answer or did not load the weights.
 _PAUSE = 0.5
 
 
 @dataclass
 class _Standing:
-    """Where one server is, guarded by `ModelServers._changed`."""
+    """State of one server, guarded by `ModelServers._changed`."""
 
     server: ModelServer
     served: PolicyVersion | None = None
     look: bool = False
-    """Whether it is to be asked if it still serves that."""
+    """Whether to check that the server still serves this version."""
     problem: PublishError | None = None
-    """Why its last attempt failed; None while it is served or was not tried yet."""
+    """Why the last attempt failed; None if the version is served or was not tried yet."""
     away_since: float | None = None
 
 
 class ModelServers:
     """Loads every publication into all servers at once.
 
-    A server may be killed at any point and come back on its first weights. One that is away is tried on and gets the
-    newest weights when it is back; meanwhile the others serve theirs.
+    A server may be killed at any point and restart with its first weights. The thread of an unreachable server keeps
+    trying, and publishes the newest weights after the restart. Meanwhile the other servers serve their weights.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class ModelServers:
         wait_for_all: bool = True,
         closing: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """`wait_for_all`: `load` returns only when every server has the version, as a synchronous run needs it.
-        Otherwise it returns when all that answer have it, and one at least. `closing`: seconds that `close` may wait
-        for a server that is loading."""
+        """`wait_for_all`: `load` returns only when every server has the version, as a synchronous run needs.
+        Otherwise `load` returns when every server that answers has the version, and at least one. `closing`: seconds
+        that `close` may wait for a server that is loading."""
         self._wait_for_all = wait_for_all
         self._closing = closing
         self._standings = [_Standing(server) for server in servers]
@@ -63,18 +65,22 @@ class ModelServers:
             thread.start()
 
     def load(self, path: Path, version: PolicyVersion) -> None:
-        """Return when the weights in `path` are served as `version`. Raises PublishError for a server that refuses, and
-        for one that is waited for beyond its patience, whether it is away or does not come to an end."""
+        """Returns when the weights in `path` are served as `version`.
+
+        Raises PublishError if a server refuses, or if a server takes longer than its patience to answer or to load.
+        """
         with self._changed:
             self._wanted, since = (path, version), time.monotonic()
             self._changed.notify_all()
             while not self._enough(version, since):
-                self._changed.wait(timeout=1.0)  # A request to stop cuts patience short, and notifies nobody.
+                self._changed.wait(timeout=1.0)  # A stop request shortens the patience without a notification.
 
     def ensure(self) -> None:
-        """Have each server asked whether it still serves what it loaded; one that does not gets it again. Waits for
-        none. Raises PublishError for a server that refuses, and when none has been there for longer than its
-        patience."""
+        """Requests a check of each server's version, and publishes again to a server that lost it.
+
+        Does not wait for the servers. Raises PublishError if a server refused, or if all servers are unreachable and
+        one of them for longer than its patience.
+        """
         with self._changed:
             self._raise_what_is_permanent()
             if all(standing.away_since is not None for standing in self._standings):
@@ -85,7 +91,7 @@ class ModelServers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads. A load under way may finish within the grace period."""
+        """Ends the threads. A load in progress may finish within the grace period."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -94,7 +100,7 @@ class ModelServers:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _enough(self, version: PolicyVersion, since: float) -> bool:
-        """Under the lock. Raises what no more waiting can cure."""
+        """Whether enough servers have the version. Needs the lock. Raises errors that further waiting cannot fix."""
         self._raise_what_is_permanent()
         missing = [standing for standing in self._standings if standing.served != version]
         served = len(missing) < len(self._standings)
@@ -112,12 +118,15 @@ class ModelServers:
                 raise standing.problem
 
     def _raise_if_late(self, standing: _Standing, since: float) -> None:
-        """`since`: when it was first waited for, where it has been there until then."""
+        """Raises PublishError for a server beyond its patience. `since`: start of the wait.
+
+        If the server was already unreachable before, the time counts from then.
+        """
         spent = time.monotonic() - min(since, standing.away_since or since)
         if spent <= standing.server.patience:
             return
         if standing.problem is None and not self._wait_for_all and self._closing() > 0:
-            return  # It is loading, in the background: nobody stands still for it.
+            return  # The server is loading in the background, and the trainer does not wait for it.
         if standing.problem is not None:
             raise standing.problem.given_up(spent)
         url = standing.server.url
@@ -125,7 +134,7 @@ class ModelServers:
         raise loading.given_up(spent)
 
     def _follow(self, standing: _Standing) -> None:
-        """Keep one server at the newest version."""
+        """Keeps one server at the newest version."""
         while True:
             with self._changed:
                 while not self._closed and not self._work_for(standing):
@@ -155,8 +164,8 @@ class ModelServers:
 def _attempt(
     server: ModelServer, path: Path, version: PolicyVersion, *, there: bool
 ) -> tuple[PublishError | None, PolicyVersion | None]:
-    """Look whether the version is still served where it was `there`, else load it. A problem, or none, and what is
-    served now."""
+    """Checks a version that was loaded before (`there`), else loads it. Returns a problem or None, and the version
+    that the server serves now."""
     try:
         if not there:
             server.publish(path, version)

@@ -1,4 +1,4 @@
-"""The right to publish: a token that the model servers take from one trainer at a time."""
+"""The publication token: the model servers accept it from one trainer at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def claim_publishing(weights_dir: Path) -> str:
-    """Replace `weights_dir`/token by a new token and return it.
+    """Replaces `weights_dir`/token with a new token and returns it.
 
-    From then on the model servers refuse the trainer before (`fenced`), whenever it continues. Call this function after
-    the run is taken, and ask the API afterwards whether the run still belongs to this trainer. If the trainer was
+    From then on the model servers refuse the previous trainer (`fenced`), whenever it continues. Call this function
+    after the run is taken, and ask the API afterwards whether the run still belongs to this trainer. If the trainer was
     stopped between the two, it replaces the token of its successor. The successor's next publication is then refused,
     and it has to be started again.
 
