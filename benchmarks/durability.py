@@ -93,7 +93,7 @@ def _writes(mode: str, rounds: int, seed: int) -> Writes:
 
 
 def _write_until_killed(server: RedisServer, seconds: float) -> int:
-    """Count up in Redis, beside 2 kB a count. Returns the last number that was acknowledged."""
+    """Counts up in Redis and writes 2 kB with each count. Returns the last acknowledged count."""
     killer = threading.Timer(seconds, server.kill)
     killer.start()
     number = 0
@@ -110,7 +110,7 @@ def _write_until_killed(server: RedisServer, seconds: float) -> int:
 
 @contextlib.contextmanager
 def _busy_disk() -> Iterator[None]:
-    """Write new files and fsync them, as checkpoints are, on the disk of Redis' file, while the context lasts."""
+    """Writes and fsyncs new files inside the block, as checkpoints do, on the disk of Redis' file."""
     stop = threading.Event()
 
     def write() -> None:

@@ -29,14 +29,14 @@ _STARTED = time.monotonic()
 
 
 class Study(NamedTuple):
-    """What is trained, and how its page begins."""
+    """The trainings of a study, and the beginning of its page."""
 
     model: str
     what: str
     title: str
     text: str
     target: float | None
-    """Reward that steps are counted to."""
+    """Reward up to which the report counts steps."""
     cases: list[Case]
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _write(base: Path, study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> None:
-    """What there is so far, after every training: one that fails takes none of the others with it."""
+    """Writes the results so far after every training, so that a failed training does not lose earlier results."""
     base.parent.mkdir(parents=True, exist_ok=True)
     base.with_suffix(".md").write_text(f"{_page(study, facts, curves)}\n![{study.title}]({base.name}.svg)\n")
     base.with_suffix(".json").write_text(report.plain(facts, curves))

@@ -1,4 +1,4 @@
-"""The parts that a whole run is measured on: real Redis, trajectory API and vLLM."""
+"""The services for measurements of whole runs: real Redis, trajectory API and vLLM."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from local_processes import LocalStack, free_port
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs, and where."""
+    """The running processes, and their folders and URLs."""
 
     processes: LocalStack
     folder: Path
-    """Configurations and runs lie in it, and output.log."""
+    """Folder with configurations, runs and output.log."""
     api_url: str
     model_url: str
     weights_dir: Path
     models_dir: Path = MODELS_DIR
 
     def environ(self) -> dict[str, str]:
-        """Where everything is, for an environment or a trainer."""
+        """Returns the variables that point an environment or a trainer to the services and folders."""
         return environ(self.api_url, self.model_url, self.folder / "runs", self.folder, self.weights_dir)
 
 
 @contextmanager
 def parts(folder: Path, model: str) -> Iterator[Parts]:
-    """All of them, started and stopped; their output, and that of what is started beside them, goes to a file in
+    """Starts the services, and stops them at the end of the block. The output of all processes goes to a file in
     `folder`."""
     folder.mkdir()
     with (folder / "output.log").open("w") as log:

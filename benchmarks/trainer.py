@@ -44,7 +44,7 @@ def main() -> None:
         cases: list[card.Case] = []
         for case in card.measure(shapes, options.tokens, options.device, options.rounds, _say):
             cases.append(case)
-            _write(Results(facts, cases=cases), options)  # time on a card may end in the middle
+            _write(Results(facts, cases=cases), options)  # time on a GPU may end before the last case
         results = Results(facts, cases=cases)
     else:
         found = memory.compare(VOCABULARY, _MEMORY, _say)

@@ -43,7 +43,7 @@ _TABLE = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?
 
 
 def main() -> int:
-    """Write the tables, or check them. Returns the exit code."""
+    """Writes the tables, or checks them. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Write the generated tables of docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a table is not current")
     check = parser.parse_args().check
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def stale_files(folder: Path = DOCS) -> dict[Path, str]:
-    """Files whose tables are not current, with the text that they should have. Raises KeyError for an unknown table."""
+    """Returns the files with outdated tables and their new text. Raises KeyError for an unknown table."""
     texts = {path: path.read_text(encoding="utf-8") for path in (folder / name for name in FILES)}
     fresh = {path: _TABLE.sub(_filled, text) for path, text in texts.items()}
     return {path: fresh[path] for path in texts if fresh[path] != texts[path]}
@@ -69,7 +69,7 @@ def _filled(match: re.Match[str]) -> str:
 
 
 def _settings(model: type[BaseModel], command: str, only: Container[str] | None = None) -> str:
-    """A table for the top level and one for every section below it. `only`: the fields to list; None: all."""
+    """Returns a table for the top level and one per section below it. `only`: the fields to list, or None for all."""
     flags = flag_names(model)
     parts = []
     for place, section in _sections(model, ""):
@@ -100,7 +100,7 @@ def _api_limits() -> str:
 
 
 def _sections(model: type[BaseModel], place: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The model and those inside it, each with where it stands: "", "dataset:", "dataset.reward_functions[]:"."""
+    """Yields (place, model) for the model and its inner models: "", "dataset:", "dataset.reward_functions[]:"."""
     yield place, model
     for name, info in model.model_fields.items():
         section = inner_model(info.annotation)
@@ -195,7 +195,7 @@ def _atropos_rewards() -> str:
 
 
 def _variables() -> str:
-    """One table per section of .env.example. A variable's comment is its meaning."""
+    """Returns one table per section of .env.example. A variable's comment is its meaning."""
     sections: list[tuple[str, list[list[str]]]] = []
     comment: list[str] = []
     for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines():
@@ -218,7 +218,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line; neither a column's border nor an HTML tag, outside of `code`."""
+    """Returns the text as one line. Outside of `code` it contains neither a column's border nor an HTML tag."""
     words = " ".join(text.split()).replace("|", "\\|")
     return "".join(
         part if number % 2 else part.replace("<", "&lt;").replace("*", "\\*")

@@ -1,7 +1,7 @@
 """Reads the codes of errors from the source of the packages, for docs/errors.md and for a test.
 
-An error is a call of a subclass of GristmillError, or of PydanticCustomError for a setting. Nothing is imported: the
-files are read as text.
+An error is a call of a subclass of GristmillError, or of PydanticCustomError for a setting. The script imports none of
+the packages and reads their files as text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Raised:
 
 
 def collect() -> list[Raised]:
-    """All places in the packages that make an error, sorted by package and code."""
+    """Returns all places in the packages that make an error, sorted by package and code."""
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for folder in PACKAGES.values()
@@ -58,7 +58,7 @@ def collect() -> list[Raised]:
 
 
 def table_rows() -> list[list[str]]:
-    """Rows for docs/errors.md: package, code, class and message. Equal rows are one row."""
+    """Returns the rows for docs/errors.md: package, code, class and message. Equal rows become one row."""
     rows = {(raised.package, raised.code, raised.kind, raised.message): None for raised in collect() if raised.code}
     return [
         [package, f"`{code}`", "(a setting)" if kind == SETTING else f"`{kind}`", message]
@@ -67,7 +67,7 @@ def table_rows() -> list[list[str]]:
 
 
 def _kinds(trees: Iterable[ast.Module]) -> dict[str, bool]:
-    """The names of GristmillError's subclasses, and whether the class itself passes the code to its base class."""
+    """Maps the name of each GristmillError subclass to whether the class passes the code to its base class."""
     classes: dict[str, ast.ClassDef] = {}
     for tree in trees:
         classes |= {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
@@ -82,7 +82,7 @@ def _bases(node: ast.ClassDef) -> set[str]:
 
 
 def _codes_of_class(node: ast.ClassDef) -> Iterator[ast.Call]:
-    """Calls such as super().__init__("inflated_too_large", ...)."""
+    """Yields calls such as super().__init__("inflated_too_large", ...)."""
     for call in ast.walk(node):
         if (
             isinstance(call, ast.Call)
@@ -108,7 +108,7 @@ def _raised(tree: ast.Module, package: str, path: Path, kinds: dict[str, bool]) 
 
 
 def _texts(tree: ast.Module) -> dict[str, str]:
-    """The module's constants that are texts, by name."""
+    """Returns the module's string constants by name."""
     return {
         target.id: node.value.value
         for node in tree.body
@@ -119,9 +119,9 @@ def _texts(tree: ast.Module) -> dict[str, str]:
 
 
 def _calls(node: ast.AST, kinds: dict[str, bool]) -> Iterator[tuple[ast.Call, str]]:
-    """The calls that make an error, each with the name of its class.
+    """Yields the calls that make an error, each with the name of the error's class.
 
-    A function may take the class as an argument, `kind: type[TrainerError]`; `kind(...)` in it is such a call, too.
+    A function may take the class as an argument, `kind: type[TrainerError]`. A call `kind(...)` in it counts, too.
     """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         name = node.func.id
@@ -138,7 +138,7 @@ def _calls(node: ast.AST, kinds: dict[str, bool]) -> Iterator[tuple[ast.Call, st
 
 
 def _passes_on(call: ast.Call) -> bool:
-    """Whether the code is another error's: `PublishError(error.code, ...)`."""
+    """Returns whether the call passes another error's code on: `PublishError(error.code, ...)`."""
     return bool(call.args) and isinstance(call.args[0], ast.Attribute) and call.args[0].attr == "code"
 
 
@@ -152,7 +152,7 @@ def _code(call: ast.Call) -> str:
 
 
 def _template(node: ast.expr, texts: Mapping[str, str]) -> str:
-    """The message, with the name of each value in braces and an ellipsis for each longer expression."""
+    """Returns the message with the name of each value in braces and an ellipsis for each longer expression."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

@@ -43,7 +43,7 @@ MODEL_PYTHON = ROOT / ".venv-model" / "bin" / "python"
 MODEL_TIMEOUT = 3600.0
 TRAINER_LAST_SECONDS = 20.0
 ARCHIVE_SECONDS = 30.0
-"""How long a deletion waits for the API to archive the run's last groups."""
+"""Maximum seconds that a deletion waits until the API has archived the run's last groups."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Launcher:
 
     # --- Checks that need no service ------------------------------------------------------------------------
     def check(self) -> tuple[str, int]:
-        """Check config, rewards, local data, settings of the trainer, the model's name, ports and programs.
+        """Checks config, rewards, local data, settings of the trainer, the model's name, ports and programs.
 
         Returns the run's id and its number of steps.
 
@@ -92,7 +92,7 @@ class Launcher:
         settings = self._trainer_settings(launch)
         self._check_finished(launch.run_id, settings.training_steps)
         if launch.config.dataset.dataset_path is not None:
-            Task.load(launch)  # A data set on a hub is left to the environment: it may take long.
+            Task.load(launch)  # The environment checks a data set on a hub, because its download may take long.
         self._check_ports()
         if not answers(f"{self.model_url}/v1/models"):
             self._check_model(launch)
@@ -116,7 +116,7 @@ class Launcher:
         raise self._finished(run_id, steps)
 
     def check_store(self, run_id: str, training_steps: int) -> None:
-        """Refuse a run that the store has as finished, though its files do not show it: it was closed, say."""
+        """Refuses a run that is finished in the store but not in its files, for example after it was closed by hand."""
         try:
             with self._admin() as api:
                 record = api.get_run(run_id)
@@ -148,7 +148,7 @@ class Launcher:
         )
 
     def _command(self, **other: object) -> str:
-        """The flags of this start that select the run and its services, with `other` ones in their place."""
+        """Returns the flags of this start that select the run and its services. `other` flags replace them."""
         return " ".join(
             f"--{name} {shlex.quote(str(value))}" for name, value in {**self.options.given, **other}.items()
         )
@@ -185,7 +185,7 @@ class Launcher:
 
     # --- Commands -------------------------------------------------------------------------------------------
     def run(self, stack: LocalStack, run_id: str, training_steps: int) -> None:
-        """Start the services, in order, and wait for the end of the run."""
+        """Starts the services in order and waits for the end of the run."""
         self.start_store(stack)
         if self.options.fresh:
             self.discard(run_id)
@@ -206,7 +206,7 @@ class Launcher:
         watch(stack, env, trainer)
 
     def close(self, stack: LocalStack, run_id: str) -> None:
-        """End a run by hand, at the API of this machine, which is started if it does not answer."""
+        """Ends a run by hand at the API of this machine. Starts the API if it does not answer."""
         if not answers(f"{self.api_url}/healthz"):
             self.start_store(stack)
         with self._admin() as api:
@@ -214,7 +214,7 @@ class Launcher:
         print(f"run {run_id} is closed at version {record.version or 'none'}; its folder is {self.runs_dir / run_id}")
 
     def discard(self, run_id: str) -> None:
-        """Delete the run from the store, and set its folder apart under another name."""
+        """Deletes the run from the store, and moves its files to a folder with another name."""
         with self._admin() as api:
             try:
                 api.close_run(run_id)
@@ -227,15 +227,15 @@ class Launcher:
             apart = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{run_id}.old-{n}")).exists())
             apart.mkdir()
             for path in folder.iterdir():
-                if path.name != "logs":  # This start already writes into it.
+                if path.name != "logs":  # This start already writes into the logs folder.
                     path.rename(apart / path.name)
             print(f"the files of the run before are in {apart}")
 
     # --- Services -------------------------------------------------------------------------------------------
     def start_store(self, stack: LocalStack) -> None:
-        """Redis and the API."""
+        """Starts Redis and the API."""
         if self.secrets is not None:
-            self.secrets.write()  # the commands in the user list are those of today's API
+            self.secrets.write()  # the user list must contain the current API's commands
         redis_url = start_redis(stack, self.state, self.secrets)
         start_api(stack, self.environ, redis_url, self.options.api_port, self.secrets)
 
@@ -269,7 +269,7 @@ class Launcher:
 
 
 def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
-    """Start Redis with its data in `state`/redis. Returns its URL."""
+    """Starts Redis with its data in `state`/redis. Returns its URL."""
     folder, port = state / "redis", free_port()
     folder.mkdir(parents=True, exist_ok=True)
     users = ["--aclfile", str(secrets.path(ACL))] if secrets else []
@@ -279,7 +279,7 @@ def start_redis(stack: LocalStack, state: Path, secrets: Secrets | None) -> str:
 
 
 def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: int, secrets: Secrets | None) -> None:
-    """Start the trajectory API and wait until it is ready."""
+    """Starts the trajectory API and waits until it is ready."""
     command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--timeout-keep-alive", "75"]
     settings = {"REDIS_URL": redis_url}
@@ -291,8 +291,8 @@ def start_api(stack: LocalStack, environ: dict[str, str], redis_url: str, port: 
 
 
 def token_file(role: str, secrets: Secrets | None) -> dict[str, str]:
-    """The variable that names a role's token file. Other processes can read a process' variables, so the token itself
-    is not one."""
+    """Returns the variable that names a role's token file. The variable does not hold the token itself, because other
+    processes can read a process' variables."""
     return {"GRISTMILL_API_TOKEN_FILE": str(secrets.path(role))} if secrets else {}
 
 
@@ -308,20 +308,20 @@ def _delete(api: SyncClient, run_id: str) -> None:
 
 
 def served_name(model: str) -> str:
-    """What the model server answers to when it loads `model`. Raises ModelError if nothing has such a name."""
+    """Returns the name that the model server answers to if it loads `model`. Raises ModelError for an invalid name."""
     hub = named(model)
     return hub[1] if hub else model
 
 
 def watch(stack: LocalStack, env: Service, trainer: Service) -> None:
-    """Wait for environment and trainer to end well. The first failure of a service ends the run."""
+    """Waits until environment and trainer end without error. The first failure of a service ends the run."""
     deadline = None
     while True:
         for service in stack.services:
             if service.exit_code or (service.exit_code is not None and service not in (env, trainer)):
                 raise service.failure()
         if env.exit_code == 0:
-            # The run is finished. The trainer ends with it, unless the run was finished before it came.
+            # The run is finished. The trainer ends with the run, unless the run finished before the trainer started.
             deadline = deadline or time.monotonic() + TRAINER_LAST_SECONDS
             if trainer.exit_code == 0 or time.monotonic() > deadline:
                 return
@@ -370,7 +370,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     options.run_id = options.run_id or os.environ.get("RUN_ID")
     options.model = options.model or os.environ.get("MODEL")
-    # What selects the run and its services: a message that prints a command repeats these.
+    # The options that select the run and its services. Messages that print a command repeat these options.
     options.given = {
         name: value
         for name, value in vars(options).items()

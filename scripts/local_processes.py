@@ -1,4 +1,4 @@
-"""Processes of a local stack: started, watched, their output merged and kept in log files, and all stopped again."""
+"""Starts, watches and stops the processes of a local stack. Merges their output and keeps it in log files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from typing import TextIO
 
 from gristmill import GristmillError
 
-# A line of our log or of vLLM's with its level, one of our command lines' errors, or the last line of a traceback.
+# A log line of Gristmill or vLLM with its level, an error of Gristmill's commands, or the last line of a traceback.
 _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
     r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
 )
-# Lines of vLLM that look like damage and report none. At every reload vLLM warns that no checkpoint holds the rotary
-# embedding's tables, which are computed. At its end Triton's extension lists all of its objects as leaked.
+# Lines of vLLM that look like errors and are harmless. At every reload vLLM warns that no checkpoint holds the rotary
+# embedding's tables, which vLLM computes. At its end Triton's extension lists all of its objects as leaked.
 _HARMLESS = re.compile(
     r"RotaryEmbedding: Failed to load weights"
     r"|^nanobind: |^ - (?:leaked |\.\.\. skipped remainder)|^See https://nanobind\."
@@ -41,7 +41,7 @@ class LocalStackError(GristmillError):
 
 @dataclass
 class Service:
-    """A process that the stack started, the leader of its own process group."""
+    """A process that the stack started. The process leads a separate process group."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -51,14 +51,14 @@ class Service:
     """The last line that reports an error, without time and level."""
     last_line: str = ""
     echoed: bool = True
-    """Whether its output is shown. The log file receives the output in any case."""
+    """Whether the stack shows the output. The log file receives the output in any case."""
 
     @property
     def exit_code(self) -> int | None:
         return self.process.poll()
 
     def failure(self) -> LocalStackError:
-        """The error of a service that ended too early: it repeats the service's last error and names its log."""
+        """Returns the error of a service that ended too early, with the service's last error and the log's path."""
         code = self.process.wait()
         self.reader.join(timeout=5)
         text, place = self._last_words()
@@ -72,7 +72,7 @@ class Service:
         )
 
     def late(self, seconds: float) -> LocalStackError:
-        """The error of a service that runs and is not ready."""
+        """Returns the error of a service that runs and is not ready."""
         text, place = self._last_words()
         return LocalStackError(
             "service_not_ready",
@@ -84,19 +84,19 @@ class Service:
         )
 
     def _last_words(self) -> tuple[str, str]:
-        """The last error, or else the last line of the output, and where the rest of the output is."""
+        """Returns the last error, or else the last line of the output, and a note with the log file's path."""
         text = self.last_error or self.last_line or "it printed nothing"
         return text, f" (log: {self.log})" if self.log else ""
 
     def stop(self, grace: float) -> None:
-        """SIGTERM to the process, SIGKILL to its whole group after `grace` seconds."""
+        """Sends SIGTERM to the process and waits up to `grace` seconds. Then sends SIGKILL to its whole group."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(grace)
             except subprocess.TimeoutExpired:
                 sys.stderr.write(f"{self.name} did not stop within {grace:.0f} s; killing it\n")
-        # A server's workers are in its group and may outlive it.
+        # A server's workers are in its process group and may outlive the server.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -107,9 +107,11 @@ class LocalStack:
     """A context that starts services in order and stops them in reverse order."""
 
     def __init__(self, say: Callable[[str, str], None] | None = None, logs: Path | None = None) -> None:
-        """`say(name, line)` receives every line of output; by default it is printed, marked with the service's name.
-        `logs`: a folder in which each service's output is appended to <name>.log. Lines that are known to be harmless
-        are then in the file only."""
+        """`say(name, line)` receives every line of output. The default prints the line after the service's name.
+
+        `logs`: a folder in which each service's output is appended to <name>.log. Known harmless lines are then only in
+        the file.
+        """
         self._say = say or _print_line
         self._logs = logs
         self._services: list[Service] = []
@@ -118,18 +120,18 @@ class LocalStack:
 
     @property
     def services(self) -> Sequence[Service]:
-        """Those that were started and not stopped, the first started first."""
+        """The services that were started and not stopped, in the order of their starts."""
         return tuple(self._services)
 
     def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Service:
-        """Start a process with `environ` on top of this one's environment."""
+        """Starts a process with `environ` added to this process' environment."""
         process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops the rest in order.
+            start_new_session=True,  # Only the launcher receives Ctrl-C, and it stops the services in order.
         )
         service = Service(name, process, None if self._logs is None else self._logs / f"{name}.log")
         service.reader = threading.Thread(target=self._read, args=(service,), daemon=True)
@@ -138,10 +140,10 @@ class LocalStack:
         return service
 
     def wait_until(self, service: Service, ready: Callable[[], bool], timeout: float) -> None:
-        """Wait until `ready()`. Raises LocalStackError when the process ends before, or time runs out."""
+        """Waits until `ready()`. Raises LocalStackError if the process ends first or after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
-            ended = service.exit_code  # asked first: a process may be ready by ending
+            ended = service.exit_code  # read before ready(): a process may become ready by ending
             if ready():
                 return
             if ended is not None:
@@ -151,8 +153,11 @@ class LocalStack:
             time.sleep(0.2)
 
     def stop(self, grace: float = 20.0) -> None:
-        """Stop all services, the last started first. The servers' shutdown is left to their log files, if there are
-        any: it is many lines, and says nothing about the run."""
+        """Stops all services in the reverse order of their starts.
+
+        If there are log files, only these receive the servers' output from then on. A shutdown prints many lines, which
+        contain nothing about the run.
+        """
         while self._services:
             service = self._services.pop()
             service.echoed = service.log is None or service.name not in _SERVERS
@@ -191,7 +196,7 @@ def _print_line(name: str, text: str) -> None:
 
 
 def answers(url: str) -> bool:
-    """True when a GET of `url` is answered with 2xx."""
+    """Returns whether a GET of `url` is answered with 2xx."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             status: int = answer.status
@@ -201,14 +206,14 @@ def answers(url: str) -> bool:
 
 
 def listens(port: int) -> bool:
-    """True when something on loopback accepts connections on `port`."""
+    """Returns whether a process on loopback accepts connections on `port`."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now."""
+    """Returns a loopback port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

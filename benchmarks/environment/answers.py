@@ -1,8 +1,8 @@
-"""Completions to check, in the shares in which data sets of mathematics have them.
+"""Completions to check, with the mix of answers that data sets of mathematics have.
 
-GSM8K-like: problems of reasoning_gym's gsm_symbolic. MATH-like: final answers in LaTeX, by kind (`KINDS`). Of each
-problem's completions half are right, in one of several writings; each wrong one states a wrong answer of its own, so
-that what was checked before helps little.
+GSM8K-like: problems of reasoning_gym's gsm_symbolic. MATH-like: final answers in LaTeX, by kind (`KINDS`). Half of each
+problem's completions are right, in one of several notations. Each wrong completion states a different wrong answer, so
+caches of earlier checks help little.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 COMPLETIONS = 8
-"""Of one problem."""
+"""Completions per problem."""
 _MARKS = ("#### {}", "The answer is {}.", "The answer is ${}.", r"\boxed{{{}}}", "<answer>{}</answer>")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 Numbers = tuple[int, int, int]
-"""What an answer is made of."""
+"""The numbers from which an answer is made."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One completion, the answer of its row, and what accuracy has to say."""
+    """One completion, the answer of its row, and the expected accuracy."""
 
     completion: str
     answer: str
     right: bool
     alike: bool
-    """It states the answer in the row's own writing."""
+    """Whether the completion states the answer in the row's notation."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Kind:
     name: str
     share: float
     writings: Callable[[Numbers], list[str]]
-    """Equal writings of the answer that these numbers make; the row has the first."""
+    """Returns equal notations of the answer that the numbers make. The row has the first notation."""
 
 
 def _integer(n: Numbers) -> list[str]:
@@ -98,11 +98,11 @@ KINDS = (
     Kind("lists", 0.03, _list),
     Kind("polynomials", 0.05, _polynomial),
 )
-"""Our estimate of how answers in MATH are spread. Shares add up to one."""
+"""An estimate of the mix of answers in MATH. Shares add up to one."""
 
 
 def gsm8k_like(problems: int, seed: int) -> list[Case]:
-    """From gsm_symbolic; completions mark their answers in the usual ways."""
+    """Returns cases from gsm_symbolic. Completions mark their answers in the usual ways."""
     import reasoning_gym
 
     chance = random.Random(seed)
@@ -118,7 +118,7 @@ def gsm8k_like(problems: int, seed: int) -> list[Case]:
 
 
 def math_like(problems: int, seed: int) -> list[Case]:
-    """Answers of all kinds, in boxes behind some reasoning."""
+    """Returns cases with answers of all kinds, in boxes after some reasoning."""
     chance = random.Random(seed)
     cases = []
     for _ in range(problems):

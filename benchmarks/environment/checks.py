@@ -40,17 +40,17 @@ BOMBS = {
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast completions were checked."""
+    """The speed at which completions were checked."""
 
     what: str
     checks: int
     by_algebra: int
-    """Of these, those that reached the pool."""
+    """Number of the checks that reached the pool."""
     seconds: float
     cpu_s: float
-    """Processor seconds of this process and the pool's: tells a slow machine from a busy one."""
+    """Processor seconds of this process and the pool's processes. They distinguish a slow machine from a busy one."""
     wrong: int
-    """Checks that came to another result than they had to. Anything but 0 is a defect."""
+    """Number of checks with a wrong result. Any number except 0 is a defect."""
 
     @property
     def per_s(self) -> float:
@@ -59,14 +59,14 @@ class Rate:
 
 @dataclass(frozen=True)
 class Lag:
-    """How late a timer of 1 ms fired on the loop that had a bomb and 16 good checks under way, in ms."""
+    """Lateness of a 1 ms timer, in ms, on an event loop with one bomb and 16 good checks running."""
 
     bomb: str
     ends: str
-    """What became of the bomb's own check."""
+    """The outcome of the bomb's check."""
     seconds: float
     good: int
-    """Good checks that ended meanwhile, all of them right."""
+    """Number of good checks that ended meanwhile, all with the right result."""
     p50: float
     p99: float
     most: float
@@ -74,16 +74,19 @@ class Lag:
 
 @dataclass(frozen=True)
 class Checks:
-    """All that was measured."""
+    """All measurements."""
 
     rates: Sequence[Rate]
     lags: Sequence[Lag]
     alike_by_algebra: int
-    """Answers in the row's own writing that reached the pool."""
+    """Number of answers in the row's notation that reached the pool."""
 
 
 async def measure(problems: int = 500, seed: int = 7) -> Checks:
-    """`problems` of either sort, eight completions each; every rate has problems of its own."""
+    """Measures with `problems` GSM8K-like and MATH-like problems each, and eight completions per problem.
+
+    Each rate uses different problems.
+    """
 
     def both(more: int) -> list[Case]:
         pairs = zip(gsm8k_like(problems, seed + more), math_like(problems, seed + more), strict=True)
@@ -103,7 +106,7 @@ async def measure(problems: int = 500, seed: int = 7) -> Checks:
 
 
 def page(found: Checks) -> Iterator[str]:
-    """The results as lines of Markdown."""
+    """Yields the results as lines of Markdown."""
     yield "| checks | number | by algebra | checks/s | CPU ms a check | wrong |"
     yield "|---|---|---|---|---|---|"
     for rate in found.rates:
@@ -154,7 +157,7 @@ async def _lag(name: str, bomb: str) -> Lag:
     started = time.perf_counter()
     bombed = asyncio.create_task(_ends(bomb))
     good = [asyncio.create_task(_good_until(bombed, lane)) for lane in range(16)]
-    while not bombed.done() or len(lags) < 500:  # some end at once
+    while not bombed.done() or len(lags) < 500:  # some bombs end at once
         asleep = time.perf_counter()
         await asyncio.sleep(_TICK_S)
         lags.append((time.perf_counter() - asleep - _TICK_S) * 1000)

@@ -1,4 +1,4 @@
-"""A run for measuring: real Redis, API and vLLM, and a trainer that asks for everything and trains nothing."""
+"""A run for measuring: real Redis, API and vLLM, and a trainer that takes the run but trains nothing."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gristmill import PolicyVersion, SyncClient
 from local_processes import Service
 
 _AHEAD = 100_000
-"""Steps that generation may run ahead: no permit is ever waited for."""
+"""Steps that generation may run ahead. The number is so high that no environment ever waits for a permit."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a model: `workers` prompts at a time, each for `group_size` completions."""
+    """The load on a model: `workers` prompts at a time, each with `group_size` completions."""
 
     model: str
     workers: int
     max_tokens: int
-    """Of a completion, at most."""
+    """Maximum tokens of a completion."""
     group_size: int = 8
 
 
 @dataclass(frozen=True)
 class Bench(Parts):
-    """What a measurement starts environments against."""
+    """The services that a measurement's environments use."""
 
     load: Load = field(kw_only=True)
 
     def config(self, name: str, rows: int) -> None:
-        """Write a configuration and its data set of sums."""
+        """Writes a configuration and its data set of sums."""
         sums = ({"question": f"What is {n % 90} + {n % 9}?", "answer": f"#### {n % 90 + n % 9}"} for n in range(rows))
         (self.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
         (self.folder / f"{name}.yaml").write_text(
@@ -50,13 +50,13 @@ class Bench(Parts):
         )
 
     def serve(self, name: str, model_url: str | None = None) -> Service:
-        """`gristmill-env serve` as a process."""
+        """Starts `gristmill-env serve` as a process."""
         command = [sys.executable, "-m", "gristmill_env", "serve", "--config", name]
         environ = self.environ() | ({} if model_url is None else {"GRISTMILL_MODEL_URL": model_url})
         return self.processes.start(f"env-{name}", command, environ)
 
     def take(self, name: str) -> None:
-        """Be the trainer of the run `name`, once it is open."""
+        """Takes the run `name` as its trainer as soon as the run is open."""
         with SyncClient(self.api_url) as api:
             assert api.open_run(60) is not None, "the environment did not open its run"
             settings = {"batch_size": 128, "gradient_accumulation_steps": 1, "training_steps": 10**6}
@@ -71,13 +71,13 @@ class Bench(Parts):
             api.record_version(name, version)
 
     def close(self, name: str) -> None:
-        """End the run `name`."""
+        """Ends the run `name`."""
         with SyncClient(self.api_url) as api:
             api.close_run(name)
 
 
 @contextmanager
 def bench(folder: Path, load: Load) -> Iterator[Bench]:
-    """`parts` with the model of `load`."""
+    """Starts `parts` with the model of `load`."""
     with parts(folder, load.model) as started:
         yield Bench(**vars(started), load=load)

@@ -1,7 +1,7 @@
-"""How soon the first prompt goes out once the model server is ready, and how much memory a worker takes.
+"""Measures the time from the model server's readiness to the first prompt, and the memory of a worker.
 
-The environment is started before the server can be reached: a gate before it opens after a while, as a model server
-does that has finished loading. What is measured is from the opening to the first prompt that passes.
+The environment starts before it can reach the server. A gate in front of the server opens after a while, like a model
+server that has finished loading. The measured time starts when the gate opens and ends with the first prompt.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Startup:
     """One start on a data set of 10,000 rows."""
 
     first_prompt_s: float
-    """From the model server's being reachable to the first prompt."""
+    """Seconds from the gate's opening to the first prompt."""
 
 
 @dataclass
 class _Gate:
-    """Passes connections on to the model server, from `open` on."""
+    """Passes connections on to the model server after `open`."""
 
     target: str
     port: int = field(default_factory=free_port)
@@ -59,7 +59,7 @@ class _Gate:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watch: bool) -> None:
         while data := await reader.read(1 << 16):
-            # Head and body may come apart, and the question whether the server has the route brings no ids.
+            # Head and body may arrive separately. The request that checks for the route contains no token ids.
             if watch and self.first_prompt is None and b'"token_ids":[' in data:
                 self.first_prompt = time.monotonic()
             writer.write(data)
@@ -67,7 +67,7 @@ class _Gate:
 
 
 def first_prompt(bench: Bench, number: int) -> Startup:
-    """One start."""
+    """Measures one start."""
     run, gate = f"startup-{number}", _Gate(bench.model_url)
     bench.config(run, _ROWS)
     env = bench.serve(run, f"http://127.0.0.1:{gate.port}")
@@ -85,8 +85,10 @@ def first_prompt(bench: Bench, number: int) -> Startup:
 
 
 def resident_mb(bench: Bench, image: str) -> float:
-    """Most resident megabytes (10^6 bytes) of a worker in the environment's image, which holds no torch, at work on
-    10,000 rows."""
+    """Returns the peak resident megabytes (10^6 bytes) of a worker with 10,000 rows in the environment's image.
+
+    The image contains no torch.
+    """
     run = "memory"
     bench.config(run, _ROWS)
     (bench.folder / "runs").mkdir(exist_ok=True)

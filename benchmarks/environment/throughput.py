@@ -1,8 +1,9 @@
-"""Tokens a second of `serve` against those of a bare client of the same vLLM, with the same prompts and concurrency.
+"""Compares tokens per second of `serve` and of a bare client of the same vLLM, with equal prompts and concurrency.
 
-Both are read off vLLM's own counter of generated tokens: prompts and completions of like length make it go up in waves,
-so its slope over the turn is taken, not its ends. `serve` renders prompts, decodes and scores completions, and
-stores groups through the API in Redis, on the same two cores; the bare client asks for the same and throws it away.
+Both rates are the slope of vLLM's counter of generated tokens over the turn. The counter's first and last values would
+not do, because prompts and completions of similar length make the counter rise in waves. `serve` renders prompts,
+decodes and scores completions, and stores groups through the API in Redis, on the same two cores. The bare client
+requests the same completions and discards them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class Round:
-    """Tokens a second, one after the other."""
+    """Tokens per second of the bare client and of `serve`, measured one after the other."""
 
     bare: float
     serve: float
@@ -41,10 +42,10 @@ class Round:
 
 
 def measure(bench: Bench, rounds: int, seconds: float, say: Callable[[str], None]) -> list[Round]:
-    """`rounds` times: the bare client and `serve`, `seconds` each, in turn the one and the other first.
+    """Measures the bare client and `serve` for `seconds` each, `rounds` times. The order alternates between rounds.
 
-    A turn of each that is not counted comes before: on a processor vLLM is slow, by times, until it has met each size
-    of a batch once.
+    One turn of each comes before and does not count. Until vLLM on a CPU has run each batch size once, it is much
+    slower.
     """
     asyncio.run(_bare(bench, seconds))
     _serve(bench, "throughput-warm", seconds)

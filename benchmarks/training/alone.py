@@ -1,4 +1,4 @@
-"""One side in a process of its own, whose memory is all its own: python -m benchmarks.training.alone JOB FOUND."""
+"""Runs one side in a separate process and measures its memory: python -m benchmarks.training.alone JOB FOUND."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class Job:
     side: Name
     setting: Setting
     steps: int
-    """Timed ones, after one that warms up and makes the optimizer's state."""
+    """Number of timed steps. One step before them warms up and makes the optimizer's state."""
 
 
 @dataclass(frozen=True)
 class Found:
     first: Stepped
     seconds: list[float]
-    """Of each timed step."""
+    """Seconds of each timed step."""
     before: int
-    """Bytes in use with model and optimizer made and no step taken: resident on a CPU, allocated on CUDA."""
+    """Bytes in use before the first step, with model and optimizer: resident bytes on a CPU, allocated ones on CUDA."""
     peak: int
-    """The most, over all steps."""
+    """Most bytes in use over all steps."""
     tokens: int
     trained_tokens: int
     real_share: float
     flops: int
-    """Of a step's mathematics; see gristmill_trainer.flops. The same for both sides."""
+    """FLOPs of a step's mathematics; see gristmill_trainer.flops. The number is the same for both sides."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Nothing was measured."""
+    """The reason why a job has no measurements."""
 
     why: str
 
@@ -59,7 +59,10 @@ class Skipped:
 
 
 def in_own_process(job: Job) -> Found | Skipped:
-    """Run the job. What the process prints goes to stderr here; one that dies is told of, not hidden."""
+    """Runs the job in a separate process. This process' stderr receives the output of the job.
+
+    Returns `Skipped` with the reason if the job has no results.
+    """
     lacking = missing(job.side, job.setting.shape)
     if lacking is not None:
         return Skipped(f"{lacking} is not installed")
@@ -81,12 +84,12 @@ def in_own_process(job: Job) -> Found | Skipped:
             if b'"why"' in answer:
                 return msgspec.json.decode(answer, type=Skipped)
             return msgspec.json.decode(answer, type=Found)
-    # The kernel kills what takes more memory than there is.
+    # The kernel kills a process that takes more memory than the machine has.
     return Skipped(_NO_MEMORY if ended.returncode == -9 else f"its process ended with {ended.returncode}")
 
 
 def run(job: Job) -> Found | Skipped:
-    """The job, in this process."""
+    """Runs the job in this process."""
     setting = job.setting
     batch = batches.make(setting.load, setting.shape.vocabulary)
     on_card = setting.device == "cuda"
@@ -121,7 +124,7 @@ def run(job: Job) -> Found | Skipped:
 
 
 def _forget_peak(on_card: bool) -> None:
-    """Loading weights takes more memory for a moment than they do; it is not what a step takes."""
+    """Resets the peak, because loading weights briefly takes more memory than the weights and is not part of a step."""
     if on_card:
         torch.cuda.reset_peak_memory_stats()
     else:

@@ -1,4 +1,4 @@
-"""A ragged batch, in the form that each side takes it."""
+"""A ragged batch, in the form that each side needs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gristmill_trainer.data.sample import F32, I32, Sample
 
 @dataclass(frozen=True)
 class Load:
-    """What a step is trained on. Lengths are lognormal."""
+    """The size of a step's batch. Lengths are lognormal."""
 
     sequences: int
     micro_batch: int
-    """Sequences that go through the model at once."""
+    """Number of sequences that go through the model at once."""
     tokens: int
-    """Of all prompts and completions together, padding left out."""
+    """Tokens of all prompts and completions together, without padding."""
     spread: float = 0.6
     """Standard deviation of a length's logarithm."""
     group: int = 8
-    """Completions of a prompt."""
+    """Completions per prompt."""
     prompt_share: float = 0.25
-    """Median length of a prompt, that of a completion being 1."""
+    """Median length of a prompt, as a multiple of a completion's median length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,11 @@ class Sequence:
 
 
 def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
-    """The same batch at each call. Old log-probabilities lie around those of a policy that knows nothing, so that
-    some ratios are clipped and some are not."""
+    """Returns the same batch at each call.
+
+    The old log-probabilities scatter around the log-probabilities of an untrained policy, so that the objective clips
+    only some ratios.
+    """
     rng = np.random.default_rng(seed)
     groups = -(-load.sequences // load.group)
     prompts = np.repeat(rng.lognormal(np.log(load.prompt_share), load.spread, groups), load.group)[: load.sequences]
@@ -47,7 +50,7 @@ def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
     scale = load.tokens / (prompts.sum() + completions.sum())
     prompt_lengths = np.maximum(1, np.rint(prompts * scale)).astype(int)
     lengths = np.maximum(1, np.rint(completions * scale)).astype(int)
-    # What rounding added or took away: from the longest, which feels it least.
+    # Corrects the rounding error in the longest completion, on which the correction has the least effect.
     lengths[lengths.argmax()] += load.tokens - int(prompt_lengths.sum() + lengths.sum())
     made = []
     for number, (before, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
@@ -64,7 +67,7 @@ def make(load: Load, vocabulary: int, seed: int = 0) -> list[Sequence]:
 
 
 def lengths(batch: list[Sequence]) -> list[int]:
-    """Tokens of each sequence."""
+    """Returns the number of tokens of each sequence."""
     return [len(one.prompt) + len(one.completion) for one in batch]
 
 
@@ -73,13 +76,13 @@ def trained_tokens(batch: list[Sequence]) -> int:
 
 
 def real_share(batch: list[Sequence]) -> float:
-    """Tokens over places, when everything is padded to the longest prompt and the longest completion."""
+    """Returns tokens / places if every sequence is padded to the longest prompt and the longest completion."""
     places = max(len(one.prompt) for one in batch) + max(len(one.completion) for one in batch)
     return sum(lengths(batch)) / (places * len(batch))
 
 
 def samples(batch: list[Sequence]) -> list[Sample]:
-    """As our learner takes it."""
+    """Returns the batch in the form of Gristmill's learner."""
     made = []
     for one in batch:
         before = np.zeros(len(one.prompt), np.float32)
@@ -99,8 +102,10 @@ def samples(batch: list[Sequence]) -> list[Sample]:
 
 
 def padded(batch: list[Sequence], pad: int) -> dict[str, torch.Tensor]:
-    """As TRL makes it of a generation batch: prompts filled up on the left, completions on the right, each to the
-    longest of the whole batch."""
+    """Returns the batch as TRL pads a generation batch.
+
+    Prompts are padded on the left and completions on the right, to the longest of the whole batch.
+    """
     width = max(len(one.prompt) for one in batch)
     length = max(len(one.completion) for one in batch)
     made = {

@@ -1,4 +1,4 @@
-"""Real models' shapes on one card: tokens a second, memory, MFU, beside TRL where it fits."""
+"""Shapes of real models on one GPU: tokens per second, memory and MFU, compared with TRL if TRL's step fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDES: tuple[Name, ...] = ("ours", "compiled", "trl")
 
 @dataclass(frozen=True)
 class Case:
-    """One side on one shape and load."""
+    """One side with one shape and load."""
 
     side: Name
     setting: Setting
@@ -28,7 +28,7 @@ class Case:
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompts and completions, padding left out."""
+        """Tokens of prompts and completions per second, without padding."""
         assert isinstance(self.found, Found)
         return self.found.tokens / statistics.median(self.found.seconds)
 
@@ -39,7 +39,7 @@ class Case:
 
 
 def loads(tokens: int) -> tuple[Load, Load]:
-    """Eight ragged sequences in a row, and one as long as the row: the case of a long context."""
+    """Returns two loads with equal tokens: eight ragged sequences in a row, and one long context as long as the row."""
     return Load(8, 8, tokens), Load(1, 1, tokens, prompt_share=0.1)
 
 
@@ -50,7 +50,7 @@ def measure(
     steps: int,
     say: Callable[[str], None],
 ) -> Iterator[Case]:
-    """All cases. One that does not fit is tried again with gradient checkpointing."""
+    """Yields all cases. Repeats a case that does not fit with gradient checkpointing."""
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
             say(f"{shape.name}: weights")
@@ -65,7 +65,7 @@ def measure(
 
 
 def _save(shape: Shape, folder: Path, device: Literal["cpu", "cuda"]) -> Skipped | None:
-    """Why there are no weights; None where there are."""
+    """Saves the shape's weights. Returns the reason if this fails, else None."""
     try:
         save(shape, folder, device)
     except (OSError, SafetensorError) as error:

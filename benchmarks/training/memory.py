@@ -1,4 +1,4 @@
-"""Memory with a vocabulary of 150,000: each side in a process of its own."""
+"""Memory with a vocabulary of 150,000. Each side runs in a separate process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Memory:
 
     @property
     def peak_ratio(self) -> float:
-        """Of the processes' peaks: libraries, weights, gradients, optimizer state and all."""
+        """Ratio of the processes' peaks, which include libraries, weights, gradients and optimizer state."""
         return self.found["ours"].peak / self.found["trl"].peak
 
     @property
     def added_ratio(self) -> float:
-        """Of what the steps added to a process that had model and optimizer already."""
+        """Ratio of the bytes that the steps added to a process with model and optimizer."""
         ours, theirs = self.found["ours"], self.found["trl"]
         return (ours.peak - ours.before) / (theirs.peak - theirs.before)
 
 
 def compare(shape: Shape, load: Load, say: Callable[[str], None]) -> Memory:
-    """Raises DisagreementError as `speed.compare` does, and RuntimeError when a process ends otherwise."""
+    """Measures both sides. Raises DisagreementError as `speed.compare` does, and RuntimeError if a side is skipped."""
     found: dict[Name, Found] = {}
     names: tuple[Name, Name] = ("ours", "trl")
     with tempfile.TemporaryDirectory() as folder:

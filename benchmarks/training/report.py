@@ -1,4 +1,4 @@
-"""The results as a page of Markdown and as JSON."""
+"""Writes the results as a page of Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Results:
     cases: Sequence[Case] = ()
 
     def json(self) -> str:
-        """Everything, step by step."""
+        """Returns all results, step by step, as JSON."""
         return json.dumps(_plain(dataclasses.asdict(self)), indent=1)
 
 
@@ -161,6 +161,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        # The folder of the weights is gone.
+        # The weights' folder no longer exists.
         return {key: _plain(one) for key, one in value.items() if key != "folder"}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

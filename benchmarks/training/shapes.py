@@ -1,4 +1,4 @@
-"""Models of random weights: the shapes of real ones, and small ones for a processor."""
+"""Models with random weights: the shapes of real models, and small shapes for a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides a dense model's arithmetic and memory."""
+    """The sizes that determine a dense model's arithmetic and memory."""
 
     name: str
     family: Literal["Qwen2", "Qwen3"]
@@ -26,19 +26,19 @@ class Shape:
     head_dim: int
     tied: bool = True
     lora_rank: int = 0
-    """0: all weights are trained."""
+    """Rank of the LoRA adapters; 0 trains all weights."""
 
 
-# The models' own configurations on the hub.
+# Sizes from the models' configurations on the hub.
 REAL = (
     Shape("qwen3-0.6b", "Qwen3", 151_936, 1024, 3072, 28, 16, 8, 128),
     Shape("qwen2.5-1.5b", "Qwen2", 151_936, 1536, 8960, 28, 12, 2, 128),
     Shape("qwen2.5-7b-lora", "Qwen2", 152_064, 3584, 18_944, 28, 28, 4, 128, tied=False, lora_rank=32),
 )
-# For a processor: a body of 13 million parameters, and the vocabulary of Qwen on next to no body.
+# For a CPU: a body of 13 million parameters, and Qwen's vocabulary on a tiny body.
 BODY = Shape("body", "Qwen2", 16_384, 384, 1024, 8, 6, 2, 64)
 VOCABULARY = Shape("vocabulary", "Qwen2", 151_936, 256, 768, 4, 4, 2, 64)
-# To try the script.
+# For trials of the script.
 TINY = Shape("tiny", "Qwen3", 64, 32, 48, 2, 4, 2, 8)
 TINY_LORA = Shape("tiny-lora", "Qwen2", 64, 32, 48, 2, 4, 2, 8, tied=False, lora_rank=2)
 
@@ -46,7 +46,7 @@ SHAPES = {shape.name: shape for shape in (*REAL, BODY, VOCABULARY, TINY, TINY_LO
 
 
 def save(shape: Shape, folder: Path, device: str) -> None:
-    """Write a Hugging Face folder of the shape with random weights, the same at each call; bfloat16 from a GPU."""
+    """Writes a Hugging Face folder with the same random weights at each call. On a GPU the weights are bfloat16."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{shape.family}Config")(
         vocab_size=shape.vocabulary,

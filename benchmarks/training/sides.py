@@ -1,4 +1,4 @@
-"""The two that take a step: our learner, and TRL's GRPOTrainer. Same weights, same batch, same objective."""
+"""The compared sides: Gristmill's learner and TRL's GRPOTrainer, with the same weights, batch and objective."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MAX_GRAD_NORM = 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What both are made from."""
+    """The inputs of both sides."""
 
     shape: Shape
     folder: str
-    """Of the shape's weights."""
+    """Folder of the shape's weights."""
     load: Load
     device: Literal["cpu", "cuda"]
     checkpointing: bool = False
@@ -36,22 +36,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step says of itself; equal on both sides, or they computed different things."""
+    """The results of a step. If they differ, the two sides computed different things."""
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
 
 
 class Side(Protocol):
     model: Any
 
     def step(self) -> Stepped:
-        """One optimizer step on the batch."""
+        """Takes one optimizer step on the batch."""
 
 
 def missing(name: Name, shape: Shape) -> str | None:
-    """The package that this side lacks."""
+    """Returns the package that this side lacks, or None."""
     wanted = ["trl", "datasets"] if name == "trl" else []
     if shape.lora_rank:
         wanted.append("peft")
@@ -63,7 +63,7 @@ def build(name: Name, setting: Setting, batch: list[Sequence]) -> Side:
 
 
 class Ours:
-    """`Learner.step`, from samples in numpy to the step's measures."""
+    """Gristmill's side: `Learner.step`, from samples in numpy to the step's measures."""
 
     def __init__(self, setting: Setting, batch: list[Sequence], *, compiled: bool) -> None:
         load = setting.load
@@ -94,7 +94,7 @@ class Ours:
 
 
 class Trl:
-    """`GRPOTrainer._compute_loss` on micro-batches of its padded generation batch, and its own optimizer."""
+    """TRL's side: `GRPOTrainer._compute_loss` on micro-batches of the padded generation batch, and TRL's optimizer."""
 
     def __init__(self, setting: Setting, batch: list[Sequence]) -> None:
         from datasets import Dataset
@@ -102,7 +102,7 @@ class Trl:
         from trl.trainer.grpo_trainer import GRPOTrainer
 
         load, shape = setting.load, setting.shape
-        # Its batching is not used: the micro-batches are cut here.
+        # The benchmark cuts the micro-batches itself and does not use TRL's batching.
         config = GRPOConfig(
             output_dir=str(Path(setting.folder) / "trl"),
             loss_type="dapo",
@@ -132,7 +132,7 @@ class Trl:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train()
-        # The loss is divided by all tokens of the batch, `num_items_in_batch`, and by the ratio of these two.
+        # TRL divides the loss by all tokens of the batch, `num_items_in_batch`, and by the ratio of these two.
         self._trainer.current_gradient_accumulation_steps = self._trainer.args.steps_per_generation
         whole = {name: tensor.to(self._trainer.accelerator.device) for name, tensor in padded(batch, pad=2).items()}
         items = whole["completion_mask"].sum()
@@ -146,7 +146,7 @@ class Trl:
         total = 0.0
         for inputs in self._micro_batches:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # means over no tokens, in what it logs
+                warnings.simplefilter("ignore")  # TRL logs means over zero tokens
                 loss = self._trainer._compute_loss(self.model, inputs)
             loss.backward()
             total += loss.item()
@@ -159,7 +159,7 @@ class Trl:
 
 
 def _tokenizer() -> Any:
-    """TRL wants one. Nothing is tokenized."""
+    """Returns a minimal tokenizer, because TRL requires a tokenizer. The benchmark tokenizes no text."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Both sides in one process, step by step in turn, after they have been seen to compute the same."""
+"""Both sides in one process, taking steps in turn, after a check that they compute the same results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 class DisagreementError(Exception):
-    """The two compute different things: their times cannot be compared."""
+    """The sides compute different things, so their times cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,35 @@ class Speed:
     load: Load
     real_share: float
     trained_tokens: int
-    """A step."""
+    """Trained tokens per step."""
     first: dict[Name, Stepped]
     seconds: dict[Name, list[float]]
-    """Of each round's step."""
+    """Seconds of each round's step, by side."""
 
     def tokens_per_second(self, name: Name) -> float:
-        """Trained ones, median of rounds."""
+        """Returns trained tokens per second, with the median time of all rounds."""
         return self.trained_tokens / statistics.median(self.seconds[name])
 
     @property
     def ratio(self) -> float:
-        """Ours to TRL's tokens a second."""
+        """Gristmill's tokens per second divided by TRL's."""
         return self.tokens_per_second("ours") / self.tokens_per_second("trl")
 
     @property
     def ratios(self) -> list[float]:
-        """Of each round's two steps, which lie side by side. Far apart: the machine was busy with other work."""
+        """Ratios of each round's two steps, which run directly one after the other.
+
+        If the ratios differ widely, the machine was busy with other work.
+        """
         return [theirs / ours for theirs, ours in zip(self.seconds["trl"], self.seconds["ours"], strict=True)]
 
 
 def compare(shape: Shape, load: Load, rounds: int, say: Callable[[str], None]) -> Speed:
-    """Raises DisagreementError when loss or gradient norm differ by more than 1e-4 of themselves, or of 0.1."""
+    """Measures both sides.
+
+    Raises DisagreementError if loss or gradient norm of the first step differ by more than 1e-4. The difference is
+    relative to TRL's value, or to 0.1 if TRL's value is smaller.
+    """
     batch = batches.make(load, shape.vocabulary)
     names: tuple[Name, Name] = ("ours", "trl")
     with tempfile.TemporaryDirectory() as folder:
@@ -68,9 +75,9 @@ def compare(shape: Shape, load: Load, rounds: int, say: Callable[[str], None]) -
 
 
 def check(ours: Stepped, theirs: Stepped, tolerance: float) -> None:
-    """Raises DisagreementError."""
+    """Compares the results of two steps. Raises DisagreementError."""
     for what in ("loss", "grad_norm"):
         mine, other = getattr(ours, what), getattr(theirs, what)
-        # Written so that NaN is refused.
+        # The condition is written so that NaN counts as a difference.
         if not abs(mine - other) <= tolerance * max(0.1, abs(other)):
             raise DisagreementError(f"{what} of the first step: ours {mine!r}, TRL's {other!r}")

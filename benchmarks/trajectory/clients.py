@@ -1,6 +1,6 @@
-"""HTTP clients that cost next to nothing: requests are bytes made beforehand, answers are read and not decoded.
+"""HTTP clients with minimal cost: requests are bytes made beforehand, and responses are read but not decoded.
 
-Every server is driven by the same code: `http.client` over a kept connection, one client a process.
+The same code drives every server: `http.client` over a kept connection, with one client per process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 CLIENTS = 16
 _FORK = multiprocessing.get_context("fork")
-"""A child shares the payloads that its parent made."""
+"""A forked child shares the payloads that its parent made."""
 
 
 class UnexpectedAnswer(Exception):
-    """A server said something else than the case needs: its figures would mean nothing."""
+    """A server sent an unexpected response, so its figures would mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Request:
     method: str
     path: str
     body: tuple[bytes, ...] = ()
-    """Pieces, sent one after the other."""
+    """Pieces of the body, which the client sends one after the other."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -43,12 +43,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Load:
-    """What many clients saw together."""
+    """The times that many clients measured together."""
 
     seconds: float
-    """From the first request of any to the last answer of any."""
+    """Seconds from the first request of any client to the last response to any client."""
     latencies: list[float]
-    """Seconds, one a request."""
+    """Seconds of each request."""
 
 
 class Http:
@@ -70,7 +70,7 @@ class Http:
         return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
 
     def ok(self, request: Request) -> Answer:
-        """The answer, which must be a success."""
+        """Sends the request and returns the response, which must be a success."""
         answer = self.send(request)
         if not 200 <= answer.status < 300:
             raise UnexpectedAnswer(f"{request.method} {request.path}: {answer.status} {answer.body[:300]!r}")
@@ -81,7 +81,7 @@ class Http:
 
 
 def load(port: int, requests: Sequence[Request]) -> Load:
-    """Send all requests with CLIENTS clients at once, each its share one by one."""
+    """Sends all requests with CLIENTS clients at once. Each client sends its share one by one."""
     shares = [requests[index::CLIENTS] for index in range(CLIENTS)]
     barrier = _FORK.Barrier(CLIENTS)
 
@@ -96,14 +96,14 @@ def load(port: int, requests: Sequence[Request]) -> Load:
 
 
 def together(work: Callable[[int], T], processes: int) -> list[T]:
-    """Run `work(index)` in that many processes at once and return what each returned."""
+    """Runs `work(index)` in `processes` processes at once. Returns the result of each process."""
     started = [begin(work, index) for index in range(processes)]
     return [task.result() for task in started]
 
 
 @dataclass
 class Task(Generic[T]):
-    """Work in a process of its own."""
+    """Work in a separate process."""
 
     process: multiprocessing.process.BaseProcess
     answers: Connection
@@ -121,7 +121,7 @@ class Task(Generic[T]):
 
 
 def begin(work: Callable[[int], T], index: int) -> Task[T]:
-    """Start `work(index)` in a process of its own."""
+    """Starts `work(index)` in a separate process."""
     ours, theirs = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_run, args=(work, index, theirs), daemon=True)
     process.start()
@@ -137,7 +137,10 @@ def _run(work: Callable[[int], T], index: int, answers: Connection) -> None:
 
 
 def _client(port: int, requests: Sequence[Request], barrier: Barrier) -> tuple[float, float, list[float]]:
-    """When the first request began and the last answer was read (the clock all processes share), and each's time."""
+    """Returns (start of the first request, end of the last response, seconds of each request).
+
+    Start and end are on the clock that all processes share.
+    """
     http = Http(port)
     http.connect()
     latencies: list[float] = []

@@ -1,4 +1,4 @@
-"""What a door of a server must do for the measurements: take a round's groups, give batches, be empty again."""
+"""The servers' interfaces, as the measurements use them: submit a round's groups, draw batches, and empty the queue."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from benchmarks.trajectory.payloads import Payload, Shape, group_id
 from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup
 
 BATCH_GROUPS = 8
-"""Groups a batch."""
+"""Groups per batch."""
 _JSON = {"Content-Type": "application/json"}
 
 
 class Door(Protocol):
-    """One way into a server."""
+    """One interface of a server."""
 
     name: str
     port: int
 
     def prepare(self, payloads: Sequence[Payload], count: int) -> list[Request]:
-        """Empty the door, then the requests that submit `count` groups, their contents the payloads in turn."""
+        """Empties the queue. Returns the requests that submit `count` groups with the payloads' contents in turn."""
 
     def draw(self, http: Http) -> Answer:
-        """The next batch of BATCH_GROUPS groups."""
+        """Returns the next batch of BATCH_GROUPS groups."""
 
     def settle(self, http: Http) -> None:
-        """Say that the batch drawn last is trained, where the protocol has a word for it."""
+        """Reports that the batch drawn last is trained, if the protocol has such a request."""
 
     def holds(self, answer: Answer, payloads: Sequence[Payload]) -> bool:
-        """True when the batch is BATCH_GROUPS groups, each with the content of a payload."""
+        """Returns whether the batch is BATCH_GROUPS groups, each with the content of a payload."""
 
 
 class AtroposDoor:
-    """Atropos' protocol: the reference's server, or ours at the root."""
+    """Atropos' protocol: the reference server, or the root of Gristmill's API."""
 
     def __init__(self, name: str, port: int, shape: Shape, *, gzipped: bool) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class AtroposDoor:
         env = {"max_token_length": self._shape.tokens, "desired_name": "bench", "weight": 1.0,
                "group_size": self._shape.sequences}  # fmt: skip
         http.ok(_post("/register", trainer))
-        http.ok(Request("GET", "/batch"))  # environments may register once a trainer has asked
+        http.ok(Request("GET", "/batch"))  # environments may register after a trainer's first request
         http.ok(_post("/register-env", env))
         http.close()
         if self._gzip:
@@ -72,7 +72,7 @@ class AtroposDoor:
         return http.ok(Request("GET", "/batch", headers={"Accept-Encoding": "gzip"} if self._gzip else {}))
 
     def settle(self, http: Http) -> None:
-        """A batch is done with when it was sent."""
+        """Does nothing, because the protocol has no request after a batch was sent."""
 
     def holds(self, answer: Answer, payloads: Sequence[Payload]) -> bool:
         batch = atropos_batch(answer)
@@ -83,7 +83,7 @@ class AtroposDoor:
 
 
 class NativeDoor:
-    """/v1 of ours, with one run of its own."""
+    """/v1 of Gristmill's API, with one separate run."""
 
     name = "native"
 
@@ -96,7 +96,7 @@ class NativeDoor:
         self.incarnation = 0
 
     def open(self) -> None:
-        """Open the run and take it, with capacity for any number of groups."""
+        """Opens the run and takes it, with capacity for any number of groups."""
         http = Http(self.port)
         trainer = {
             "batch_size": self._shape.sequences * 1_000_000, "gradient_accumulation_steps": 1,
@@ -109,7 +109,7 @@ class NativeDoor:
         http.close()
 
     def close(self) -> None:
-        """End the run, so that the next one may open."""
+        """Ends the run, so that the next run may open."""
         http = Http(self.port)
         http.ok(_post(f"{self.at}/close", {}))
         http.close()
@@ -127,7 +127,7 @@ class NativeDoor:
         ]
 
     def permits(self, http: Http, holder: str, count: int) -> list[int]:
-        """Rows of so many permits."""
+        """Requests `count` permits and returns their rows."""
         rows: list[int] = []
         while len(rows) < count:
             ask = {"holder": holder, "count": min(count - len(rows), 256), "wait": 0}
@@ -152,7 +152,7 @@ class NativeDoor:
         return len(batch) == BATCH_GROUPS and all(any(payload.holds(group) for payload in payloads) for group in batch)
 
     def lease(self, http: Http, groups: int, wait: float) -> Answer:
-        """A batch of so many groups under a new id; status 204 when fewer are ready."""
+        """Leases a batch of `groups` groups under a new id. The status is 204 if fewer groups are ready."""
         self._last = f"b{next(self._batch)}"
         ask = {"incarnation": self.incarnation, "batch_id": self._last, "groups": groups, "wait": wait}
         return http.ok(_post(f"{self.at}/lease", ask))
@@ -163,12 +163,12 @@ def _post(path: str, body: Mapping[str, Any]) -> Request:
 
 
 def native_batch(answer: Answer) -> list[TrajectoryGroup]:
-    """The groups of a lease."""
+    """Returns the groups of a lease."""
     return [TrajectoryGroup.decode(body) for body in msgspec.msgpack.decode(answer.body, type=list[bytes])]
 
 
 def atropos_batch(answer: Answer) -> list[dict[str, Any]]:
-    """The groups of a GET /batch."""
+    """Returns the groups of a GET /batch."""
     body = gzip.decompress(answer.body) if answer.headers.get("content-encoding") == "gzip" else answer.body
     batch: list[dict[str, Any]] | None = json.loads(body)["batch"]
     return batch or []

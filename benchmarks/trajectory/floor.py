@@ -1,4 +1,4 @@
-"""The floor: the same bytes SET and GET straight to Redis, with nothing else done. No API can be faster."""
+"""The floor: clients SET and GET the same bytes directly in Redis and do nothing else. No API can be faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 
 
 def measure(redis_url: str, plan: Plan, payloads: Sequence[Payload], samples: Samples) -> None:
-    """One round: `plan.groups` SETs by as many clients as the doors have, then MGETs of a batch's worth."""
+    """Measures one round: `plan.groups` SETs by CLIENTS clients, then MGETs with one batch each."""
     asyncio.run(_measure(redis_url, plan, [b"".join(payload.native("bench", 0)) for payload in payloads], samples))
 
 
@@ -22,7 +22,7 @@ async def _measure(redis_url: str, plan: Plan, bodies: Sequence[bytes], samples:
     pool = BlockingConnectionPool.from_url(redis_url, max_connections=CLIENTS)
     async with Redis.from_pool(pool) as redis:
         names = [f"floor:{index}" for index in range(plan.groups)]
-        await asyncio.gather(*(redis.ping() for _ in range(CLIENTS)))  # connections are made
+        await asyncio.gather(*(redis.ping() for _ in range(CLIENTS)))  # make the connections
 
         async def client(index: int) -> None:
             for number in range(index, plan.groups, CLIENTS):

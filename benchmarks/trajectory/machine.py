@@ -1,4 +1,4 @@
-"""What the figures were measured on and with."""
+"""The machine and the versions with which the figures were measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def hardware() -> dict[str, str]:
-    """Hardware, the command and the time, in the order they are shown."""
+    """Returns hardware, command and time, in the order of the report."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.argv]),
@@ -30,7 +30,7 @@ def hardware() -> dict[str, str]:
 
 
 def facts(atropos_python: Path) -> dict[str, str]:
-    """`hardware`, and the versions of the trajectory API's parts."""
+    """Returns `hardware` and the versions of the trajectory API's parts."""
     return hardware() | {
         "redis": _output(str(redis_server()), "--version").split(" sha=")[0],
         "python": platform.python_version(),
@@ -40,7 +40,7 @@ def facts(atropos_python: Path) -> dict[str, str]:
 
 
 def training(device: str) -> dict[str, str]:
-    """What a training step is computed by. `device`: "cpu" or "cuda"."""
+    """Returns the versions and the hardware that compute a training step. `device`: "cpu" or "cuda"."""
     import torch
 
     versions = [_version(name) for name in ("torch", "transformers", "trl", "peft", "flash_attn", "numpy")]
@@ -49,7 +49,7 @@ def training(device: str) -> dict[str, str]:
 
 
 def _versions(python: str) -> str:
-    """Versions of what serves HTTP in that environment."""
+    """Returns the versions of the packages that serve HTTP in the environment of `python`."""
     names = ("atroposlib", "fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "httptools", "redis", "hiredis")
     if python == sys.executable:
         found = [_version(name) for name in names]
@@ -78,7 +78,7 @@ def _first(path: str, name: str) -> str:
 
 
 def _commit() -> str:
-    """Not known of a copy without its history, or without git."""
+    """Returns the commit, or "unknown" without a git history or without git."""
     try:
         return _output("git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""Memory: the API's while gigabytes go through it, and Redis' beside the bytes it stores."""
+"""The API's memory while gigabytes go through it, and Redis' memory compared with the bytes it stores."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from benchmarks.trajectory.servers import Uvicorn
 
 SHAPE = Shape(16, 4096)
 TENTHS = 10
-"""How often a push looks at the API's memory."""
+"""Number of times that a push measures the API's memory."""
 PERMITS = 64
-"""Permits a client asks for at once."""
+"""Permits that a client requests at once."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """What went through the API, and what it held meanwhile. Bytes."""
+    """The bytes that went through the API, and the memory during that time, in bytes."""
 
     door: str
     pushed: int
     seconds: float
     idle: int
-    """Resident before the first group."""
+    """The API's resident memory before the first group."""
     resident: Sequence[int]
-    """Resident each time another tenth was through."""
+    """The API's resident memory after each tenth of the bytes."""
     peak: int
-    """The most that was ever resident, as the kernel counts it."""
+    """The API's peak resident memory, as the kernel counts it."""
     redis_peak: int
     refused: int
-    """Submits that were told to come again: 429, at the compatible door 503."""
+    """Submits that the API asked to repeat: with status 429, or 503 at the Atropos-compatible endpoints."""
 
 
 class Feed(Protocol):
-    """A door that groups are pushed through without end."""
+    """An interface that receives groups without end."""
 
     name: str
 
     def groups(self, http: Http, index: int) -> Iterator[Request]:
-        """Submits of client `index`."""
+        """Yields the submits of client `index`."""
 
     def drain(self, http: Http) -> bool:
-        """Take a batch off the queue and be done with it. False: less than a batch was there."""
+        """Takes a batch off the queue and finishes it. Returns False if the queue held less than a batch."""
 
 
 class NativeFeed:
@@ -90,7 +90,7 @@ class CompatibleFeed:
 
 
 def push(api: Uvicorn, redis_url: str, feed: Feed, total: int, say: Callable[[str], None]) -> Push:
-    """Submit `total` bytes of groups with all clients while one client takes batches off the queue."""
+    """Submits `total` bytes of groups with all clients while one client takes batches off the queue."""
     sent = multiprocessing.Value("q", 0)
     refused = multiprocessing.Value("q", 0)
     ended = multiprocessing.Event()
@@ -129,7 +129,7 @@ def push(api: Uvicorn, redis_url: str, feed: Feed, total: int, say: Callable[[st
 
 
 def _submit(http: Http, request: Request, refused: Any) -> int:
-    """Send until stored. Returns the bytes sent last."""
+    """Sends a group until the API has stored it. Returns the bytes of the last request."""
     while (answer := http.send(request)).status in (429, 503):
         with refused.get_lock():
             refused.value += 1
@@ -141,13 +141,13 @@ def _submit(http: Http, request: Request, refused: Any) -> int:
 
 @dataclass(frozen=True)
 class Stored:
-    """Redis' memory while it holds groups that nobody has leased."""
+    """Redis' memory while it holds groups that no trainer has leased."""
 
     shape: Shape
     groups: int
     payload_bytes: int
     redis_bytes: int
-    """used_memory less what it was before the first group."""
+    """Increase of used_memory since before the first group."""
 
     @property
     def ratio(self) -> float:
@@ -155,7 +155,7 @@ class Stored:
 
 
 def store(api: Uvicorn, redis_url: str, shape: Shape, total: int) -> Stored:
-    """Submit about `total` bytes of groups, look, and take them away again."""
+    """Submits about `total` bytes of groups, measures Redis' memory, and removes the groups."""
     payloads = [make(shape, seed) for seed in range(4)]
     door = NativeDoor(api.port, shape, f"stored-{shape.sequences}-{shape.tokens}-{total}")
     door.open()

@@ -1,7 +1,7 @@
-"""One and the same group as every door takes it: binary for /v1, JSON (plain or gzipped) for Atropos' protocol.
+"""The same group in the format of each interface: binary for /v1, JSON (plain or gzipped) for Atropos' protocol.
 
-All of it is made before any clock runs. A binary group carries its own id, so its head is made per group; the
-arrays behind it are shared.
+All payloads are made before any clock runs. A binary group carries its id, so each group gets a separate head. Groups
+with the same content share the arrays after the head.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
 
 VOCABULARY = 151_936
 UNTRAINED = -100
-"""Atropos' mask where nothing is trained; elsewhere it is the token id."""
+"""Atropos' mask for untrained tokens. For trained tokens the mask is the token id."""
 SENTINEL = 1.0
-"""Atropos' log-probability where nothing is trained."""
+"""Atropos' log-probability for untrained tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
     sequences: int
     tokens: int
-    """A sequence, prompt included; a quarter is prompt."""
+    """Tokens per sequence, prompt included. A quarter of the tokens are the prompt."""
 
     @property
     def name(self) -> str:
@@ -39,15 +39,15 @@ class Payload:
 
     shape: Shape
     plain: bytes
-    """Atropos' JSON, as its client writes it."""
+    """Atropos' JSON, as Atropos' client writes it."""
     gzipped: bytes
-    """The same at gzip's level 9, which is what its client uses."""
+    """The same JSON at gzip's level 9, which Atropos' client uses."""
     _group: TrajectoryGroup
     _header: bytes
     _tail: bytes
 
     def native(self, run_id: str, row: int) -> tuple[bytes]:
-        """The binary group of permit `row`, in one piece, as clients of the other doors send theirs."""
+        """Returns the binary group of permit `row` in one piece, like clients of the other interfaces."""
         return (self._header + _head(self._group, run_id, row) + self._tail,)
 
     @property
@@ -55,7 +55,7 @@ class Payload:
         return sum(map(len, self.native("bench", 0)))
 
     def holds(self, group: TrajectoryGroup) -> bool:
-        """True when `group` has this content."""
+        """Returns whether `group` has this content."""
         return bool(
             np.array_equal(group.tokens, self._group.tokens)
             and np.array_equal(group.logprobs, self._group.logprobs)
@@ -64,12 +64,12 @@ class Payload:
 
 
 def group_id(row: int) -> str:
-    """The id of a permit's group."""
+    """Returns the id of a permit's group."""
     return f"g{row:08d}"
 
 
 def make(shape: Shape, seed: int) -> Payload:
-    """A group of random tokens and log-probabilities."""
+    """Returns a group of random tokens and log-probabilities."""
     rng = np.random.default_rng(seed)
     rows, columns = shape.sequences, shape.tokens
     tokens = rng.integers(0, VOCABULARY, (rows, columns), dtype=np.int32)
@@ -108,6 +108,6 @@ def make(shape: Shape, seed: int) -> Payload:
 
 
 def _head(group: TrajectoryGroup, run_id: str, row: int) -> bytes:
-    """The keys before `lengths`, as `group.encode()` writes them, under another id."""
+    """Returns the keys before `lengths` for another id, as `group.encode()` writes them."""
     fields = {"format": 1, "group_id": group_id(row), "run_id": run_id, "env_id": group.env_id, "row": row}
-    return msgspec.msgpack.encode(fields)[1:]  # less the header of a map of these alone
+    return msgspec.msgpack.encode(fields)[1:]  # without the header of a map of only these keys

@@ -1,4 +1,4 @@
-"""What the kernel knows about a process: memory and processor time."""
+"""Memory and processor time of a process, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def peak_rss(pid: int) -> int:
-    """The most memory the process ever had resident, bytes."""
+    """Returns the process' peak resident memory, in bytes."""
     return _status(pid, "VmHWM")
 
 
 def rss(pid: int) -> int:
-    """Bytes resident now."""
+    """Returns the process' resident memory, in bytes."""
     return _status(pid, "VmRSS")
 
 
 def cpu_seconds(*pids: int) -> float:
-    """User and system time the processes have used so far."""
+    """Returns the user and system time of the processes so far, in seconds."""
     used = 0
     for pid in pids:
-        # The name, field 2, is in parentheses and may hold anything; user and system time are fields 14 and 15.
+        # Field 2, the name, is in parentheses and may hold any text. User and system time are fields 14 and 15.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used += int(fields[11]) + int(fields[12])
     return used / _TICKS

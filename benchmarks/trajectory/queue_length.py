@@ -1,4 +1,4 @@
-"""Status and lease beside queues of 10 to 10,000 groups: how many Redis commands a call takes, and how long."""
+"""Redis commands and latency per call of status and lease, with 10 to 10,000 groups in the queue."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from benchmarks.trajectory.servers import Uvicorn
 
 LENGTHS = (10, 100, 1000, 10_000)
 SHAPE = Shape(2, 8)
-"""Small groups: what is looked at is the queue."""
+"""The groups are small, because the measurement is about the queue."""
 _FIRST = 2
-"""Calls that do not count: the API connects to Redis and loads a script."""
+"""Number of first calls that do not count, because in them the API connects to Redis and loads a script."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One kind of call beside a queue of one length."""
+    """The cost of one kind of call with one length of the queue."""
 
     call: str
     ready: int
-    """Groups in the queue when it is called."""
+    """Groups in the queue at the time of the call."""
     commands: int
-    """Redis commands a call, those inside scripts included: the least seen. The API's archiver, which keeps its lock by
-    a command every few seconds, can only add to it."""
+    """Redis commands per call, including commands inside scripts: the minimum over all calls. The API's archiver can
+    only increase the number, because it renews its lock by a command every few seconds."""
     latencies: Sequence[float]
-    """Seconds, one a call."""
+    """Seconds of each call."""
 
 
 def run(api: Uvicorn, redis_url: str, calls: int, say: Callable[[str], None]) -> list[Cost]:
-    """Fill a queue step by step; at each of LENGTHS, `calls` calls of status and as many leases."""
+    """Fills a queue step by step. At each of LENGTHS, measures `calls` calls of status and `calls` leases."""
     payload = make(SHAPE, 0)
     door = NativeDoor(api.port, SHAPE, "queue")
     door.open()
@@ -82,7 +82,7 @@ def _cost(call: str, ready: int, seen: Sequence[tuple[int, float]]) -> Cost:
 
 
 def _counted(server: redis.Redis, call: Callable[[], Any]) -> tuple[int, float]:
-    """Redis commands that a call took, and its seconds."""
+    """Returns the number of Redis commands of a call, and the call's seconds."""
     server.config_resetstat()
     before = time.monotonic()
     call()

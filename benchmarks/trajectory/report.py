@@ -1,4 +1,4 @@
-"""The results as a page of Markdown; the terminal shows the same text."""
+"""Writes the results as a page of Markdown. The terminal shows the same text."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Aligned, so that a terminal shows it as well as a browser."""
+    """Yields a Markdown table with aligned columns, so that it is readable in a terminal and in a browser."""
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for index, row in enumerate(cells):

@@ -1,4 +1,4 @@
-"""All that was measured, and how it stands to what was aimed at."""
+"""All measurements, and their comparison with the targets."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MB = 1e6
 class Results:
     facts: Mapping[str, str]
     speed: dict[str, dict[str, Samples]] = field(default_factory=dict)
-    """Shape's name -> door's name -> samples."""
+    """Shape's name -> interface's name -> samples."""
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Shape's name -> encoding -> bytes a group."""
+    """Shape's name -> encoding -> bytes per group."""
     costs: list[Cost] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
 
     def json(self) -> str:
-        """Everything, sample by sample."""
+        """Returns all results, sample by sample, as JSON."""
         whole: dict[str, Any] = dataclasses.asdict(self)
         whole["targets"] = [dataclasses.asdict(target) | {"met": target.met} for target in targets(self)]
         return json.dumps(whole, indent=1)
@@ -36,14 +36,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Target:
-    """One number to reach."""
+    """One number to reach, and the measured number."""
 
     what: str
     found: float
     wanted: float
     unit: str
     at_least: bool
-    """False: at most."""
+    """Whether the number must be at least `wanted`. If False, it must be at most `wanted`."""
 
     @property
     def met(self) -> bool:
@@ -55,7 +55,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def targets(results: Results) -> Iterator[Target]:
-    """The numbers to reach of which something was measured."""
+    """Yields the targets that have measurements."""
     for shape, doors in results.speed.items():
         reference = doors[REFERENCE]
         for door, submit, draw in ((NATIVE, 6, 100), (COMPATIBLE, 2.5, 30)):
@@ -82,6 +82,6 @@ def targets(results: Results) -> Iterator[Target]:
 
 
 def to_floor(doors: Mapping[str, Samples]) -> tuple[float, float]:
-    """How many times faster Redis alone takes and gives the native door's bytes: submit, draw."""
+    """Returns how many times faster Redis alone is than the native interface with the same bytes: (submit, draw)."""
     native, floor = doors[NATIVE], doors[FLOOR]
     return middle(floor.submits) / middle(native.submits), middle(native.draws) / middle(floor.draws)

@@ -1,4 +1,4 @@
-"""Submit and draw: all doors in turn, round after round, so that a slow minute slows them all."""
+"""Submits and draws with all interfaces in turn, round after round, so that a slow minute slows all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.trajectory.processes import cpu_seconds
 
 @dataclass(frozen=True)
 class Plan:
-    """How much one round asks of a door. Slow doors get fewer, so that rounds stay short."""
+    """The work of one round with an interface. Slow interfaces get less work, so that rounds stay short."""
 
     groups: int
     draws: int
@@ -23,18 +23,18 @@ class Plan:
 
 @dataclass
 class Samples:
-    """What one door did, over all rounds."""
+    """The measurements of one interface over all rounds."""
 
     submits: list[float] = field(default_factory=list)
-    """Groups a second, one a round."""
+    """Groups per second of each round."""
     submit_latencies: list[float] = field(default_factory=list)
-    """Seconds a request, all of them."""
+    """Seconds of each request."""
     submit_cpu: list[float] = field(default_factory=list)
-    """Processor seconds of the server, and of Redis where it has one, a group; one a round."""
+    """Processor seconds per group in each round: of the server, and of Redis if the server uses Redis."""
     draws: list[float] = field(default_factory=list)
-    """Seconds a batch."""
+    """Seconds of each batch."""
     settles: list[float] = field(default_factory=list)
-    """Seconds an ack, where there is one."""
+    """Seconds of each ack, if the protocol has acks."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Spread:
 
 
 def measure(door: Door, pids: Sequence[int], plan: Plan, payloads: Sequence[Payload], samples: Samples) -> None:
-    """One round of one door. `pids`: the processes that serve it."""
+    """Measures one round of one interface. `pids`: the processes that serve the interface."""
     requests = door.prepare(payloads, plan.groups)
     before = cpu_seconds(*pids)
     done = load(door.port, requests)
@@ -72,7 +72,7 @@ def measure(door: Door, pids: Sequence[int], plan: Plan, payloads: Sequence[Payl
 def interleave(
     work: Mapping[str, Callable[[Samples], None]], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Samples]:
-    """`rounds` rounds of everybody, another one first each time."""
+    """Runs all works in turn for `rounds` rounds. A different work comes first in each round."""
     found = {name: Samples() for name in work}
     names = list(work)
     for index in range(rounds):

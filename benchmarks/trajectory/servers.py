@@ -1,4 +1,4 @@
-"""The servers under test, each as its users start it: one uvicorn process on loopback, its log in a file."""
+"""The servers under test, as their users start them: one uvicorn process on loopback with its log in a file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from types import TracebackType
 from local_processes import free_port
 
 LIMITS = {"API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600"}
-"""Nothing expires while a case runs, however slow the machine is."""
+"""Limits so long that no permit or lease expires during a case, even on a slow machine."""
 
 
 class Uvicorn:
     """`python -m uvicorn <app>` on a free port."""
 
     def __init__(self, python: Path, app: str, ready: str, environ: Mapping[str, str]) -> None:
-        """`ready`: a path that answers once the server is up."""
+        """`ready`: a path that answers as soon as the server is ready."""
         self.port = free_port()
         self._command: Sequence[str] = [
             *(str(python), "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(self.port)),
@@ -66,13 +66,13 @@ class Uvicorn:
 
 
 def reference(python: Path) -> Uvicorn:
-    """atroposlib's server, as its `run-api` starts it."""
+    """Returns atroposlib's server, as atroposlib's `run-api` starts it."""
     if not python.exists():
         raise SystemExit(f"no {python}: `make .venv-atropos/.ready` makes it, --atropos-python names another")
-    # Sources of ours must not come before the packages of its environment.
+    # Gristmill's sources must not come before the packages of atroposlib's environment.
     return Uvicorn(python, "atroposlib.api:app", "/", {"PYTHONPATH": ""})
 
 
 def gristmill(redis_url: str) -> Uvicorn:
-    """Our API, as the README and its image start it."""
+    """Returns Gristmill's API, as the README and the API's image start it."""
     return Uvicorn(Path(sys.executable), "gristmill_api.app:app", "/readyz", {"REDIS_URL": redis_url, **LIMITS})

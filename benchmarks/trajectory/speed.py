@@ -1,4 +1,4 @@
-"""The speed case: reference, native, compatible and floor on the same payloads, for each shape of group."""
+"""The speed case: reference, native, compatible and floor with the same payloads, for each shape of group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.redis_server import RedisServer
 
 SHAPES = (Shape(8, 1024), Shape(16, 4096))
 CONTENTS = 16
-"""Different groups' contents, submitted in turn."""
+"""Number of different contents of groups, which are submitted in turn."""
 
 REFERENCE, NATIVE, COMPATIBLE, FLOOR = "atroposlib 0.4.0", "native", "compatible", "Redis alone"
 GZIPPED = " gzip"
-"""Behind a door's name: bodies gzipped both ways."""
+"""Suffix of an interface's name: bodies are gzipped in both directions."""
 
-# Groups and draws a round: about a second of submits at the speed seen, and draws that do not outlast them by far.
+# Groups and draws per round: about a second of submits at the measured speed, and draws that do not take much longer.
 PLANS = {
     (8, 1024): {REFERENCE: Plan(192, 4), COMPATIBLE: Plan(512, 16), NATIVE: Plan(1024, 32), FLOOR: Plan(2048, 32)},
     (16, 4096): {REFERENCE: Plan(32, 2), COMPATIBLE: Plan(96, 8), NATIVE: Plan(192, 16), FLOOR: Plan(192, 16)},
@@ -31,7 +31,7 @@ PLANS = {
 
 
 def has_atropos(port: int) -> bool:
-    """True when the server speaks Atropos' protocol at its root."""
+    """Returns whether the server implements Atropos' protocol at its root."""
     http = Http(port)
     answer = http.send(Request("GET", "/info"))
     http.close()
@@ -41,7 +41,7 @@ def has_atropos(port: int) -> bool:
 def run(
     shape: Shape, reference: Uvicorn, api: Uvicorn, redis: RedisServer, times: int, say: Callable[[str], None]
 ) -> dict[str, Samples]:
-    """Rounds of one shape."""
+    """Measures the rounds of one shape."""
     say(f"{shape.name}: making {CONTENTS} groups' payloads")
     payloads = [make(shape, seed) for seed in range(CONTENTS)]
     native = NativeDoor(api.port, shape, f"bench-{shape.sequences}-{shape.tokens}-{time.time_ns()}")

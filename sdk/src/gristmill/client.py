@@ -33,16 +33,16 @@ from gristmill.version import PolicyVersion
 _LOG = logging.getLogger(__name__)
 _TRANSIENT = frozenset({429, 502, 503, 504})
 _MAX_GROUP_BYTES = 1 << 30
-# A generator of its own: the process' is in a trainer's checkpoints, and must not depend on retries.
+# A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
 _JITTER = random.Random()
 _BATCH = msgspec.msgpack.Decoder(list[bytes])
 
 
 class Client:
-    """Async client. Every call may be repeated safely, so transient failures are retried for `patience` seconds.
+    """Async client of the trajectory API. Every call is safe to repeat, so the client retries transient failures.
 
-    Transient: no connection, time-out, 429, 502, 503, 504. Any other error answer raises ApiError at
-    once; an API that stays away raises ApiUnreachable.
+    Transient failures are: no connection, time-out, HTTP 429, 502, 503 and 504. The client retries them for `patience`
+    seconds, and then raises ApiUnreachable. Any other error response raises ApiError at once.
     """
 
     def __init__(
@@ -54,10 +54,13 @@ class Client:
         token: str | None = None,
         compress: bool = False,
     ) -> None:
-        """`patience` may be what says at any moment how many seconds it is, as to give up early on SIGTERM. `compress`:
-        groups travel as zstd both ways. It halves them, in the API's memory too, and costs processor time."""
+        """`patience`: seconds, or a function that returns them. A function can return less after SIGTERM, for example.
+
+        `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
+        and costs processor time.
+        """
         if "@" in url.partition("://")[2].partition("/")[0]:
-            # The URL is in messages and logs.
+            # Messages and logs contain the URL.
             raise ConfigError(
                 "password_in_url",
                 "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
@@ -73,7 +76,7 @@ class Client:
     async def create_run(
         self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default"
     ) -> RunRecord:
-        """Open the run, or join it when it is there with the same settings. A stack works on one open run at a time."""
+        """Opens the run, or joins it if it exists with the same settings. A stack works on one open run at a time."""
         body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
         return RunRecord.model_validate_json((await self._call("POST", "/v1/runs", json=body)).content)
 
@@ -81,13 +84,15 @@ class Client:
         return RunRecord.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}")).content)
 
     async def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
-        """The stack's open run; None when there is none after `wait` seconds."""
+        """Returns the stack's open run, or None if no run is open after `wait` seconds."""
         answer = await self._call("GET", "/v1/open", params={"stack": stack, "wait": wait}, wait=wait)
         return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
 
     async def register_atropos(self, registration: AtroposRegistration) -> None:
-        """Open the run that Atropos' environments feed (the API's ATROPOS_RUN). A second registration changes
-        nothing. They come in with the first version recorded."""
+        """Opens the run that Atropos' environments feed (the API's ATROPOS_RUN).
+
+        A second registration changes nothing. The environments can join after the first recorded version.
+        """
         await self._call("POST", "/register", json=registration.model_dump())
 
     async def take(
@@ -98,46 +103,53 @@ class Client:
         step: int | None = None,
         creation: str | None = None,
     ) -> tuple[int, RunRecord]:
-        """Become the run's trainer. `covered`: ids of the groups that the resumed checkpoint was trained on. `step`:
-        its optimizer steps, so that a run that goes back to an older one gets permits for the steps after it.
-        `creation`: `RunRecord.creation` of the run that the checkpoint was made in. Raises ApiError `other_creation` if
-        the run was deleted and created again since."""
-        # The word for this call and its repetitions: a second incarnation would fence off the first, which is ours.
+        """Registers the caller as the run's trainer. Returns its incarnation and the run's record.
+
+        `covered`: ids of the groups that the resumed checkpoint was trained on.
+        `step`: optimizer steps of the resumed checkpoint. If the checkpoint is older than the run, the API issues
+        permits for the steps after it.
+        `creation`: `RunRecord.creation` of the checkpoint's run. Raises ApiError `other_creation` if the run was
+        deleted and created again since.
+        """
+        # Retries send the same word, so the API counts them as one trainer: a second incarnation would fence the first.
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
         answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
         return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])
 
     async def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
-        """Tell that the model server now serves `version`; permits for it become free."""
+        """Reports that the model server now serves `version`. The API then frees permits for this version."""
         body = {"incarnation": version.incarnation, "step": version.step}
         return RunRecord.model_validate_json(
             (await self._call("POST", f"/v1/runs/{run_id}/version", json=body)).content
         )
 
     async def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
-        """Ask for up to `count` permits; waits up to `wait` seconds for the first."""
+        """Requests up to `count` permits and waits up to `wait` seconds for the first."""
         body = {"holder": holder, "count": count, "wait": wait}
         answer = await self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait)
         return PermitGrant.model_validate_json(answer.content)
 
     async def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str]) -> list[str]:
-        """Keep permits alive. Returns the ids that this holder has lost."""
+        """Renews permits. Returns the group ids of the permits that this holder has lost."""
         body = {"holder": holder, "group_ids": list(group_ids)}
         lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)).json()["lost"]
         return lost
 
     async def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> None:
-        """Give a permit back: `reason` "abandoned" lets another holder have it, any other drops the group."""
+        """Returns a permit to the API.
+
+        With `reason` "abandoned", another holder may get the permit. Any other reason drops the group.
+        """
         body = {"holder": holder, "group_id": group_id, "reason": reason}
         await self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body)
 
     async def abandon_permits(self, run_id: str, holder: str) -> None:
-        """Give back all the holder's permits."""
+        """Returns all permits of the holder to the API."""
         await self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder})
 
     async def submit(self, group: TrajectoryGroup, holder: str) -> bool:
-        """Store a group. False when this very group was already there."""
+        """Stores a group. Returns False if the API had already stored the same group."""
         answer = await self._call(
             "PUT",
             f"/v1/runs/{group.run_id}/groups/{group.group_id}",
@@ -159,10 +171,11 @@ class Client:
         max_staleness: int | None = None,
         wait: float,
     ) -> list[TrajectoryGroup] | None:
-        """Lease a batch in submit order under an id of one's own; None when too little is ready after `wait`.
+        """Leases a batch in submit order. Returns None if too few groups are ready after `wait` seconds.
 
-        Name one amount: exactly so many groups or sequences, or a budget of tokens. Groups sampled more than
-        `max_staleness` steps ago are dropped on the way. The same batch id again returns the same batch.
+        Name one amount: an exact number of `groups` or `sequences`, or a budget of `tokens`. The caller chooses
+        `batch_id`, and a repeated `batch_id` returns the same batch. The API drops groups that were sampled more than
+        `max_staleness` steps ago.
         """
         amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, "compressed": self._compress}
@@ -174,18 +187,18 @@ class Client:
         return [TrajectoryGroup.decode(compression.inflated(body, _MAX_GROUP_BYTES)) for body in bodies]
 
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
-        """Keep leases alive. Returns the batch ids that are lost."""
+        """Extends leases. Returns the batch ids whose leases are lost."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
         lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/extend", json=body)).json()["lost"]
         return lost
 
     async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
-        """Say that a durable checkpoint covers these batches."""
+        """Reports that a durable checkpoint covers these batches."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
         await self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
 
     async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
-        """Give batches back; their groups are ready again in their places. How many groups that were."""
+        """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
         return int((await self._call("POST", f"/v1/runs/{run_id}/nack", json=body)).json()["groups"])
 
@@ -194,53 +207,54 @@ class Client:
         return RunRecord.model_validate_json(answer.content)
 
     async def close_run(self, run_id: str) -> RunRecord:
-        """End a run by hand, whoever trains it, so that another may begin."""
+        """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
         return RunRecord.model_validate_json((await self._call("POST", f"/v1/runs/{run_id}/close")).content)
 
     async def delete_run(self, run_id: str) -> None:
-        """Delete a finished run and all that the store holds of it."""
+        """Deletes a finished run and all its data in the store."""
         await self._call("DELETE", f"/v1/runs/{run_id}")
 
     async def register_env(
         self, run_id: str, env_id: str, weight: float | None = None, min_batch_allocation: float | None = None
     ) -> None:
-        """Register an environment for a share of permits (`weight`) or of every batch."""
+        """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`)."""
         body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
         await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
 
     async def heartbeat_env(self, run_id: str, env_id: str) -> None:
-        """Tell that a registered environment lives: what asks for permits need not."""
+        """Reports that a registered environment is alive. A request for permits reports the same."""
         await self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat")
 
     async def leave_env(self, run_id: str, env_id: str) -> None:
-        """Give a registered environment's share back."""
+        """Removes the registration of an environment and frees its share."""
         await self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
 
     async def claim(self, run_id: str, name: str, holder: str, ttl: float) -> str:
-        """Claim a piece of work for `ttl` seconds, or keep it. Returns who has it: `holder`, or another that was first.
+        """Claims a piece of work for `ttl` seconds, or extends the claim. Returns the holder of the claim.
 
-        One call decides, so of several processes one gets it. The claim of a process that died runs out by itself.
+        The returned holder is `holder`, or a process that claimed the work earlier. The claim is atomic, so exactly one
+        of several processes gets the work. The claim of a process that was killed expires after its `ttl`.
         """
         body = {"name": name, "holder": holder, "ttl": ttl}
         answer = await self._call("POST", f"/v1/runs/{run_id}/claims", json=body)
         return Claim.model_validate_json(answer.content).holder
 
     async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
-        """Tell one row of metrics; a later row of the same source and step replaces it.
+        """Sends one row of metrics. A later row of the same source and step replaces it.
 
-        `values`: numbers, words, and dicts of them, by name. A number that is not finite goes as the word for it.
+        `values`: numbers, strings, and dicts of them, by name. The client sends NaN and infinity as strings.
         """
         body = {"source": source, "step": step, "values": _finite(values)}
         await self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
 
     async def metrics(self, run_id: str, source: str, after_step: int = -1) -> list[MetricsRow]:
-        """A source's rows after a step, in order, at most 10,000."""
+        """Returns the rows of a source after `after_step`, in order of steps, at most 10,000."""
         params = {"after_step": after_step, "limit": 10_000}
         answer = await self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
         return [MetricsRow.model_validate(row) for row in answer.json()]
 
     async def dead_letters(self, run_id: str) -> list[DeadLetter]:
-        """Groups that were set aside, the oldest 1024."""
+        """Returns the quarantined groups, at most the oldest 1024."""
         answer = await self._call("GET", f"/v1/runs/{run_id}/dead", params={"limit": 1024})
         return [DeadLetter.model_validate(row) for row in answer.json()]
 
@@ -294,7 +308,7 @@ class Client:
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
+    """Returns the values with NaN and infinity as strings, because JSON has no numbers for them."""
     return {
         name: _finite(value)
         if isinstance(value, Mapping)
@@ -324,4 +338,4 @@ def _seconds(header: str | None) -> float:
     try:
         return float(header) if header else 0.0
     except ValueError:
-        return 0.0  # An HTTP date: the back-off of our own is as good.
+        return 0.0  # The header holds an HTTP date: the client's own back-off is good enough.

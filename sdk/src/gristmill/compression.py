@@ -1,7 +1,7 @@
-"""zstd bodies: how a group is made small, and how bytes of a stranger are made large again within a bound.
+"""zstd compression of groups, and decompression of untrusted bytes up to a size limit.
 
-A group's bytes may travel and be stored as one zstd frame. Such bytes start with `MAGIC`, which no msgpack map and no
-JSON text does, so nothing beside them has to say what they are.
+A client may send, and the API may store, a group's bytes as one zstd frame. A frame starts with `MAGIC`. No msgpack map
+and no JSON text starts with these bytes, so a compressed group needs no separate flag.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from gristmill.errors import GristmillError
 MAGIC = zstandard.MAGIC_NUMBER.to_bytes(4, "little")
 """28 B5 2F FD."""
 LEVEL = 1
-"""Higher levels cost several times the time for a few per cent of a group, most of which is random mantissas."""
+"""Higher levels take several times as long and save a few per cent, because most bytes of a group are random
+mantissas."""
 MAX_WINDOW = 8 << 20
-"""Bytes of history that inflating a frame of unknown size may keep; RFC 9659 has this bound for HTTP."""
+"""Most bytes of history that decompression of a frame of unknown size keeps. RFC 9659 sets this limit for HTTP."""
 _STEP = 1 << 17
 
 
@@ -24,7 +25,7 @@ class CompressionError(GristmillError):
 
 
 class InflatedTooLarge(GristmillError):
-    """The frame holds more bytes than the reader wants."""
+    """The frame holds more bytes than the reader's limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__("inflated_too_large", f"the zstd frame inflates to more than {limit} bytes", limit=limit)
@@ -35,12 +36,12 @@ def is_compressed(body: bytes) -> bool:
 
 
 def deflate(body: bytes) -> bytes:
-    """One zstd frame, which says its content size."""
+    """Returns one zstd frame, which states its content size."""
     return zstandard.ZstdCompressor(level=LEVEL).compress(body)
 
 
 def content_size(frame: bytes) -> int | None:
-    """How many bytes the frame says it holds; None when it does not say. Raises CompressionError."""
+    """Returns the frame's stated content size in bytes, or None if the frame states none. Raises CompressionError."""
     try:
         size = zstandard.get_frame_parameters(frame).content_size
     except zstandard.ZstdError as error:
@@ -49,10 +50,10 @@ def content_size(frame: bytes) -> int | None:
 
 
 def inflate(frame: bytes, limit: int) -> bytes:
-    """The content of exactly one zstd frame.
+    """Returns the content of exactly one zstd frame.
 
-    Raises InflatedTooLarge before more than `limit` bytes were made, CompressionError for a truncated or damaged
-    frame and for bytes after its end.
+    Raises InflatedTooLarge before it keeps more than `limit` bytes. Raises CompressionError for a truncated or damaged
+    frame and for bytes after the frame's end.
     """
     if not is_compressed(frame):
         raise CompressionError("not_zstd", "not a zstd frame: it does not start with 28 B5 2F FD")
@@ -62,19 +63,20 @@ def inflate(frame: bytes, limit: int) -> bytes:
     try:
         if size is None:
             return _inflate_unsized(frame, limit)
-        # The one buffer is as large as the frame says; a frame that lied is an error before it is overrun.
+        # The buffer has the frame's stated size. If that size is wrong, zstd raises an error before it overruns the
+        # buffer.
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CompressionError("zstd_frame_damaged", f"not one whole zstd frame: {error}") from error
 
 
 def inflated(body: bytes, limit: int) -> bytes:
-    """`body`, inflated when it is compressed. Raises as `inflate`."""
+    """Returns `body`, decompressed if it is compressed. Raises the errors of `inflate`."""
     return inflate(body, limit) if is_compressed(body) else body
 
 
 def _inflate_unsized(frame: bytes, limit: int) -> bytes:
-    """A frame made by a streaming compressor does not say how much it holds: count first, in steps."""
+    """Counts the content of a frame without a stated size in steps, and then returns the content."""
     reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(frame, read_across_frames=False)
     size = 0
     while step := len(reader.read(_STEP)):

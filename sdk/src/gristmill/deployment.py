@@ -1,4 +1,4 @@
-"""Where the parts of a stack are: the GRISTMILL_* variables, read once at the edge."""
+"""Addresses and directories of a stack's services: the GRISTMILL_* variables, which a service reads once at start."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ MODEL_URL = "http://127.0.0.1:9001"
 
 @dataclass(frozen=True)
 class Deployment:
-    """URLs, directories and ids. They stand above the YAML, so one file works with and without Docker."""
+    """URLs, directories and ids of a stack. They override the YAML, so one file works with and without Docker."""
 
     api_url: str | None
-    """Trajectory API; None when the environment does not say."""
+    """URL of the trajectory API; None if the variable is not set."""
     model_url: str | None
     run_id: str | None
     stack: str
-    """The stack's name at an API that several stacks share: each works on one open run at a time."""
+    """The stack's name at an API that several stacks share. Each stack works on one open run at a time."""
     config_dir: Path
     models_dir: Path
     weights_dir: Path
     runs_dir: Path
     api_token: str | None = field(default=None, repr=False)
-    """Token for the trajectory API, out of the file that GRISTMILL_API_TOKEN_FILE names: a command line and the
-    environment of a process are there for others to read."""
+    """Token for the trajectory API, from the file that GRISTMILL_API_TOKEN_FILE names. The token is in a file because
+    other users can read a process' command line and environment."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Deployment:
-        """From `os.environ`. An empty variable counts as unset, as Compose passes unset ones so.
+        """Reads `environ`, normally `os.environ`. An empty variable counts as unset, as Compose passes empty ones.
 
-        Raises ConfigError for a token file that cannot be read. An empty one holds no token, as in a stack without.
+        Raises ConfigError for a token file that cannot be read. An empty token file means that the stack has no token.
         """
         _check_hub_token(environ)
 
@@ -56,7 +56,7 @@ class Deployment:
 
 
 def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
-    """The word in the file that `variable` names; None if it names no file or the file is empty.
+    """Returns the word in the file that `variable` names; None if it names no file or the file is empty.
 
     Logs mask the word from then on. Raises ConfigError for a file that cannot be read or holds more than one word.
     """
@@ -89,7 +89,7 @@ def read_secret(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def _check_hub_token(environ: Mapping[str, str]) -> None:
-    # huggingface_hub reads this file, and services report a file that it cannot read as a hub that does not answer.
-    # A file that does not exist means that there is no token.
+    # huggingface_hub reads this file. If huggingface_hub cannot read it, services report that the hub does not answer.
+    # If the file does not exist, the user has no token.
     if Path(environ.get("HF_TOKEN_PATH") or ".").is_file():
         read_secret(environ, "HF_TOKEN_PATH")

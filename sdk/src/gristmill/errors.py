@@ -33,9 +33,9 @@ class GristmillError(Exception):
 class ConfigError(GristmillError):
     """A setting is wrong: an unknown key, a wrong type, a missing file, an unset variable.
 
-    Where several settings were validated together, `values["problems"]` maps each wrong key, as the user wrote it
-    ("dataset.prompt_field"), to the code of what is wrong with it ("missing", "unknown_key", "greater_than", ...: see
-    pydantic's error types).
+    If several settings were validated together, `values["problems"]` maps each wrong key to the code of its mistake.
+    The key is as the user wrote it ("dataset.prompt_field"). The codes are "unknown_key" and pydantic's error types
+    ("missing", "greater_than", ...).
     """
 
 

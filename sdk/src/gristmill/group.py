@@ -1,8 +1,8 @@
-"""The trajectory group: what the environment sends, the API stores and the trainer trains on.
+"""The trajectory group, which the environment sends, the API stores and the trainer trains on.
 
-On the wire a group is one msgpack map whose arrays are raw little-endian bytes, so that no Python
-list is ever built for tokens (0.1 ms a group of 16 x 4096 tokens, against 60 ms of JSON). The format
-is versioned by its media type and its `format` key; readers ignore keys they do not know.
+On the wire a group is one msgpack map whose arrays are raw little-endian bytes, so that readers never build Python
+lists of tokens. A group of 16 x 4096 tokens takes 0.1 ms, compared with 60 ms as JSON. The media type and the `format`
+key give the version of the format. Readers ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the completions were sampled. The trainer divides its logits by `temperature`."""
+    """Sampling parameters of the completions. The trainer divides its logits by `temperature`."""
 
     temperature: float
     top_p: float = 1.0
@@ -44,7 +44,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Field by field what is on the wire. `bytes` fields are flat little-endian arrays."""
+    """The fields of a group on the wire. `bytes` fields are flat little-endian arrays."""
 
     format: int
     group_id: str
@@ -70,7 +70,7 @@ class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Objects(msgspec.Struct):
-    """The fields that become Python objects, as bytes."""
+    """The fields that become Python objects, as undecoded bytes."""
 
     reward_parts: msgspec.Raw = msgspec.Raw()
     finish_reasons: msgspec.Raw = msgspec.Raw()
@@ -81,11 +81,11 @@ class _Objects(msgspec.Struct):
 
 
 MAX_OBJECT_BYTES = 1 << 20
-"""Encoded bytes that a group may carry beside its arrays. One such byte can become an object of 64 bytes, so the
-length of a body alone would not bound the memory that reading it takes."""
+"""Most encoded bytes that a group may carry in addition to its arrays. One such byte can become an object of 64 bytes,
+so the length of a body alone does not limit the memory that decoding takes."""
 
 NO_LOGPROBS = "no_logprobs"
-"""Key of `meta`: True when nobody recorded how likely the tokens were; `logprobs` are zeros then."""
+"""Key of `meta`: True if the sampler's log-probabilities were not recorded. `logprobs` are zeros then."""
 
 _ENV_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OBJECTS = msgspec.msgpack.Decoder(_Objects)
@@ -95,43 +95,42 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryGroup:
-    """G completions of one prompt, scored. N is the total of all sequences' tokens.
+    """G scored completions of one prompt. N is the total number of tokens of all sequences.
 
-    A sequence is its prompt followed by its completion; sequences lie one after the other in the
-    flat arrays.
+    A sequence is its prompt followed by its completion. The flat arrays hold the sequences one after the other.
     """
 
     group_id: str
     run_id: str
     env_id: str
     row: int
-    """The permit's row: dataset row number, counted on through the epochs."""
+    """The permit's row: the dataset row number. The count continues through the epochs."""
     lengths: I32
-    """i32[G]: tokens a sequence, prompt included."""
+    """i32[G]: tokens per sequence, prompt included."""
     tokens: I32
     """i32[N]."""
     logprobs: F32
     """f32[N]: log-probability under the sampling distribution at trained positions, 0 elsewhere.
     See `logprobs_known`."""
     mask: Bool
-    """bool[N]: True where the token was sampled and is trained on."""
+    """bool[N]: True for tokens that were sampled and are trained on."""
     rewards: F32
     """f32[G]: the weighted total."""
     reward_parts: dict[str, list[float | None]]
-    """Each reward's own values, unweighted, one a sequence; None where the reward skipped it."""
+    """Unweighted values of each reward by its name, one value per sequence; None if the reward skipped the sequence."""
     finish_reasons: list[str]
-    """vLLM's word a sequence: "stop" or "length"."""
+    """vLLM's finish reason of each sequence: "stop" or "length"."""
     sampling: SamplingParams
     versions: list[list[VersionSpan]]
-    """Per sequence, which weights sampled which stretch of the completion."""
+    """For each sequence, the weights that sampled each span of the completion."""
     advantages: F32 | None = None
-    """f32[N]: set by the environment, and used in place of the rewards' own."""
+    """f32[N]: advantages that the environment sets. The trainer uses them instead of advantages from the rewards."""
     ref_logprobs: F32 | None = None
     """f32[N]: the reference model's log-probabilities, for a KL penalty."""
     distill_ids: I32 | None = None
-    """i32[N*K]: ids of a teacher's K likeliest tokens at each position; -1 where it has fewer."""
+    """i32[N*K]: ids of a teacher's K likeliest tokens at each position; -1 fills positions with fewer ids."""
     distill_logprobs: F32 | None = None
-    """f32[N*K]: the teacher's log-probabilities of those."""
+    """f32[N*K]: the teacher's log-probabilities of the tokens in `distill_ids`."""
     overrides: dict[str, Any] | None = None
     messages: list[Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +145,7 @@ class TrajectoryGroup:
 
     @property
     def logprobs_known(self) -> bool:
-        """Whether `logprobs` are the sampler's. Not every environment of Atropos' records them."""
+        """Whether `logprobs` come from the sampler. Some Atropos environments do not record them."""
         return self.meta.get(NO_LOGPROBS) is not True
 
     @property
@@ -155,7 +154,10 @@ class TrajectoryGroup:
         return min(map(PolicyVersion.parse, {span.version for spans in self.versions for span in spans}))
 
     def encode(self) -> bytes:
-        """The group as bytes of `GROUP_MEDIA_TYPE`. Raises GroupError when it carries too much beside its arrays."""
+        """Returns the group as bytes of `GROUP_MEDIA_TYPE`.
+
+        Raises GroupError if the fields other than arrays take more than `MAX_OBJECT_BYTES`.
+        """
         body = _ENCODER.encode(
             _Wire(
                 format=1,
@@ -186,7 +188,7 @@ class TrajectoryGroup:
 
     @classmethod
     def decode(cls, body: bytes) -> TrajectoryGroup:
-        """Read and check bytes of `GROUP_MEDIA_TYPE`. Raises GroupError with the reason."""
+        """Decodes and checks bytes of `GROUP_MEDIA_TYPE`. Raises GroupError with the reason."""
         try:
             _bound_objects(body)
             wire = _DECODER.decode(body)
@@ -242,7 +244,7 @@ def _check(group: TrajectoryGroup) -> None:
     size, total = len(group.lengths), len(group.tokens)
     if size == 0:
         raise GroupError("no_sequences", "a group needs at least one sequence")
-    # A few numbers: Python's own are faster here than numpy's.
+    # Python's integers are faster than numpy's for the few numbers here.
     lengths: list[int] = group.lengths.tolist()
     if min(lengths) < 1:
         raise GroupError("sequence_length", f"sequence lengths must be at least 1, found {min(lengths)}")
@@ -297,7 +299,7 @@ def _same(name: str, found: int, wanted: int, unit: str) -> None:
 
 
 def _finite(name: str, values: F32) -> float:
-    """The highest of the values. A NaN among them is both their lowest and their highest."""
+    """Returns the highest value. Raises GroupError for NaN or infinity. One NaN makes both min() and max() NaN."""
     lowest, highest = float(values.min()), float(values.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise GroupError("not_finite", f"{name} holds NaN or infinity", field=name)

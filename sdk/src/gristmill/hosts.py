@@ -1,11 +1,12 @@
-"""The names under which a server may be asked: the check of `Host` against DNS rebinding.
+"""The host names that a server answers for: the check of `Host` against DNS rebinding.
 
-An attacker points a DNS name of theirs at 127.0.0.1. The browser then takes their web page for a page of the server:
-the same-origin rule lets the page read and change everything. The browser still sends the attacker's name in `Host`, so
-a server that only answers for names that it knows is safe. An IP address is always allowed, because no DNS name is
-involved when a browser sends one.
+An attacker points a DNS name at 127.0.0.1. The browser then treats the attacker's web page as a page of the server, so
+the same-origin rule lets the page read and change everything. The browser still sends the attacker's name in `Host`.
+A server that only answers for known names is therefore safe. An IP address is always allowed, because a browser that
+sends an IP address used no DNS name.
 
-This module uses raw ASGI headers and no server library: the trajectory API and the model server's gate share it.
+This module uses raw ASGI headers and no server library, because the trajectory API and the model server's gate share
+it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _HEADER: Final = re.compile(r"(?P<name>\[[^\[\]]+\]|[^\[\]:]+)(:\d*)?")
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """Loopback names, IP addresses, the services' names in Compose, this machine's name, and `more`."""
+    """The allowed hosts: loopback names, IP addresses, services' names in Compose, this machine's name, and `more`."""
 
     more: frozenset[str] = frozenset()
-    """In lower case. `*.example.com` allows every name that ends in `.example.com`."""
+    """More host names, in lower case. `*.example.com` allows every name that ends in `.example.com`."""
     every: bool = False
-    """Every host is allowed, without protection against DNS rebinding."""
+    """Whether every host is allowed, without protection against DNS rebinding."""
     machine: str = field(default_factory=lambda: socket.gethostname().lower())
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> AllowedHosts:
-        """From `os.environ`: API_ALLOWED_HOSTS holds names with commas between them; `*` allows every host.
+        """Reads API_ALLOWED_HOSTS, which holds names with commas between them. `*` allows every host.
 
         Raises ConfigError for an entry that is not a host name, such as a URL or a name with a port.
         """
@@ -58,7 +59,9 @@ class AllowedHosts:
         return cls(frozenset(names - {"*"}), every="*" in names)
 
     def refused(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """The `Host` of a request if it is not allowed. `headers`: an ASGI scope's, with names in lower case.
+        """Returns the `Host` of a request if it is not allowed, else None.
+
+        `headers`: the headers of an ASGI scope, with names in lower case.
 
         A request without `Host` is allowed: no browser sends one.
         """
@@ -70,7 +73,7 @@ class AllowedHosts:
         return None
 
     def warning(self) -> str | None:
-        """The line to log at the start of a server that allows every host."""
+        """Returns the warning that a server logs at start if it allows every host, else None."""
         if not self.every:
             return None
         return (
@@ -91,7 +94,7 @@ class AllowedHosts:
 
 
 def message(host: str) -> str:
-    """Why a request with this `Host` is refused, without the remedy."""
+    """Returns the reason why a request with this `Host` is refused, without the remedy."""
     return f"the request is for the host {host!r}, which this server does not answer for (against DNS rebinding)."
 
 

@@ -1,7 +1,7 @@
-"""One log format for all services: time, service, level, event and its key=value fields.
+"""The log format of all services: time, service, level, event and the event's key=value fields.
 
-Log lines quote text from clients, models and data sets. Control characters in it are written as escapes, so that the
-text can neither forge a line nor drive the terminal that shows it.
+Log lines quote text from clients, models and data sets. The formatter writes control characters as escapes, so quoted
+text can neither forge a log line nor control the terminal that shows it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def setup(service: str, level: int = logging.INFO) -> None:
-    """Send all logging to standard error, one line per event, marked with the service's name."""
+    """Sends all logging to standard error, one line per event, marked with the service's name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(f"%(asctime)s {service:<7} %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Our lines name no file, line or function, and finding them costs more than the rest of a line:
-    # https://docs.python.org/3/howto/logging.html#optimization. Thread and process cost little, and W&B's log file
-    # has them.
+    # Log lines contain no file, line or function, and finding them costs more than the rest of a line
+    # (https://docs.python.org/3/howto/logging.html#optimization). Thread and process cost little, and W&B's log file
+    # contains them.
     logging._srcfile = None
     # One line per request from the HTTP client would bury the lines that matter.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -33,7 +33,7 @@ def setup(service: str, level: int = logging.INFO) -> None:
 
 
 def line(event: str, **fields: object) -> str:
-    """`line("submit", run="a", tokens=31, seconds=0.4213)` is "submit run=a tokens=31 seconds=0.421".
+    """Formats an event: `line("submit", run="a", tokens=31, seconds=0.4213)` is "submit run=a tokens=31 seconds=0.421".
 
     A value with spaces or unprintable characters is written as a Python literal.
     """
@@ -41,7 +41,7 @@ def line(event: str, **fields: object) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""`text` with every control character as an escape: a newline is `\n`, an escape character `\x1b`."""
+    r"""Returns `text` with every control character as an escape: a newline is `\n`, an escape character `\x1b`."""
     return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -72,7 +72,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def _indented(lines: str) -> str:
-    """The lines of a traceback. An error's message may hold any text: no line of it starts like one of the log's."""
+    """Indents and escapes a traceback, because no line of an error's message may look like a log line."""
     return "\n".join(f"  {escaped(text)}" for text in lines.split("\n"))
 
 

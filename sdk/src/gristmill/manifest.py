@@ -1,4 +1,4 @@
-"""The model service's manifest: the one source of truth about which model a stack trains."""
+"""The model service's manifest: the single source of truth about the model that a stack trains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Manifest(BaseModel):
 
     @classmethod
     def read(cls, models_dir: Path) -> Manifest:
-        """Read `models_dir`/manifest.json. Raises ManifestError when it is not there or not readable."""
+        """Reads `models_dir`/manifest.json. Raises ManifestError if the file does not exist or is not readable."""
         path = models_dir / FILE_NAME
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -56,7 +56,7 @@ class Manifest(BaseModel):
             ) from error
 
     def write(self, models_dir: Path) -> Path:
-        """Write it atomically; readers see the old one or the new one."""
+        """Writes the manifest atomically: readers see either the old manifest or the new manifest."""
         models_dir.mkdir(parents=True, exist_ok=True)
         path = models_dir / FILE_NAME
         handle, temporary = tempfile.mkstemp(dir=models_dir, prefix=".manifest-")

@@ -1,4 +1,4 @@
-"""The trainer's metrics: one JSON object a step in the run folder's metrics.jsonl."""
+"""The trainer's metrics: one JSON object per step in metrics.jsonl in the run folder."""
 
 from __future__ import annotations
 
@@ -15,98 +15,99 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer step. The field names are the metric names everywhere: file, display, trackers."""
+    """The metrics of one optimizer step. Field names are the metric names in the file, the display and the trackers."""
 
     step: int
-    """Optimizer steps done, 1 for the first."""
+    """Number of this optimizer step, 1 for the first."""
     policy_version: str
-    """Label of the weights this step produced ("1.20")."""
+    """Label of the weights that this step produced ("1.20")."""
     reward_mean: float
     reward_std: float
-    """Over all sequences of the step."""
+    """Mean and standard deviation of the reward are over all sequences of the step."""
     loss: float
     grad_norm: float
     """Global L2 norm before clipping."""
     staleness_mean: float
-    """Steps between the weights that sampled a group (its oldest token) and the weights trained; mean over groups."""
+    """Steps between the weights that sampled a group's oldest token and the trained weights; mean over groups."""
     completion_tokens_mean: float
     rollout_logprob_diff_mean: float
     rollout_logprob_diff_max: float
-    """|log-probability by the trainer - by the model server| on sampled tokens. On policy it is rounding
-    error; anything more means wrong tokens, masks, temperature or weights."""
+    """|log-probability by the trainer - by the model server| on sampled tokens. On policy the difference is rounding
+    error. A larger difference means wrong tokens, masks, temperature or weights."""
     tokens: int
-    """Tokens that the step's updates put through the model, prompts included: each of num_epochs counts."""
+    """Tokens that the step's updates put through the model, prompts included. Each of num_epochs counts them again."""
     trained_tokens: int = 0
-    """Those that the loss counts."""
+    """Tokens that the loss counts."""
     seconds: dict[str, float]
-    """Wall time by phase since the row before: checkpoint and publish (of the step before), wait, pack, train."""
+    """Wall time by phase since the previous row: checkpoint and publish (of the previous step), wait, pack, train."""
     learning_rate: float = 0.0
     skipped: str | None = None
-    """Why the step changed nothing: its loss or gradient was not finite, or nothing was left of its groups."""
+    """Reason why the step changed no weights: loss or gradient was not finite, or no group was left to train on."""
     updates_left_out: int = 0
-    """Of several updates a step, those whose loss or gradient was not finite."""
+    """Number of the step's updates whose loss or gradient was not finite."""
     reward_parts: dict[str, float] = msgspec.field(default_factory=dict)
     """Mean of each reward, over the sequences that it did not skip."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
-    """What was not trained on, by reason: sequences, and whole groups, which count once."""
+    """Rejected sequences and whole groups by reason. A rejected group counts once."""
     staleness: dict[str, int] = msgspec.field(default_factory=dict)
-    """Groups by staleness in steps."""
+    """Number of groups by staleness in steps."""
     zero_advantage_share: float = 0.0
-    """Share of groups whose advantages are all 0: they teach nothing."""
+    """Share of groups whose advantages are all 0, so that they teach nothing."""
     cut_off_share: float = 0.0
     """Share of completions that ended at max_tokens."""
     seq_len_cuts: int = 0
     """Sequences that lost their tail to seq_len."""
     overlong_filtered: int = 0
-    """Sequences that were not trained on because they were cut off; `overlong_punished`: whose reward was lowered."""
+    """Cut-off sequences that were not trained on. `overlong_punished`: sequences whose reward was lowered."""
     overlong_punished: int = 0
     advantages_zeroed: int = 0
     """Sequences whose advantage an override of their group set to 0."""
     unknown_overrides: dict[str, int] = msgspec.field(default_factory=dict)
-    """Overrides of groups that nothing is known of, by key."""
+    """Number of unknown overrides of groups, by key."""
     entropy_mean: float | None = None
-    """Of the policy, in nats a trained token."""
+    """Entropy of the policy, in nats per trained token."""
     logprob_mean: float | None = None
-    """Mean log-probability of trained tokens under the policy; `pos_logp` and `neg_logp`: of those with a positive
-    and of those with a negative advantage. Tokens with advantage 0 are in neither."""
+    """Mean log-probability of trained tokens under the policy. `pos_logp` and `neg_logp`: the same for tokens with a
+    positive and with a negative advantage. Tokens with advantage 0 are in neither."""
     pos_logp: float | None = None
     neg_logp: float | None = None
     kl_rollout: float | None = None
-    """KL(rollout policy || trainer's policy before the step), estimated as the mean of e^d - d - 1 over trained tokens,
-    d the difference of their log-probabilities (k3 of Schulman 2020)."""
+    """KL(rollout policy || trainer's policy before the step). The estimate is the mean of e^d - d - 1 over trained
+    tokens. d is the difference of their log-probabilities (k3 of Schulman 2020)."""
     kl_ref: float | None = None
-    """The same against the reference model, of which the policy is the first argument."""
+    """KL(policy || reference model), with the same estimate."""
     ratio: dict[str, float] = msgspec.field(default_factory=dict)
-    """Quantiles (p01, p50, p99, max) over trained tokens of the policy ratio, as the objective has it: of the token, or
-    of its sequence."""
+    """Quantiles (p01, p50, p99, max) of the policy ratio over trained tokens. The objective decides whether it is the
+    token's ratio or its sequence's ratio."""
     clip_low_share: float | None = None
-    """Share of trained tokens whose ratio the objective's lower clip stopped; `clip_high_share`: the upper one."""
+    """Share of trained tokens whose ratio the objective's lower clip stopped. `clip_high_share`: the upper clip."""
     clip_high_share: float | None = None
     importance: dict[str, float] = msgspec.field(default_factory=dict)
-    """Quantiles of the importance weight against the rollout policy, before its cap; of the token or its sequence."""
+    """Quantiles of the importance weight against the rollout policy before its cap, per token or per sequence."""
     importance_capped_share: float | None = None
-    """Share of trained tokens above the cap."""
+    """Share of trained tokens whose importance weight is above the cap."""
     tokens_per_second: float = 0.0
-    """Trained and prompt tokens a second of the train phase."""
+    """Trained and prompt tokens per second of the train phase."""
     mfu: float | None = None
-    """Model FLOPs utilisation of the train phase: model FLOPs / (seconds x peak x devices). None: no peak is known."""
+    """Model FLOPs utilisation of the train phase: model FLOPs / (seconds x peak x devices). None if the peak is
+    unknown."""
     peak_tflops: float | None = None
-    """The peak that `mfu` assumes, a device."""
+    """The peak TFLOPS per device that `mfu` assumes."""
     memory_mb: float | None = None
-    """Most memory that the process held so far: of the device, on CUDA; else resident."""
+    """Peak memory of the process so far, in MB: device memory on CUDA, else resident memory."""
 
     def values(self) -> dict[str, Any]:
-        """The metrics by name that there are, without the step they belong to."""
+        """Returns the metrics by name, without the step and without empty values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         del values["step"]
         return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
 class JsonlWriter:
-    """Appends objects to a file, one line each, on disk before `append` returns."""
+    """Appends objects to a file, one per line. Each line is on disk before `append` returns."""
 
     def __init__(self, path: Path, keep: Callable[[Mapping[str, Any]], bool] | None = None) -> None:
-        """Open `path` for appending. Lines already there for which `keep` is false go, as does a torn last line."""
+        """Opens `path` for appending. Removes a torn last line and the lines for which `keep` returns False."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             kept = [row for row in read_jsonl(path) if keep is None or keep(row)]
@@ -131,6 +132,6 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The file's objects. A last line without its newline was torn by a kill and is left out."""
+    """Returns the file's objects. Leaves out a last line without a newline, which a kill tore."""
     with path.open(newline="\n") as file:
         return [json.loads(text) for text in file if text.endswith("\n")]

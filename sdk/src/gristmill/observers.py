@@ -1,4 +1,4 @@
-"""Errors of observers (W&B, files that repeat what happened): logged and counted, and never the end of a training."""
+"""Errors of observers (W&B, files that copy events): they are logged and counted, and never end a training."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ObserverErrors:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Errors since the process began, by observer."""
+        """Number of errors since the process began, by observer."""
 
     @contextmanager
     def of(self, observer: str) -> Iterator[None]:
-        """Within, an error of `observer` is logged and counted, and ends only the block.
+        """Logs and counts an error of `observer` inside the block. The error ends only the block.
 
-        A ConfigError is raised: a setting of the observer is wrong.
+        Lets a ConfigError through, because then a setting of the observer is wrong.
         """
         try:
             yield
@@ -39,6 +39,6 @@ class ObserverErrors:
                 )  # fmt: skip
 
     def report(self) -> None:
-        """Log how many errors each observer had."""
+        """Logs the number of errors of each observer."""
         for observer, count in self.counts.items():
             _LOG.warning("%s failed %d times: its record of this run is not complete", observer, count)

@@ -1,4 +1,4 @@
-"""Code of the user's own, named in a configuration: `path/to/file.py:name` or `package.module:name`."""
+"""User code that a configuration names: `path/to/file.py:name` or `package.module:name`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from gristmill.settings.nearest import did_you_mean
 
 
 def is_plugin(name: str) -> bool:
-    """Whether `name` says where code is, and is no registered name."""
+    """Returns whether `name` is the place of code rather than a registered name."""
     return ":" in name
 
 
 def load_plugin(name: str, folder: Path | None) -> Any:
-    """What `name` stands for. A relative path is looked for in `folder` (the configuration's) first, then here.
+    """Returns the object that `name` names.
 
-    Raises PluginError: no such file, module or name in it (those that are there are listed, and the nearest), or what
-    the user's code raises on import, with its traceback.
+    Searches a relative path first in `folder` (the configuration's folder), then in the working directory.
+
+    Raises PluginError if the file, the module or the name in it does not exist. For a missing name, the message lists
+    the existing names and the nearest match. Raises PluginError with the traceback if the user's code fails on import.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -48,7 +50,8 @@ def load_plugin(name: str, folder: Path | None) -> Any:
 
 
 def import_error(what: str, error: BaseException) -> PluginError:
-    """What is told of user code that fails on import: its own traceback, without the frames that led there."""
+    """Returns the error for user code that fails on import, with the traceback without Gristmill's and importlib's
+    frames."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename not in _OURS]
     told = "".join(traceback.format_list(theirs) + traceback.format_exception_only(error)).rstrip()
@@ -72,7 +75,8 @@ def _from_file(place: str, folder: Path | None) -> ModuleType:
             f"{place} is not there; looked at {', '.join(map(str, dict.fromkeys(candidates)))}",
             candidates=candidates,
         )
-    # Named by its whole path: two files of one name are two modules, and one file is loaded once.
+    # The module's name contains a hash of the whole path: two files of one name are two modules, and one file is loaded
+    # once.
     name = f"gristmill_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -106,7 +110,7 @@ def _from_package(place: str) -> ModuleType:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Names to choose from: the module's own functions and classes, or whatever it has where there are none."""
+    """Returns the names of the module's own functions and classes, or all its public names if it has none."""
     names = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     own = [name for name, value in names.items() if getattr(value, "__module__", None) == module.__name__]
     return sorted(own or names)

@@ -1,8 +1,13 @@
-"""The one rule for what is secret, and for keeping it out of records, logs and files.
+"""The definition of secrets, and functions that keep secrets out of records, logs and files.
 
-A value is secret because of its name (`api_key`, `key`, `token`, `password`, `webhook`, ...), because of its type
-(pydantic's SecretStr), because it came from an environment variable with such a name, or because it is the password in
-a URL. A value can also be found wherever it occurs in a text: `remember` it once, and `redact` masks it from then on.
+A value is secret in any of these cases:
+
+- its name says so (`api_key`, `key`, `token`, `password`, `webhook`, ...);
+- its type is pydantic's SecretStr;
+- it came from an environment variable with such a name;
+- it is the password in a URL.
+
+After `remember` has received a value, `redact` masks the value wherever it occurs in a text.
 """
 
 from __future__ import annotations
@@ -15,10 +20,10 @@ from typing import Any
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 REDACTED = "***"
-"""Written in the place of a secret."""
+"""The text that replaces a secret."""
 
 _SHORTEST = 8
-"""Characters. A shorter value is not searched for in texts: it would be found in words that are no secret."""
+"""Least number of characters of a remembered value. Shorter values would also match parts of ordinary words."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset({
@@ -44,7 +49,7 @@ _TOKEN_OF = frozenset({
     "think", "thinking", "image", "audio", "video", "tool", "assistant", "user", "system", "next", "first",
     "last", "answer",
 })  # fmt: skip
-"""What a `..._token` belongs to if it is a piece of text."""
+"""Owners of a `..._token` that is a piece of text and not a secret."""
 
 _FIELD_NAME = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -55,10 +60,10 @@ _QUERY = re.compile(r"(?<=[?&])([A-Za-z0-9_.-]+)=[^&#\s'\"]+")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a value with this name is a secret: `api_key`, `key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
+    """Returns whether values with this name are secret: `api_key`, `key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
 
-    Not secret are the names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`), and of keys that
-    select a field (`answer_key`, `sort_key`).
+    Names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`) are not secret. Names of keys that
+    select a field (`answer_key`, `sort_key`) are not secret either.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
@@ -75,7 +80,7 @@ def is_secret(name: str) -> bool:
 
 
 def remember(value: str) -> None:
-    """Mask this value wherever `redact` finds it from now on. Values shorter than 8 characters are ignored."""
+    """Makes `redact` mask this value in every text from now on. Ignores values shorter than 8 characters."""
     global _pattern
     if len(value) < _SHORTEST or value in _values:
         return
@@ -86,7 +91,7 @@ def remember(value: str) -> None:
 
 
 def remember_secrets(settings: Any) -> None:
-    """`remember` every secret in a tree of models, mappings and lists."""
+    """Remembers every secret in a tree of models, mappings and lists."""
     if isinstance(settings, SecretStr):
         remember(settings.get_secret_value())
     elif isinstance(settings, BaseModel):
@@ -104,11 +109,11 @@ def remember_secrets(settings: Any) -> None:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """A copy without secrets, in which each is `***`. Mappings, lists and texts are looked through; None stays None.
+    """Returns a copy with `***` instead of each secret. Searches mappings, lists and texts; None stays None.
 
     A list may be a command line: the words `--api-key KEY`, `--api-key=KEY` and `API_KEY=KEY` lose their values.
 
-    `name`: what the value stands under, if that is known.
+    `name`: the key of the value, if the key is known.
     """
     if value is not None and (is_secret(name) or isinstance(value, SecretStr | SecretBytes)):
         return REDACTED
@@ -122,7 +127,7 @@ def redact(value: Any, name: str = "") -> Any:
 
 
 def redact_text(text: str) -> str:
-    """The text without remembered values, passwords in URLs, secret query parameters and authorization headers."""
+    """Masks remembered values, passwords in URLs, secret query parameters and authorization headers in a text."""
     if _pattern is not None:
         text = _pattern.sub(REDACTED, text)
     if "://" in text:
@@ -133,13 +138,13 @@ def redact_text(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without secrets, as `redact`."""
+    """Returns a command line without secrets, as `redact` does."""
     shown: list[str] = redact(arguments)
     return shown
 
 
 def _words(values: Sequence[Any]) -> Iterator[tuple[str, Any, bool]]:
-    """The values of a list that may be a command line, as prefix (`--api_key=`), value, and whether it is a secret."""
+    """Yields (prefix such as `--api_key=`, value, whether it is secret) for a list that may be a command line."""
     follows = False
     for value in values:
         if follows or not isinstance(value, str):
@@ -163,7 +168,7 @@ def _query(match: re.Match[str]) -> str:
 
 
 def _may_name_a_field(name: str) -> bool:
-    """Whether the value of `name` may be the name of a field (`key: question`), which texts use as a word."""
+    """Returns whether the value of `name` may be a field's name (`key: question`), which texts use as a word."""
     *before, last = (word.lower() for word in _WORDS.findall(name))
     return last in ("key", "keys") and _KEY_OF.isdisjoint(before[-1:])
 

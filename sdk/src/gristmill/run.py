@@ -1,4 +1,4 @@
-"""What the API tells about a run."""
+"""Records of a run, as the API returns and accepts them."""
 
 from __future__ import annotations
 

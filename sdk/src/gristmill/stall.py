@@ -1,8 +1,8 @@
 """Ends a service that makes no progress, so that its restart policy starts it again.
 
-The thread that extends leases would keep a trainer's groups for ever while its loop hangs: in a collective whose other
-side is gone, in a driver's call, on a file system that does not answer. An environment whose event loop is blocked
-answers nothing, not even a signal to stop.
+The thread that extends leases would keep a trainer's groups for ever while the trainer's loop hangs. The loop can hang
+in a collective whose other side is gone, in a driver's call, or on a file system that does not answer. An environment
+with a blocked event loop answers nothing, not even a signal to stop.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _LOG = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 70
 _STDERR: Final = 2
-"""Its file descriptor: faulthandler writes without the interpreter."""
+"""File descriptor of standard error. faulthandler writes to it without the interpreter."""
 _TICK = 1.0
-# A tick counts for no more than this many seconds: a process that was stopped (SIGSTOP) has not hung.
+# Maximum seconds that one tick adds to the idle time, because a process that was stopped (SIGSTOP) has not hung.
 _LONGEST_TICK = 5.0
-# Seconds to report the stall. What hangs may be standard error itself.
+# Seconds to report the stall. The report has a limit because standard error itself may hang.
 _LAST_WORDS = 10.0
 
 
 @dataclass(frozen=True)
 class StallLimits:
-    """How long a service may show no progress. Times are in seconds."""
+    """Limits for the time without progress. Times are in seconds."""
 
     floor: float
-    """No shorter time is a stall."""
+    """Minimum time without progress that counts as a stall."""
     frozen: float
-    """Time after which a process ends in which no Python thread can run, as when C code hangs and holds the
-    interpreter's lock."""
+    """Time after which a process ends if none of its Python threads can run. C code that hangs while it holds the
+    interpreter's lock is an example."""
     multiple: float = 0
     """A stall is at least this many times the longest time between two signs of progress so far."""
 
@@ -57,14 +57,14 @@ class StallGuard:
         self._thread.start()
 
     def progress(self) -> None:
-        """The loop runs: it began or ended a phase, a micro-batch or a poll."""
+        """Records that the loop runs: the loop began or ended a phase, a micro-batch or a poll."""
         with self._lock:
             self._longest = max(self._longest, self._idle)
             self._idle = 0.0
 
     @contextmanager
     def unwatched(self, what: str) -> Iterator[None]:
-        """Within, code runs that may take as long as it likes, such as a function of the user's. It is only logged."""
+        """Only logs stalls inside the block. Use it for code without a time limit, such as a user's function."""
         self._unwatched = what
         try:
             yield
@@ -74,7 +74,7 @@ class StallGuard:
                 self._idle = 0.0
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stops watching."""
         self._closed.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
@@ -102,7 +102,7 @@ class StallGuard:
 
 
 def _end(service: str, idle: float) -> None:
-    """End the process at once: a loop that hangs cannot be asked to stop."""
+    """Ends the process at once, because a loop that hangs cannot react to a request to stop."""
     threading.Timer(_LAST_WORDS, os._exit, [EXIT_CODE]).start()
     _LOG.critical(
         "no progress for %.0f s: the %s ends with exit code %d, and continues the run when it is started again. "

@@ -1,4 +1,4 @@
-"""The client's face for code that is not async."""
+"""The trajectory API's client for code that is not async."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """`Client` on an event loop of its own thread; methods as there. May be used from several threads."""
+    """A blocking `Client`, with the same methods. Its event loop runs in a separate thread.
+
+    Several threads may use the same SyncClient.
+    """
 
     def __init__(
         self,
@@ -127,5 +130,5 @@ class SyncClient:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C in the caller must not leave the request running.
+            future.cancel()  # Ctrl-C in the caller must also end the request.
             raise

@@ -1,4 +1,4 @@
-"""Policy versions: which weights sampled a token."""
+"""Policy versions, which name the weights that sampled a token."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from dataclasses import dataclass
 
 _LABEL = re.compile(r"([0-9]{1,15})\.([0-9]{1,15})")
-"""No longer than what every reader, be it JSON's or Lua's doubles, holds exactly."""
+"""Both numbers have at most 15 digits, because JSON readers and Lua hold such numbers exactly as doubles."""
 
 
 @dataclass(frozen=True, order=True)
 class PolicyVersion:
     """Weights after `step` optimizer steps of the run's `incarnation`-th trainer.
 
-    The API counts the incarnation up each time a trainer takes the run, so that versions only go
-    forward although a trainer that resumes from a checkpoint repeats steps: 1.17 < 1.18 < 2.15.
-    The string "2.15" is the label that the model server keeps and returns with every completion.
+    The API increases the incarnation each time a trainer takes the run. Versions therefore only increase, although a
+    trainer that resumes from a checkpoint repeats steps: 1.17 < 1.18 < 2.15. The string "2.15" is the label that the
+    model server keeps and returns with every completion.
     """
 
     incarnation: int
@@ -26,9 +26,9 @@ class PolicyVersion:
         return f"{self.incarnation}.{self.step}"
 
     @classmethod
-    @functools.lru_cache(maxsize=1024)  # A run knows few labels, and every sequence of every group names one.
+    @functools.lru_cache(maxsize=1024)  # A run has few labels, and every sequence of every group names a label.
     def parse(cls, label: str) -> PolicyVersion:
-        """Read a label. Raises ValueError for anything else, vLLM's initial "default" included."""
+        """Parses a label. Raises ValueError for any other text, including vLLM's initial label "default"."""
         match = _LABEL.fullmatch(label)
         if match is None:
             raise ValueError(f"{label!r} is not a policy version such as '1.20' (incarnation.step)")

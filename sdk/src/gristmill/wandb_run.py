@@ -1,4 +1,4 @@
-"""A Weights & Biases run of one of a run's processes; an offline one where W&B cannot be reached."""
+"""A Weights & Biases run for one process of a Gristmill run. The W&B run is offline if W&B cannot be reached."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def start_wandb(
     name: str | None = None,
     project: str | None = None,
 ) -> Any:
-    """The W&B run `name` (default: `run_id`), in the group `run_id`. Its files are in `folder`, or in a temporary
-    folder if that cannot be written. Secrets in `config` and in the command line are redacted.
+    """Starts the W&B run `name` (default: `run_id`) in the group `run_id`. Redacts secrets in `config` and in the
+    command line. The run's files are in `folder`, or in a temporary folder if `folder` is not writable.
 
-    It is offline, and a warning says how to send it later, where there are no credentials or W&B does not answer;
-    WANDB_MODE decides where it is set. `project`: default WANDB_PROJECT, else gristmill.
+    WANDB_MODE sets the mode. If it is unset and credentials are missing or W&B does not answer, the run is offline. A
+    warning then explains how to send the run later. `project`: default WANDB_PROJECT, else gristmill.
 
-    The key is WANDB_API_KEY, else the word in the file that WANDB_API_KEY_FILE names, else the one in ~/.netrc. Raises
+    The key is WANDB_API_KEY, else the word in the file that WANDB_API_KEY_FILE names, else the key in ~/.netrc. Raises
     ConfigError for a key file that cannot be read.
     """
-    import wandb  # slow to import; most runs do without
+    import wandb  # slow to import, and most runs do not use it
 
     key = None if environ.get("WANDB_API_KEY") else read_secret(environ, KEY_FILE)
     folder = _writable(folder)
@@ -66,7 +66,7 @@ def start_wandb(
 
 @contextmanager
 def _redacted_command_line() -> Iterator[None]:
-    """W&B copies the process' arguments into the run. It has no setting for that."""
+    """Redacts `sys.argv` inside the block, because W&B copies it into the run and has no setting against that."""
     arguments, sys.argv = sys.argv, redact_arguments(sys.argv)
     try:
         yield
@@ -75,7 +75,7 @@ def _redacted_command_line() -> Iterator[None]:
 
 
 def has_credentials(environ: Mapping[str, str]) -> bool:
-    """Whether there is a key for W&B's host: in WANDB_API_KEY, in the file WANDB_API_KEY_FILE, or in the netrc file."""
+    """Returns whether WANDB_API_KEY, the file WANDB_API_KEY_FILE, or the netrc file has a key for W&B's host."""
     if environ.get("WANDB_API_KEY") or read_secret(environ, KEY_FILE):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

@@ -1,9 +1,9 @@
-"""The rollouts of a run on disk: every group that was trained on, in the order in which it was acked.
+"""The rollouts of a run on disk: every trained group, in the order of the acks.
 
     for group in gristmill.read_rollouts("runs/quickstart"):
         print(group.group_id, group.rewards)
 
-The trajectory API writes them; `segment` has the format, `reader` reads it.
+The trajectory API writes the rollouts. The module `segment` defines the format, and the module `reader` reads it.
 """
 
 from gristmill.archive.reader import read_archive, read_rollouts, segments

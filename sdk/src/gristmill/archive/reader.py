@@ -11,15 +11,15 @@ from gristmill.group import TrajectoryGroup
 
 
 def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
-    """The trained groups of a run in the order of their acks. `folder`: "runs/quickstart", or its rollouts/.
+    """Yields the trained groups of a run in the order of their acks. `folder`: "runs/quickstart", or its rollouts/.
 
-    Each id comes once, although a crash of the API may have written a group twice. A run that was deleted and created
-    again under the same id is another run: its groups follow the older run's, and may have the ids of those. The
-    oldest groups of a long run may be gone (API_ARCHIVE_MAX_BYTES). May be called while the run goes on; a group that
-    is being written is left out.
+    Each group id comes once, although a crash of the API may write a group twice. A run that was deleted and created
+    again under the same id counts as another run. Its groups follow the older run's groups and may repeat their ids.
+    The API may have deleted the oldest groups of a long run (API_ARCHIVE_MAX_BYTES). The run may still be open: a group
+    that is being written is left out.
 
     Raises ArchiveError for a folder without rollouts, for a damaged segment, and for rollouts that came through
-    Atropos' protocol, which carry no policy versions: `read_archive` reads those.
+    Atropos' protocol. Those rollouts carry no policy versions; `read_archive` reads them.
     """
     for archived in read_archive(folder):
         if archived.schema != "group":
@@ -33,14 +33,14 @@ def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
 
 
 def read_archive(folder: str | Path) -> Iterator[ArchivedGroup]:
-    """As `read_rollouts`, but every kind of group, as the bytes that were submitted."""
+    """Yields groups of every schema as the submitted bytes, in the order of `read_rollouts` and each id once."""
     run: tuple[str, int] | None = None
     seen: set[str] = set()
     for path in segments(folder):
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            continue  # The size cap took it since the folder was listed.
+            continue  # The API deleted the segment after the listing, to keep the archive within its maximum size.
         with file:
             opening = segment.read_opening(file, str(path))
             if opening is None:
@@ -56,7 +56,7 @@ def read_archive(folder: str | Path) -> Iterator[ArchivedGroup]:
 
 
 def segments(folder: str | Path) -> list[Path]:
-    """A run's segments, oldest first. Raises ArchiveError when there is no such folder."""
+    """Returns the segments of a run, oldest first. Raises ArchiveError if the folder does not exist."""
     rollouts = Path(folder) / "rollouts"
     if not rollouts.is_dir() and Path(folder).name == "rollouts":
         rollouts = Path(folder)

@@ -1,23 +1,23 @@
 """The format of an archive's segments: `<run>/rollouts/000001.gmz`, `000002.gmz`, ...
 
-A segment is a sequence of zstd frames, so any zstd reads it: `zstd -dc < 000001.gmz` gives msgpack arrays
-`[group id, schema, bytes]`, one after another, and nothing else.
+A segment is a sequence of zstd frames, so any zstd reads it. `zstd -dc < 000001.gmz` prints only msgpack arrays
+`[group id, schema, bytes]`, one after another.
 
-    opening      skippable frame 0x184D2A50 (zstd passes over it): little-endian u32 CRC-32 of what follows, then
+    opening      skippable frame 0x184D2A50 (zstd passes over it): little-endian u32 CRC-32 of the msgpack bytes, then
                  msgpack {format, run_id, created_ms}
-    then, a group at a time:
+    then, for each group:
     mark         skippable frame 0x184D2A51 with three little-endian u32: bytes of the head, bytes of head and body,
                  CRC-32 of head and body
     head         zstd frame: the msgpack array's start: 93, str group id, str schema, C6 and the u32 length
-    body         zstd frame: the group's bytes. A group that was submitted as zstd lies here as it came.
+    body         zstd frame: the group's bytes. A group that was submitted as zstd is stored unchanged.
 
-`created_ms` is when the run was created: a run that was deleted and created again under the same id is another run,
-and starts a segment of its own. Schema "group" is `GROUP_MEDIA_TYPE`; "atropos" is the JSON text of a scored group as
-Atropos' clients send it.
+`created_ms` is the time at which the run was created. A run that was deleted and created again under the same id counts
+as another run and starts a new segment. Schema "group" is `GROUP_MEDIA_TYPE`. Schema "atropos" is the JSON text of a
+scored group as Atropos' clients send it.
 
-A crash may leave a torn end: a last group that is cut short, or whose checksum is wrong, or zeros; or a segment without
-a whole opening and without groups. It was not promised to anyone, and readers leave it out. Damage anywhere else is an
-ArchiveError.
+A crash may leave a torn end: zeros, or a last group that is cut short or has a wrong checksum. A crash may also leave a
+segment without a complete opening and without groups. The API acknowledged none of these bytes, so readers leave them
+out. Damage anywhere else raises an ArchiveError.
 """
 
 from __future__ import annotations
@@ -44,36 +44,39 @@ _HEAD = msgspec.msgpack.Decoder(tuple[str, str, bytes])
 
 
 class ArchiveError(GristmillError):
-    """A segment that is not one, or is damaged before its end."""
+    """A file is not a segment, or a segment is damaged before its end."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose groups a segment holds."""
+    """The run that a segment belongs to."""
 
     format: int = 1
     run_id: str
     created_ms: int
-    """Redis' clock at the run's creation, ms."""
+    """Time of the run's creation by Redis' clock, in ms."""
 
 
 @dataclass(frozen=True)
 class ArchivedGroup:
-    """A group as it was submitted."""
+    """A group with its body as it was submitted."""
 
     group_id: str
     schema: str
-    """ "group": `body` is what TrajectoryGroup.decode reads. "atropos": JSON text."""
+    """ "group": TrajectoryGroup.decode reads `body`. "atropos": `body` is JSON text."""
     body: bytes
 
 
 def opening(run_id: str, created_ms: int) -> bytes:
-    """The first bytes of a segment."""
+    """Returns the first bytes of a segment."""
     content = msgspec.msgpack.encode(Opening(run_id=run_id, created_ms=created_ms))
     return _OPENING.pack(_OPENING_MAGIC, 4 + len(content), zlib.crc32(content)) + content
 
 
 def record(group_id: str, schema: str, stored: bytes) -> bytes:
-    """One group as it lies in a segment. `stored`: its bytes, plain or one zstd frame. Raises CompressionError."""
+    """Returns the segment's bytes for one group. Raises CompressionError.
+
+    `stored`: the group's bytes, plain or as one zstd frame.
+    """
     if not compression.is_compressed(stored):
         size, body = len(stored), compression.deflate(stored)
     else:
@@ -86,7 +89,7 @@ def record(group_id: str, schema: str, stored: bytes) -> bytes:
 
 
 def parse(frames: bytes, head_size: int) -> ArchivedGroup:
-    """What `frames`, a group's head and body, hold. Raises ArchiveError."""
+    """Returns the group in `frames`, which is the head followed by the body. Raises ArchiveError."""
     try:
         head = compression.inflate(frames[:head_size], _MAX_HEAD)
         group_id, schema, _ = _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")
@@ -103,7 +106,7 @@ def parse(frames: bytes, head_size: int) -> ArchivedGroup:
 
 
 def read_opening(file: BinaryIO, name: str) -> Opening | None:
-    """Whose segment this is; None when a crash came before its first group. Raises ArchiveError."""
+    """Returns the opening of a segment, or None if a crash tore the opening. Raises ArchiveError."""
     magic, length, checksum = _OPENING.unpack(file.read(_OPENING.size).ljust(_OPENING.size, b"\0"))
     content = file.read(length - 4) if 4 < length <= _MAX_OPENING else b""
     if magic != _OPENING_MAGIC or not content or zlib.crc32(content) != checksum:
@@ -126,8 +129,10 @@ def read_opening(file: BinaryIO, name: str) -> Opening | None:
 
 
 def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
-    """Each whole group after the opening: head and body, the head's size, and the offset of its end. Stops at a torn
-    end; raises ArchiveError where the damage is not the end."""
+    """Yields (head and body, size of the head, offset of the group's end) for each whole group after the opening.
+
+    Stops at a torn end. Raises ArchiveError if the damage is before the end.
+    """
     start = file.tell()
     while len(mark := file.read(_MARK.size)) == _MARK.size:
         magic, length, head_size, size, checksum = _MARK.unpack(mark)
@@ -156,13 +161,19 @@ _REMEDY = "Move the file elsewhere to read the segments after it."
 
 
 def _sized(frame: bytes) -> tuple[int, bytes]:
-    """Frames of streaming compressors do not say their content size, which the head must."""
+    """Returns the content size of a frame without one, and a new frame that has one.
+
+    Streaming compressors leave the content size out of the frame, and the head of a group needs it.
+    """
     content = compression.inflate(frame, 1 << 32)
     return len(content), compression.deflate(content)
 
 
 def _holds_no_mark(file: BinaryIO) -> bool:
-    """The opening is on disk before the first group is written, so a torn one is all that its segment holds."""
+    """Returns whether the file is short and has no group's mark in it.
+
+    The API writes the opening to disk before the first group, so a segment with a torn opening holds no groups.
+    """
     file.seek(0)
     start = file.read(_MAX_OPENING + _MARK.size)
     return len(start) < _MAX_OPENING and _MARK_MAGIC.to_bytes(4, "little") not in start

@@ -1,6 +1,7 @@
-"""Settings: read once at the edge, validated, frozen, passed in.
+"""Settings: a service reads them once at start, validates and freezes them, and passes them in.
 
-A value comes from the highest of: command line, GRISTMILL_* (URLs, directories, ids only), YAML, default.
+A value comes from the first source that has one: command line, GRISTMILL_* (URLs, directories, ids only), YAML,
+default.
 """
 
 from gristmill.settings.base import Settings

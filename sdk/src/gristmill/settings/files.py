@@ -18,9 +18,9 @@ _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<defa
 
 
 def find_config(name: str, config_dir: Path) -> Path:
-    """The file that `--config NAME` means: a path if there is one, else `config_dir`/NAME.yaml.
+    """Returns the file that `--config NAME` means: NAME as a path if that file exists, else `config_dir`/NAME.yaml.
 
-    Raises ConfigError listing the names there are.
+    Raises ConfigError with a list of the existing names.
     """
     path = Path(name)
     if path.is_file():
@@ -40,9 +40,9 @@ def find_config(name: str, config_dir: Path) -> Path:
 
 
 def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Read a YAML mapping, with ${VAR} and ${VAR:-default} filled in from `environ` (os.environ by default).
+    """Reads a YAML mapping and replaces ${VAR} and ${VAR:-default} from `environ` (os.environ by default).
 
-    `$$` is a plain dollar sign. What a variable with a secret's name holds (API_KEY) is redacted from then on. Raises
+    `$$` is a plain dollar sign. The value of a variable with a secret's name (API_KEY) is redacted from then on. Raises
     ConfigError for a missing file, broken YAML or an unset variable.
     """
     try:

@@ -1,4 +1,4 @@
-"""Command-line flags made from a settings model: one flag a field, nested sections flat."""
+"""Command-line flags made from a settings model: one flag per field, without prefixes for nested sections."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class _Flag:
 
 
 def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, description: str = "") -> dict[str, Any]:
-    """Read `--group_size 4`, `--group-size 4`, `--use_wandb`, `--no-use_wandb`, `--reward_functions length format`.
+    """Reads `--group_size 4`, `--group-size 4`, `--use_wandb`, `--no-use_wandb`, `--reward_functions length format`.
 
-    Returns only what was given, nested as `model` wants it: `--split x` becomes {"dataset": {"split": "x"}},
-    a flag of a list of sections sets the first of them. Values stay strings for the model to convert.
-    Raises ConfigError for an unknown flag, with its nearest match.
+    Returns only the given values, nested as in `model`: `--split x` becomes {"dataset": {"split": "x"}}. If a setting
+    is a list of sections, its flags set the first section. Values stay strings, which the model converts. Raises
+    ConfigError for an unknown flag, with its nearest match.
     """
     return parse_flag_sets(arguments, {"settings": model}, prog, description)[0]
 
@@ -41,9 +41,9 @@ def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, des
 def parse_flag_sets(
     arguments: Sequence[str], models: Mapping[str, type[BaseModel]], prog: str, description: str = ""
 ) -> list[dict[str, Any]]:
-    """As `parse_flags`, for the flags of several models on one command line. Returns what was given, a dict a model.
+    """Reads the flags of several models from one command line, as `parse_flags` does. Returns one dict per model.
 
-    `models`: by the title of their flags in `--help`. Raises ValueError when two models have a flag of one name.
+    `models`: the models by the title of their flags in `--help`. Raises ValueError if two models have the same flag.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -143,9 +143,9 @@ def _only_models(annotation: Any) -> bool:
 
 
 def flag_names(model: type[BaseModel]) -> dict[str, str]:
-    """The flag of every setting that has one, by the setting's place: {"dataset.split": "--split"}.
+    """Returns the flag of every setting that has a flag, by the setting's place: {"dataset.split": "--split"}.
 
-    A list of sections stands for its first: {"server_configs.base_url": "--base_url"}.
+    If a setting is a list of sections, its flags belong to the first: {"server_configs.base_url": "--base_url"}.
     """
     return {
         ".".join(part for part in flag.path if isinstance(part, str)): f"--{flag.name}" for flag in _flags(model, ())

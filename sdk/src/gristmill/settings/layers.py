@@ -17,13 +17,13 @@ from gristmill.settings.nearest import did_you_mean
 M = TypeVar("M", bound=BaseModel)
 
 _PROBLEMS = {"extra_forbidden": "unknown_key"}
-"""Codes of ours for pydantic's error types."""
+"""Gristmill's codes for pydantic's error types."""
 _INSTANCE = re.compile(r" or instance of \w+")
-"""What pydantic adds for callers in Python. A file cannot hold an instance."""
+"""Text that pydantic adds for callers in Python. A configuration file cannot hold an instance."""
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """`low` overlaid with `high`: mappings merge by key, lists of mappings by position, all else is replaced."""
+    """Overlays `low` with `high`. Mappings merge by key, lists of mappings by position; other values are replaced."""
     merged = dict(low)
     for key, value in high.items():
         under = merged.get(key)
@@ -39,9 +39,9 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
-    """Validate `values` as `model`. Secrets among them are redacted from then on.
+    """Validates `values` as `model`. Secrets in `values` are redacted from then on.
 
-    Raises ConfigError with one line for every wrong key, naming `where` it stands.
+    Raises ConfigError with one line for every wrong key. Each line names `where`, the source of the values.
     """
     remember_secrets(values)
     try:
@@ -58,11 +58,11 @@ def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
 
 
 def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The errors, with the keys of the user's settings as their locations.
+    """Returns the errors with the keys of the user's settings as their locations.
 
-    For a setting that may be of several types, pydantic reports the errors of each type, with the type's name in the
-    location: dataset.reward_functions.0.str. The names are left out, and so is "not of that type" if the value is of
-    another of the types and has errors inside.
+    For a setting with several possible types, pydantic reports the errors of each type. The location then contains the
+    type's name: dataset.reward_functions.0.str. This function removes the type's name. It also drops the error "not of
+    that type" if the value has another of the types and errors inside.
     """
     found: list[dict[str, Any]] = [
         {**item, "loc": _keys(dict(item), values), "typed": item["loc"]} for item in error.errors()
@@ -72,7 +72,7 @@ def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[
 
 
 def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
-    """The parts of the error's location that are in the settings `values`, and the last one if that is missing."""
+    """Returns the parts of the error's location that are in `values`, and the missing key if a key is missing."""
     keys: list[int | str] = []
     here: Any = values
     for part in error["loc"]:
@@ -92,7 +92,7 @@ def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
         return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
     if error["type"] == "missing":
         return f"{where}: '{key}' is missing; it is required."
-    written = error["type"] == "value_error" or "url" not in error  # the sentence is one of ours
+    written = error["type"] == "value_error" or "url" not in error  # Gristmill wrote the sentence
     message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
     found = redact(error["input"], str(location[-1]) if location else "")
     return f"{where}: '{key}': {message}" + ("" if written else f" (found {found!r}).")
@@ -112,7 +112,7 @@ def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def inner_model(annotation: Any) -> type[BaseModel] | None:
-    """The settings model inside `Model`, `Model | None` or `list[Model]`; None where there is none."""
+    """Returns the settings model inside `Model`, `Model | None` or `list[Model]`, or None for other annotations."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     origin = typing.get_origin(annotation)

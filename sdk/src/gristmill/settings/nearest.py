@@ -7,6 +7,6 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The sentence " Did you mean 'x'?", leading blank included, or nothing when no known word is near."""
+    """Returns " Did you mean 'x'?" with the leading blank, or an empty string if no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

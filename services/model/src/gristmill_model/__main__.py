@@ -23,7 +23,7 @@ log = logging.getLogger("gristmill_model")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the service. Returns an exit code for `build` and for errors; serving never returns."""
+    """Runs the service. Returns an exit code for `build` and for errors; serving never returns."""
     options = _parser().parse_args(argv)
     setup("model")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a hundred lines in a container's log
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe(resolved: ResolvedModel, settings: Settings) -> Manifest:
-    """The manifest of a resolved model as `settings` serve it."""
+    """Returns the manifest of a resolved model that is served with `settings`."""
     config = AutoConfig.from_pretrained(resolved.weights_path, trust_remote_code=False)
     own_limit = getattr(config, "max_position_embeddings", None) or settings.max_length
     return Manifest(

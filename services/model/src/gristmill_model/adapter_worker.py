@@ -1,4 +1,4 @@
-"""What the trainer calls in vLLM's worker to bring a new adapter: vLLM loads this class by `--worker-extension-cls`."""
+"""The extension of vLLM's worker that loads a published adapter. vLLM loads this class by `--worker-extension-cls`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _FIRST = 1
 
 
 class AdapterWorker:
-    """Becomes a base of vLLM's worker, which loads and forgets adapters."""
+    """A base class of vLLM's worker at run time. The worker loads and unloads adapters."""
 
     add_lora: Any
 
     def load_adapter(self, path: str) -> bool:
-        """Put the adapter in folder `path` in place of the one that is served, also for requests that stand still.
+        """Replaces the served adapter by the adapter in folder `path`, also for paused requests.
 
-        Not by /v1/load_lora_adapter with `load_inplace`: vLLM would read the files anew for every batch of tokens.
+        /v1/load_lora_adapter with `load_inplace` is not an option, because vLLM would then read the files again for
+        every batch of tokens.
         """
         from vllm.lora.request import LoRARequest
 

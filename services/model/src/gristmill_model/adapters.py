@@ -1,7 +1,8 @@
-"""LoRA adapters in place of whole weights: what vLLM is started with, so that the trainer may bring them.
+"""LoRA adapters instead of whole weights: vLLM's options that let the trainer publish adapters.
 
-One adapter, which `AdapterWorker` replaces where it lies, and through which `ThroughAdapter` leads all requests. It
-begins as zeros, which change nothing: before the trainer's first version the server answers as it does without.
+vLLM holds one adapter. `AdapterWorker` replaces the adapter in place, and `ThroughAdapter` routes all requests through
+it. The first adapter is all zeros, so before the trainer's first version the server answers as the model without an
+adapter does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gristmill_model.cache import built, locked
 
 NAME: Final = "lora"
-"""Under which vLLM knows the adapter. Clients go on naming the model."""
+"""vLLM's name for the adapter. Clients still send the model's name."""
 
 
 def arguments(rank: int, adapter: Path) -> list[str]:
-    """vLLM's command line for one adapter of at most `rank`, at first the one in `adapter`."""
+    """Returns vLLM's options for one adapter of at most rank `rank`, which at first is the adapter in `adapter`."""
     return [
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1"),
         *("--lora-modules", json.dumps({"name": NAME, "path": str(adapter)})),
@@ -31,13 +32,13 @@ def arguments(rank: int, adapter: Path) -> list[str]:
 
 
 def first_adapter(weights: Path, models_dir: Path) -> Path:
-    """Folder with an adapter of zeros for the model in `weights`, made once."""
+    """Returns the folder with an all-zero adapter for the model in `weights`. The first call makes the adapter."""
     with locked(models_dir):
         return built(models_dir, f"{weights.name}-adapter", lambda folder: _write(weights, folder))
 
 
 def _write(weights: Path, folder: Path) -> None:
-    """Rank 1, on all linear layers but the head."""
+    """Writes an adapter of rank 1 on all linear layers except the head."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         model = make(AutoConfig.from_pretrained(weights, trust_remote_code=False), trust_remote_code=False)

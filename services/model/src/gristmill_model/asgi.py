@@ -1,4 +1,4 @@
-"""What middlewares need that read, rewrite or refuse a request."""
+"""Helpers for middlewares that read, rewrite or refuse a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole of it."""
+    """Returns the whole body of a request."""
     body = bytearray()
     while True:
         message = await receive()
@@ -26,7 +26,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
-    """The same request with `body`; after it, `receive` still tells whether the client is there."""
+    """Returns the same request with `body`. After the body, `receive` still reports whether the client is connected."""
     sent = False
 
     async def ask() -> MutableMapping[str, Any]:
@@ -40,13 +40,13 @@ def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Recei
 
 
 def sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
-    """`headers` for `body`."""
+    """Returns `headers` with the length of `body`."""
     kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
     return [*kept, (b"content-length", str(len(body)).encode())]
 
 
 async def send_json(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Answer with `body` as JSON; `headers` are sent in addition to its type and length."""
+    """Sends a response with `body` as JSON. `headers` are sent in addition to the content's type and length."""
     content = json.dumps(body).encode()
     own = sized([(b"content-type", b"application/json"), *(headers or [])], content)
     await send({"type": "http.response.start", "status": status, "headers": own})
@@ -55,16 +55,16 @@ async def send_json(send: Send, status: int, body: object, headers: list[tuple[b
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is not served, in the form of the trajectory API's errors."""
+    """The reason why a request is not served, in the form of the trajectory API's errors."""
 
     status: int
     code: str
-    """The stable word for it, on which clients act."""
+    """The stable code of the reason, which clients rely on."""
     message: str
     remedy: str = ""
 
     async def send(self, send: Send) -> None:
-        """Answer with it."""
+        """Sends the refusal as the response."""
         challenge = [(b"www-authenticate", b"Bearer")] if self.status == 401 else []
         body = {"error": {"code": self.code, "message": self.message, "remedy": self.remedy}}
         await send_json(send, self.status, body, challenge)

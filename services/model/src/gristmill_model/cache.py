@@ -1,7 +1,7 @@
-"""Folders of built models: whole or not there.
+"""Folders of built models, which are either complete or do not exist.
 
-A folder is made under a temporary name and renamed, under a lock; a kill in the middle leaves only a temporary folder,
-which the next start sweeps away.
+Under a lock, a build writes a folder under a temporary name and then renames it. A kill during the build leaves only a
+temporary folder, which the next start deletes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DIGEST_FILE = ".sha256.json"
 
 @contextmanager
 def locked(models_dir: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that two starts do not build the same model, and sweep what a kill left behind."""
+    """Holds the folder's lock, so that two starts do not build the same model. Deletes folders of killed builds."""
     models_dir.mkdir(parents=True, exist_ok=True)
     with (models_dir / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when the process ends, however it ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock when the process ends, even if killed
         for leftover in models_dir.glob(f"{BUILDING}*"):
             shutil.rmtree(leftover)
         yield
 
 
 def built(models_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """`models_dir`/`name`, made by `build(empty folder)` if it is not there yet. Call with the lock held."""
+    """Returns `models_dir`/`name`. If it does not exist, `build(empty folder)` fills it. The caller holds the lock."""
     final = models_dir / name
     if final.is_dir():
         return final
@@ -48,7 +48,7 @@ def built(models_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Put `source`'s content at `target`: a hard link where the file system can, so that big weights cost nothing."""
+    """Puts `source`'s content at `target`: by a hard link if possible, so that big weights take no extra space."""
     try:
         os.link(source.resolve(), target)
     except OSError:  # another file system, or one without hard links
@@ -56,7 +56,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over names and contents of the folder's weight files, kept beside them when the folder is ours."""
+    """Returns the SHA-256 over names and contents of the folder's weight files.
+
+    A built folder keeps the digest in `DIGEST_FILE`.
+    """
     kept = folder / DIGEST_FILE
     if kept.is_file():
         return str(json.loads(kept.read_text())["sha256"])
@@ -70,7 +73,10 @@ def digest(folder: Path) -> str:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Environment and trainer read the folder under their own ids; `save_pretrained` and `mkdtemp` shut them out."""
+    """Makes the folder readable for environment and trainer, which run under other user ids.
+
+    `mkdtemp` and `save_pretrained` create folders and files that other users cannot read.
+    """
     folder.chmod(0o755)
     for path in folder.iterdir():
         if path.stat().st_mode & 0o444 != 0o444:

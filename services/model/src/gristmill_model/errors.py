@@ -1,4 +1,4 @@
-"""What can go wrong before the server starts."""
+"""Errors before the server starts."""
 
 from __future__ import annotations
 

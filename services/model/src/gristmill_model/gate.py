@@ -1,11 +1,11 @@
-"""Keeps vLLM's developer endpoints for the trainer: vLLM loads this class by `--middleware`.
+"""Reserves vLLM's developer endpoints for the trainer. vLLM loads this class by `--middleware`.
 
-A request for a host that the server does not answer for is refused first (gristmill.hosts).
+The gate first refuses a request for a host that the server does not answer for (gristmill.hosts).
 
-Every client that reaches the port may generate and read. Every other endpoint (publish, pause, sleep, and any that the
-next vLLM adds) takes the trainer's token. The token is a file in the weights volume: a service that may write weights
-there may also make the server load them. A trainer that takes a run writes a new token, and so shuts out the trainer
-before it.
+Every client that reaches the port may generate and read. Every other endpoint (publish, pause, sleep, and any endpoint
+that the next vLLM adds) requires the trainer's token. The token is a file in the weights volume, so a service that may
+write weights there may also make the server load them. A trainer that takes a run writes a new token, which shuts out
+the previous trainer.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ GENERATING = frozenset(
     }
 )
 _REMEMBERED = 100
-"""Earlier tokens, so that their owners are told what happened."""
-# An environment finds out by a GET whether the server has a route: the status is 405 if it has, and 404 if it lacks it.
+"""Maximum number of earlier tokens that the gate keeps. Their owners receive the error code "fenced"."""
+# An environment sends a GET to check whether the server has a route. The status is 405 if the route exists, else 404.
 OPEN = frozenset({*(("GET", path) for path in READING | GENERATING), *(("POST", path) for path in GENERATING)})
 
 
 class DeveloperGate:
-    """ASGI middleware: passes an allowlist of (method, path), and anything that carries the token."""
+    """ASGI middleware that passes an allowlist of (method, path), and every request that carries the token."""
 
     def __init__(self, app: App, token_file: Path | None = None) -> None:
-        """`token_file` is for tests; vLLM gives only `app`, and the file is in GRISTMILL_WEIGHTS_DIR."""
+        """`token_file` is for tests. vLLM passes only `app`; the token file is then in GRISTMILL_WEIGHTS_DIR."""
         self._app = app
         self._hosts = AllowedHosts.read(os.environ)
         self._publications = Publications(app, Path(os.environ.get(FIRST_WEIGHTS, "")))
         self._token_file = token_file or Deployment.read(os.environ).weights_dir / "token"
         self._current = b""
         self._replaced: list[bytes] = []
-        """Earlier contents of the file, the newest last. Their owners were trainers of this server."""
+        """Earlier tokens of the file, the newest last. Their owners were trainers of this server."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":  # none of ours; refused before it is accepted
+        if scope["type"] == "websocket":  # the server has no websockets, so it refuses them before it accepts
             await send({"type": "websocket.close", "code": 1008, "reason": "not open here"})
             return
         host = self._hosts.refused(scope["headers"])
@@ -73,10 +73,10 @@ class DeveloperGate:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        """Why the request may not pass; None if it may."""
+        """Returns the reason why the request may not pass, or None if it may."""
         what = f"{scope['method']} {scope['path']} is for the trainer only"
         try:
-            # Read at each request: each trainer replaces the token of the one before.
+            # The gate reads the file for each request, because each trainer replaces the previous trainer's token.
             token = self._token_file.read_bytes().strip()
         except OSError as error:
             problem = f"no token can be read at {self._token_file} ({type(error).__name__}); the trainer makes it"
@@ -89,7 +89,7 @@ class DeveloperGate:
         given = dict(scope["headers"]).get(b"authorization", b"")
         if hmac.compare_digest(given, b"Bearer " + token):
             return None
-        # Every comparison takes the same time, whichever token it was.
+        # The check compares all earlier tokens, so its time does not depend on which token matches.
         if sum(hmac.compare_digest(given, b"Bearer " + old) for old in self._replaced):
             return Refusal(409, "fenced", f"{what}, and another trainer has replaced the one that sent it")
         problem = f"send 'Authorization: Bearer TOKEN' with the content of {self._token_file}"

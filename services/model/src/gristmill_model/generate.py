@@ -1,11 +1,11 @@
-"""POST /generate, which atroposlib's `server_type: vllm` asks for tokens and log-probabilities.
+"""POST /generate, from which atroposlib's `server_type: vllm` requests tokens and log-probabilities.
 
-vLLM had such an endpoint once, and Atropos brings a server of its own for it. Here vLLM loads this class by
+Earlier versions of vLLM had this endpoint, and Atropos brings a custom server for it. Here vLLM loads this class by
 `--middleware`, and /v1/completions does the work:
 
     {"prompt": {"prompt_token_ids": [...]}, "logprobs": 0, "n": 4, "max_tokens": 64, ...any sampling parameter}
- -> {"logprobs": a completion each [a token each [{id: log-probability}]], "finish_reasons": ["stop", ...],
-     "prompt_logprobs": as asked for, a position each {id: log-probability}, else null}
+ -> {"logprobs": per completion [per token [{id: log-probability}]], "finish_reasons": ["stop", ...],
+     "prompt_logprobs": if requested, per position {id: log-probability}, else null}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DOES_IT: Final = "/v1/completions"
 
 
 class AtroposGenerate:
-    """ASGI middleware. Errors of /v1/completions are passed on as they are."""
+    """ASGI middleware that adds /generate. It passes errors of /v1/completions on unchanged."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class AtroposGenerate:
 
 
 def _question(body: bytes) -> bytes:
-    """The body for /v1/completions. What it cannot be is left to the endpoint to refuse."""
+    """Returns the body for /v1/completions. Passes an invalid body on unchanged, and the endpoint refuses it."""
     try:
         asked = json.loads(body)
     except ValueError:

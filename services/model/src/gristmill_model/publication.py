@@ -1,16 +1,15 @@
-"""POST /gristmill/publish: the server takes new weights as one request, from the pause to the resumption.
+"""POST /gristmill/publish: one request makes the server pause, load new weights and resume.
 
     {"path": "/weights/RUN/1.20", "version": "1.20"}   a folder with whole weights, or with a LoRA adapter
  -> {"weight_version": "1.20"}
 
-The trainer sends one request and the server does the rest. A trainer that is stopped or killed in the middle
-leaves no paused server behind. Publications run one after another, in the order in which they arrived.
-Each is admitted when its turn comes, not when it arrived: a request of a trainer that was replaced in the
-meantime is refused.
+The trainer sends one request and the server does the rest, so a trainer that is killed meanwhile does not leave the
+server paused. Publications run one after another, in the order of their arrival. The server checks each request when
+its turn comes: it refuses a request of a trainer that was replaced while the request waited.
 
-While weights are loaded, the server's label is `INVALID`, which is not a policy version: environments reject what was
-sampled under it. When loading fails, vLLM is left without usable weights, and its engine would die of the next token.
-So the weights from before are loaded again, and served under their own label.
+While weights are loaded, the server's label is `INVALID`, which is not a policy version. Environments reject samples
+with this label. If loading fails, vLLM has no usable weights, and its engine would crash on the next token. The server
+then loads the previous weights again and serves them under their own label.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from gristmill_model.asgi import App, Receive, Refusal, Scope, Send, read_body, 
 
 PATH: Final = "/gristmill/publish"
 FIRST_WEIGHTS: Final = "GRISTMILL_FIRST_WEIGHTS"
-"""Variable that tells vLLM's process which folder it was started with, a model's or an adapter's."""
+"""Variable that holds the folder with which vLLM was started: a model's or an adapter's folder."""
 FIRST: Final = "default"
 """vLLM's label for the weights that it was started with."""
 INVALID: Final = "invalid"
-"""Label of weights that may be loaded in part."""
+"""Label of weights that may be only partly loaded."""
 
 _ADAPTER: Final = "adapter_config.json"
 _LOG = logging.getLogger(__name__)
@@ -44,14 +43,14 @@ class Publications:
     """Loads published weights into the vLLM whose ASGI application is `app`."""
 
     def __init__(self, app: App, first_weights: Path) -> None:
-        """`first_weights`: the folder that vLLM was started with, a model's or an adapter's."""
+        """`first_weights`: the folder with which vLLM was started, a model's or an adapter's folder."""
         self._app = app
         self._served = (first_weights, FIRST)
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[], Refusal | None]) -> None:
-        """Serve one request. `refusal`: says whether its sender may publish at this moment."""
-        # The whole body first: a sender that was stopped within its request must not hold or pass its turn.
+        """Serves one request. `refusal`: returns why the sender may not publish at this moment, or None."""
+        # Read the whole body first, because a sender that stops within its request must not hold up the others.
         body = await read_body(receive)
         async with self._turn:
             problem = refusal()
@@ -73,7 +72,7 @@ class Publications:
         return None
 
     async def _paused(self, scope: Scope, path: Path, version: str) -> None:
-        """Swap the weights while generation is paused. Running requests are kept, and continue afterwards."""
+        """Swaps the weights while generation is paused. Running requests continue afterwards."""
         await self._call(scope, "/pause", query="mode=keep")
         try:
             await self._call(scope, "/update_weight_version", {"new_version": INVALID})
@@ -93,14 +92,14 @@ class Publications:
         else:
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._call(scope, "/collective_rpc", load)
-        # The blocks of paused requests too: they are computed again from the new weights.
+        # Also resets the blocks of paused requests, which vLLM then computes again with the new weights.
         reset = await self._call(scope, "/reset_prefix_cache", query="reset_running_requests=true")
         if not reset.get("success"):
             raise _CallError("the prefix cache, which is of the old weights, was kept")
         await self._call(scope, "/update_weight_version", {"new_version": version})
 
     async def _call(self, outer: Scope, path: str, body: Any = None, query: str = "") -> dict[str, Any]:
-        """Call one of vLLM's own endpoints, as a client behind the gate would. Raises _CallError."""
+        """Calls one of vLLM's endpoints behind the gate. Raises _CallError."""
         headers = [(b"content-type", b"application/json")]
         scope = {
             **outer,
@@ -120,7 +119,7 @@ class Publications:
 
         try:
             await self._app(inner, receive, send)
-        except Exception as error:  # an endpoint raises whatever its engine failed of
+        except Exception as error:  # an endpoint raises whatever error its engine raised
             raise _CallError(f"{path} failed: {error}") from error
         text = bytes(answered).decode(errors="replace")
         if status != 200:
@@ -133,14 +132,14 @@ class Publications:
 
 
 def _read(body: bytes) -> tuple[Path, str] | Refusal:
-    """The folder and the version that a request names."""
+    """Returns the folder and the version that a request names."""
     try:
         asked = json.loads(body)
         path, version = Path(asked["path"]), str(asked["version"])
     except (ValueError, LookupError, TypeError) as error:
         return Refusal(422, "bad_request", f"POST {PATH} takes a path and a version ({error!r})")
     if not path.is_dir():
-        # 503, so that it is tried again: on a network file system a new folder may show up late.
+        # 503 makes the trainer retry, because a new folder may appear late on a network file system.
         return Refusal(
             503,
             "weights_missing",
@@ -151,5 +150,5 @@ def _read(body: bytes) -> tuple[Path, str] | Refusal:
 
 
 async def _nothing_more() -> dict[str, Any]:
-    """Waits for ever: after the body, a call's `receive` reports only that the client is gone, and this one stays."""
+    """Waits for ever. After the body, `receive` could only report that the client is gone, and this client stays."""
     return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never done

@@ -1,7 +1,7 @@
-"""The quickstart's data: a number below 100 plus a digit, in GSM8K's `question`/`answer` schema.
+"""The quickstart's data: sums of a number below 100 and a digit, in GSM8K's `question`/`answer` schema.
 
-`python -m gristmill_model.quickstart configs/datasets/quickstart` writes the two files that ship with the stack. `tiny`
-is warm-started on the train rows only, so the 200 test rows measure sums that neither the warm start nor RL has seen.
+`python -m gristmill_model.quickstart configs/datasets/quickstart` writes the two files that ship with the stack. The
+warm start of `tiny` uses the train rows only. The 200 test rows are sums that neither the warm start nor RL has seen.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Sum:
 
 
 def split() -> tuple[list[Sum], list[Sum]]:
-    """The 800 train rows and the 200 test rows: disjoint, always the same and in the same order."""
+    """Returns the 800 train rows and the 200 test rows: disjoint, always the same and in the same order."""
     rows = [Sum(a, b) for a in range(100) for b in range(10)]
     random.Random(SPLIT_SEED).shuffle(rows)
     return rows[TEST_ROWS:], rows[:TEST_ROWS]
 
 
 def jsonl(rows: list[Sum]) -> str:
-    """The rows as lines of JSON, each with `question` and `answer`."""
+    """Returns the rows as lines of JSON, each with `question` and `answer`."""
     return "".join(json.dumps({"question": row.question, "answer": row.answer}) + "\n" for row in rows)
 
 
 def write(folder: Path) -> None:
-    """Write `train.jsonl` and `test.jsonl` into `folder`."""
+    """Writes `train.jsonl` and `test.jsonl` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in zip(("train", "test"), split(), strict=True):
         (folder / f"{name}.jsonl").write_text(jsonl(rows), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""MODEL -> folders on this machine: the model the trainer starts from, and the copy that vLLM serves."""
+"""Turns MODEL into folders on this machine: the model for the trainer's start, and the copy that vLLM serves."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class ResolvedModel:
     requested: str
     """MODEL."""
     name: str
-    """MODEL without the revision of a hub id: what the server answers to."""
+    """MODEL without the revision of a hub id. The server answers to this name."""
     revision: str
-    """The hub's commit, or a hash of what the model was made from."""
+    """The hub's commit, or a hash of the model's sources."""
     weights_path: Path
-    """The original: what the trainer starts from."""
+    """The original model, from which the trainer starts."""
     serve_path: Path
-    """What vLLM serves: the original, or an untied copy of it."""
+    """The model that vLLM serves: the original, or an untied copy of it."""
     sha256: str
 
 
 def resolve(requested: str, models_dir: Path) -> ResolvedModel:
-    """Find, build or fetch a model. Instant when it was done before.
+    """Finds, builds or fetches a model. Returns quickly if an earlier call did the work.
 
     Args:
-        requested: tiny, smollm2, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-1.5B-Instruct, with
-            @ and a commit, tag or branch after it to pin it.
+        requested: tiny, smollm2, a folder with a config.json, or a hub id such as Qwen/Qwen2.5-1.5B-Instruct. After a
+            hub id, @ and a commit, tag or branch pin the revision.
         models_dir: absolute folder for everything that is built.
 
     Raises:
-        ModelError: no such model, a folder that holds none, or a hub that does not answer.
+        ModelError: the model does not exist, the folder holds no model, or the hub does not answer.
     """
     hub = named(requested)
     with locked(models_dir):
@@ -75,7 +75,7 @@ def _local(folder: Path, models_dir: Path) -> tuple[Path, str]:
     revision = _fingerprint(folder)
     if folder.is_relative_to(models_dir):
         return folder, revision
-    # The other containers see only the models folder, so the model moves in.
+    # The other containers see only the models folder, so the model is linked or copied into it.
     name = f"path--{folder.name}-{revision}"
     return built(models_dir, name, lambda target: _take(folder, target)), revision
 
@@ -135,7 +135,7 @@ def _take(source: Path, target: Path) -> None:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Names, sizes and times of the files: changed weights are another model, and big ones are not read for it."""
+    """Returns a hash of the files' paths, sizes and times. It detects changed weights without reading them."""
     total = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         state = path.stat()

