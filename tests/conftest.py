@@ -9,17 +9,17 @@ import pytest
 import redis
 from tests.support.redis_server import RedisServer
 
-# On a developer's machine as in CI: the same examples each time, and no deadline for one, as machines are busy.
+# Every machine, including CI, gets the same examples. Examples have no deadline, because machines may be busy.
 hypothesis.settings.register_profile("gristmill", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("gristmill")
 
 
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
-    """One redis-server for the whole session. Tests that stop or kill theirs start one of their own."""
+    """One redis-server for the whole session. A test that stops or kills Redis starts another server."""
     with RedisServer() as server:
         yield server
-        # What the client library and a check at the start try, and do without.
+        # The client library and a check at the start try these commands, and work without them.
         dispensable = {"client|setinfo", "config|get"}
         assert server.refused() <= dispensable, "the API needs what scripts/redis_acl.py does not allow it"
 

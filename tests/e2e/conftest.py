@@ -1,4 +1,4 @@
-"""Real containers on a real engine. A machine without one is a failure, not a skip: `make e2e` prepares it."""
+"""Real containers on a real engine. A machine without an engine fails these tests; `make e2e` prepares the machine."""
 
 from __future__ import annotations
 

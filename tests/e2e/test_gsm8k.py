@@ -1,4 +1,4 @@
-"""`docker compose run env --config gsm8k`, literally: it brings the whole stack and trains."""
+"""`docker compose run env --config gsm8k` as documented: it starts the whole stack and trains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ services:
     fresh = [row for row in rows if row["staleness_mean"] == 0]
     assert max(row["rollout_logprob_diff_max"] for row in fresh) <= 1e-3
 
-    # The environment generates a step ahead, so most tokens were sampled by older weights than those they train.
+    # The environment generates one step ahead, so older weights than the trained ones sampled most tokens.
     def weights(version: PolicyVersion) -> Path:
         if version.step:
             return run / "checkpoints" / f"step-{version.step:06d}"

@@ -1,4 +1,4 @@
-"""What the containers of a stack can reach of each other and of the host."""
+"""Network access of the stack's containers to each other and to the host."""
 
 from __future__ import annotations
 

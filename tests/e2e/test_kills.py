@@ -1,4 +1,4 @@
-"""Each service is killed in mid-run, by a signal from outside and by Compose; no group is lost or trained twice."""
+"""Each service is killed during the run, by an external signal and by Compose. No group is lost or trained twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _kill(stack: ComposeStack, service: str, way: str) -> None:
 
 
 def _version(stack: ComposeStack) -> PolicyVersion:
-    """The run's policy version; 0.0 while there is no run yet. Waits for an API that is away."""
+    """Returns the run's policy version, or 0.0 before the run exists. Waits while the API does not answer."""
     with SyncClient(stack.api_url) as api:
         try:
             return PolicyVersion.parse(api.get_run(RUN).version or "0.0")
@@ -67,7 +67,7 @@ def test_the_run_survives_a_kill_of_each_service(way: str, tmp_path: Path) -> No
         record_groups = 60 * 16
         assert len(audit.trained) == record_groups
         assert audit.ready == audit.leased == []
-        # Every row that was ever handed out ended somewhere.
+        # Every row that was ever handed out reached a final state.
         assert len(places) + len(audit.outstanding) == status.rows_issued
 
         metrics = stack.metrics(RUN, tmp_path)

@@ -1,4 +1,4 @@
-"""`docker compose up` trains, and a control that cannot learn does not."""
+"""`docker compose up` trains, and a control that cannot learn does not improve."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OVERRIDE = Path(__file__).with_name("learning_rate_zero.yaml")
 
 
 def healthy(stack: ComposeStack, service: str) -> bool:
-    """Whether Docker has found the container healthy. A run that has ended by then was."""
+    """Returns whether Docker has found the container healthy. A run that has ended by then was healthy."""
     state = stack.inspect(service)["State"]
     return bool(state["Status"] == "exited" or state["Health"]["Status"] == "healthy")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The stack after the quickstart's end, its servers still up."""
+    """The stack after the end of the quickstart, with its servers still running."""
 
     stack: ComposeStack
     before: float
@@ -43,7 +43,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("quickstart")
     with ComposeStack(folder, "gristmill-quickstart", {}) as stack:
-        # Up to here nothing trains: the environment brings the run. So this is the untrained model.
+        # Nothing has trained up to here, because the environment opens the run. So this is the untrained model.
         stack.compose("up", "--detach", "--wait", "redis", "api", "model")
         before = exact_match(stack.model_url)
         stack.compose("up", "--detach")
@@ -110,7 +110,7 @@ def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
 
 @pytest.mark.long
 def test_the_control_does_not_learn(trained: Trained, tmp_path: Path) -> None:
-    """At learning rate 0 the first and the last steps differ by noise alone: less than 4 standard errors."""
+    """At learning rate 0 the first and the last steps differ only by noise: less than 4 standard errors."""
     control = ComposeStack(tmp_path, trained.stack.project, {**trained.stack.ports, "RUN_ID": "control"}, [OVERRIDE])
     control.compose("up", "--detach", "--no-recreate", "redis", "api", "model")
     control.compose("up", "--detach", "trainer", "env")

@@ -15,8 +15,8 @@ services:
   trainer: {{command: ["--training_steps", "{STEPS}"]}}
   env: {{command: ["--config", "quickstart", "--max_num_workers", "{GROUPS // ENVIRONMENTS}"]}}
 """
-"""The first permits are those of one step. Each environment asks for as many as it has workers, so that the four that
-wait for permits get the same number, and no environment can be too late."""
+"""The first permits cover one step. Each environment asks for as many permits as it has workers. So the four waiting
+environments get the same number, and no environment can be too late."""
 
 
 @pytest.mark.long
@@ -38,7 +38,8 @@ def test_four_environments_split_the_rows_of_one_run(tmp_path: Path) -> None:
 
 
 def _asking(stack: ComposeStack) -> int:
-    """Environments that have begun to ask for permits: each first gives back those of a predecessor of its name."""
+    """Returns the number of environments that have begun to ask for permits. Each environment first returns the permits
+    of a predecessor with the same name."""
     metrics = httpx.get(f"{stack.api_url}/metrics", timeout=30).text
     pattern = r'gristmill_api_requests_total\{method="POST",route="[^"]*/permits/abandon",status="200"\} (\d+)'
     return sum(int(count) for count in re.findall(pattern, metrics))

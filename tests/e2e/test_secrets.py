@@ -1,4 +1,4 @@
-"""What `docker compose` makes of compose.yaml, as it is cloned and after `make secure`. Needs no engine."""
+"""The output of `docker compose config` for compose.yaml, as cloned and after `make secure`. Needs no engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def images() -> None:
 
 @pytest.fixture(scope="module", params=["open", "secured"])
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """What `docker compose config` makes of a checkout, before and after `make secure`."""
+    """Returns the output of `docker compose config` for a checkout, before and after `make secure`."""
     root: Path = tmp_path_factory.mktemp(request.param)
     shutil.copy(ROOT / "compose.yaml", root)
     shutil.copytree(ROOT / "compose", root / "compose")
@@ -32,7 +32,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("sys.stdin", io.StringIO(f"secret-{name}\n"))
                 main(["--set", name], root)
-    environ = {"PATH": os.environ["PATH"]}  # no variable of the caller's is in the way
+    environ = {"PATH": os.environ["PATH"]}  # no variable of the caller interferes
     done = subprocess.run(
         ["docker", "compose", "config"], cwd=root, check=True, capture_output=True, text=True, env=environ
     )
@@ -86,7 +86,7 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
 
 
 def test_no_secret_is_in_what_docker_shows(stack: tuple[str, dict[str, Any], Path]) -> None:
-    """`docker inspect` shows environment, command and labels: all of them are in this text."""
+    """`docker inspect` shows environment, command and labels. All of them are in this text."""
     kind, config, root = stack
     if kind == "secured":
         for name in (*ROLES, PASSWORD, *OUTSIDE):

@@ -1,4 +1,4 @@
-"""Redis and the API in containers after `make secure`: they read their secrets, and show them to nobody."""
+"""Redis and the API in containers after `make secure`: they read their secrets and expose them nowhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secure import FOLDER, OUTSIDE, PASSWORD, ROLES, main
 
 @pytest.fixture
 def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The words in the files, by file."""
+    """The words in the secret files, by file."""
     main([], tmp_path)
     for name in OUTSIDE:
         monkeypatch.setattr("sys.stdin", io.StringIO(f"secret-of-{name}\n"))
@@ -73,7 +73,7 @@ def test_each_container_reads_only_its_own_secrets(stack: ComposeStack, secrets:
         shown = stack.compose("run", "--rm", "-T", "--no-deps", *show, check=False)
         read[service] = {name for name, word in secrets.items() if word in shown}
     assert read == {
-        "redis": set(),  # its file holds the digest of the password
+        "redis": set(),  # the file holds the digest of the password
         "api": {*ROLES, PASSWORD},
         "model": {"hf_token"},
         "trainer": {"trainer", "hf_write_token", "wandb_api_key"},

@@ -1,4 +1,4 @@
-"""The SDK and the model service on what vLLM's own image brings: a newer Python that the system manages."""
+"""The SDK and the model service on vLLM's own image, which brings a newer Python that the system manages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def images() -> None:
 
 
 def find_python(version: str) -> Path:
-    """An interpreter of this version, from pyenv or PATH. Without one the test fails in CI and is skipped elsewhere."""
+    """Returns an interpreter of this version, from pyenv or PATH. Without one, the test fails in CI and is skipped
+    elsewhere."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     found += [Path(path) for path in [shutil.which(f"python{version}")] if path and "shims" not in path]
@@ -58,18 +59,19 @@ def test_wheels_install_and_import_on_newer_pythons(version: str, tmp_path: Path
     run(sys.executable, *wheel, tmp_path / "dist", ROOT / "sdk", ROOT / "services" / "model")
     run(newer, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    # api.txt holds what the SDK needs, which vLLM brings; vllm-image.txt what it does not.
+    # api.txt holds the SDK's requirements that vLLM also brings; vllm-image.txt holds the others.
     for pins in ("api", "vllm-image"):
         run(python, "-m", "pip", "install", *LOCKED, "-r", ROOT / "requirements" / f"{pins}.txt")
     run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *(tmp_path / "dist").glob("*.whl"))
     assert "('--seed', '1')" in run(python, "-W", "error::SyntaxWarning", "-c", IMPORT_ALL)
-    # The modules that need torch are compiled only.
+    # The modules that need torch are only compiled.
     site = run(python, "-c", "import gristmill_model; print(gristmill_model.__path__[0])").strip()
     run(python, "-m", "compileall", "-q", "-f", site)
 
 
 def test_cuda_image_builds_on_a_python_that_the_system_manages(tmp_path: Path) -> None:
-    """PEP 668: there, pip refuses to install without being told to. The base stands in for vLLM's image."""
+    """PEP 668: in this image, pip refuses to install without an explicit option. The base image replaces vLLM's
+    image."""
     settings = dict(line.split("=", 1) for line in BUILD_ENV.read_text().splitlines() if "=" in line)
     (tmp_path / "Dockerfile").write_text(
         f"""FROM {settings["PYTHON_IMAGE"]}

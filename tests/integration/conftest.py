@@ -1,4 +1,4 @@
-"""One vLLM for all tests that need one: it takes half a minute to start."""
+"""One vLLM for all tests that need a model server, because it takes half a minute to start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from local_processes import LocalStack
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """The model service with `tiny`. Tests publish weights into it, so each publishes first what it relies on."""
+    """The model service with `tiny`. Tests publish weights into it, so each test first publishes the weights that it
+    needs."""
     output = Output()
     weights_dir: Path = tmp_path_factory.mktemp("weights")
     with LocalStack(output.add) as stack:

@@ -1,7 +1,7 @@
-"""A few random histories, always the same ones: what most mutants do not survive for long. Run by trial.py only.
+"""A few random histories, always the same, which most mutants do not survive for long. Only trial.py runs them.
 
 Hypothesis leaves out half of the rules in each history that it makes of a state machine. That finds rare orders in the
-long run; here few histories must do, so every rule may come at every step.
+long run. Here few histories must find the mutants, so every rule may come at every step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads Lua 5.1 far enough to change it: where its conditions, operands, statements, calls and numbers lie.
+"""Reads enough of Lua 5.1 to change it: the positions of its conditions, operands, statements, calls and numbers.
 
-A recursive descent over the tokens; what it returns are spans of the text, not trees. It raises SyntaxError for what
-the store's scripts do not use (goto, long strings, method calls).
+A recursive descent over the tokens, which returns spans of the text, not trees. It raises SyntaxError for constructs
+that the store's scripts do not use (goto, long strings, method calls).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Logical:
     right: Span
     span: Span
     guards: bool
-    """Part of what an if, while or until asks, and not of an argument in it."""
+    """Whether the operand belongs to the condition of an if, while or until, and not to an argument in it."""
 
 
 @dataclass
@@ -70,14 +70,14 @@ class Places:
     logicals: list[Logical] = field(default_factory=list)
     comparisons: list[Token] = field(default_factory=list)
     numbers: list[Token] = field(default_factory=list)
-    """Those that are no index in brackets."""
+    """The numbers that are not an index in brackets."""
     calls: list[Call] = field(default_factory=list)
     statements: list[Span] = field(default_factory=list)
-    """Calls and assignments that stand alone, without `local`."""
+    """Calls and assignments that are statements, without `local`."""
 
 
 def places(text: str) -> Places:
-    """Raises SyntaxError for what is not read here."""
+    """Returns the places of the text. Raises SyntaxError for constructs that this parser does not read."""
     return _Reader(text).read()
 
 
@@ -309,7 +309,7 @@ class _Reader:
         self._take("]")
 
     def _inner(self) -> Span:
-        """An expression whose value is not what a guard asks for itself."""
+        """An expression whose value is not the condition of a guard."""
         guards, self._guards = self._guards, False
         span = self._expression()
         self._guards = guards

@@ -1,11 +1,11 @@
 """Every mutant of the store's Lua scripts, in one fixed order.
 
-negated   a condition of if or while, or an operand of and/or in one, says the opposite
+negated   a condition of if or while, or an operand of and/or in such a condition, is inverted
 never     the condition is false
-one side  an and/or outside of conditions is its left or its right operand
+one side  an and/or outside of conditions becomes its left or its right operand
 bound     < becomes <=, and so on
 number    a number is one more
-deleted   a call or an assignment that stands alone is gone; a write whose answer is used answers, and writes nothing
+deleted   a statement (a call or an assignment) is removed; a write whose answer is used only answers
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWERS: Final = {
     "ZPOPMIN": "redis.call('ZRANGE', {0}, 0, 0)",
     "SPOP": "redis.call('SRANDMEMBER', {0}, {1})",
 }
-"""What a write would have answered, by reading."""
+"""The answer that a write would have given, computed by a read."""
 _READS: Final = frozenset(
     [
         *("EXISTS", "GET", "TIME", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HVALS"),
@@ -83,7 +83,7 @@ def all_mutants(folder: Path = LUA) -> list[Mutant]:
 
 
 def _changes(text: str) -> Iterator[tuple[str, Span, str]]:
-    """(kind, what is replaced, by what)."""
+    """Yields (kind, replaced span, replacement)."""
     there = places(text)
     logicals = {logical.span for logical in there.logicals}
     for condition in there.conditions:

@@ -1,4 +1,4 @@
-"""Which tests a mutant must get past: those that most die of first, the slow ones for those that did not."""
+"""Which tests a mutant must pass: first the tests that most mutants fail, then the slow tests for the other mutants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OF_BOTH: Final = ("_keys.lua", "_moves.lua", "_sums.lua", "delete.lua", "versio
 
 
 def stages(script: str) -> list[Tests]:
-    """Stage by stage, the slow ones last."""
+    """Stage by stage, the slow tests last."""
     if script.startswith("atropos_") or script in _OF_ATROPOS:
         return [ATROPOS, ATROPOS_SLOW]
     return [NATIVE, ATROPOS, NATIVE_SLOW] if script in _OF_BOTH else [NATIVE, NATIVE_SLOW]

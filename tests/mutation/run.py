@@ -2,8 +2,8 @@
 
     python -m tests.mutation.run [SCRIPT...]
 
-With names of scripts, only theirs. Survivors that survivors.toml does not know are added to it, for somebody to say
-why they live; it is also an error when one that it knows is found now. Two run at a time.
+With names of scripts, it tries only their mutants. It adds survivors that survivors.toml lacks to that file, and a
+person then writes the reason. A listed survivor that a test now finds is also an error. Two mutants run at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.mutation.trial import Trial, Verdict
 
 AT_ONCE = 2
 _PATIENCE = 6.0
-"""A trial may take so many times what the scripts as they are take."""
+"""The time limit of a trial, as a multiple of the time that the unchanged scripts take."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def scripts_with(mutant: Mutant | None) -> Iterator[Path]:
 
 
 class Judge:
-    """Puts mutants to the tests. Knows how long those take on the scripts as they are."""
+    """Runs the tests against mutants. Knows how long the tests take on the unchanged scripts."""
 
     def __init__(self) -> None:
         self._limits: dict[tuple[str, ...], float] = {}

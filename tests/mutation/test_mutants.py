@@ -1,4 +1,4 @@
-"""The mutants are what they say, and the list of survivors speaks of mutants that there are."""
+"""Each mutant is the change that it describes, and the list of survivors contains only existing mutants."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ WITHOUT = {"atropos_trainer.lua"}
 
 
 def test_redis_compiles_every_mutant(redis_url: str) -> None:
-    """One that is no Lua would be found by any test, and mean nothing."""
+    """Every test would find a mutant that is not valid Lua, so such a mutant would prove nothing."""
     with redis.Redis.from_url(redis_url) as client, scripts_with(None) as folder, scripts_from(folder):
         for mutant in all_mutants():
             path = folder / "lua" / mutant.script
@@ -107,7 +107,7 @@ def test_redis_compiles_every_mutant(redis_url: str) -> None:
 
 
 def user(script: str) -> str:
-    """The name of a script that is this one, or includes it."""
+    """Returns the name of this script, or of a script that includes it."""
     if not script.startswith("_"):
         return script.removesuffix(".lua")
     return next(path.stem for path in LUA.glob("*.lua") if f"-- include: {script}\n" in path.read_text())

@@ -1,4 +1,4 @@
-"""A dozen of the mutants: each is found. `make mutants` tries them all."""
+"""The tests find each of a dozen mutants. `make mutants` tries all mutants."""
 
 from __future__ import annotations
 

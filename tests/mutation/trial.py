@@ -1,4 +1,4 @@
-"""Runs the store's tests against a folder of Lua scripts, in a process of its own that a mutant cannot hurt."""
+"""Runs the store's tests against a folder of Lua scripts, in a separate process that a mutant cannot harm."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from gristmill_api.store import scripts
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _REDIS_MEMORY: Final = 1 << 30
-# Plain asserts: what is wrong interests nobody, and rewriting them takes longer than many a test.
+# Plain asserts: no person reads the failures, and rewriting the asserts takes longer than many tests.
 _OPTIONS: Final = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:schemathesis"]
 
 CONTEXT: Final = multiprocessing.get_context("forkserver")
-# Imported once; each trial is a fork of that.
+# Imported once; each trial is a fork of this process.
 CONTEXT.set_forkserver_preload([__name__, "tests.integration.api.test_machine", "tests.integration.api.conftest"])
 
 
 class Verdict(StrEnum):
     KILLED = "killed"
     TIMED_OUT = "timed out"
-    """A script or a test did not end: the mutant is found."""
+    """A script or a test did not end, so the mutant counts as found."""
     SURVIVED = "survived"
 
 
 @dataclass(frozen=True)
 class Trial:
     folder: Path
-    """Holds lua/*.lua."""
+    """The folder, which holds lua/*.lua."""
     tests: tuple[str, ...]
     time_limit: float
 
     def run(self) -> tuple[Verdict, str]:
-        """The verdict, and what pytest printed. Raises RuntimeError when the tests cannot be run at all."""
-        # In memory where there is such a place: a mutant's Redis need not wait for a disk.
+        """Returns the verdict and pytest's output. Raises RuntimeError if the tests cannot run at all."""
+        # In memory if the machine has such a place, because a mutant's Redis need not wait for a disk.
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         with tempfile.TemporaryDirectory(prefix="gristmill-trial-", dir=memory) as scratch:
             process = CONTEXT.Process(target=_run, args=(self.folder, self.tests, Path(scratch)))
             process.start()
             process.join(self.time_limit)
             if process.exitcode is None:
-                # The child leads a group of its own, its redis-server in it.
+                # The child leads a separate process group, which includes its redis-server.
                 os.killpg(process.pid or 0, signal.SIGKILL)
                 process.join()
                 return Verdict.TIMED_OUT, ""
@@ -78,7 +78,7 @@ def _run(folder: Path, tests: tuple[str, ...], scratch: Path) -> None:
 
 @contextlib.contextmanager
 def scripts_from(folder: Path) -> Iterator[None]:
-    """The store reads its scripts from folder/lua, and not from its package."""
+    """Makes the store read its scripts from folder/lua, and not from its package."""
     before = vars(scripts)["files"]
     vars(scripts)["files"] = lambda package: folder
     try:

@@ -1,4 +1,4 @@
-"""The real API in a process of its own, started as docs/quickstart.md says."""
+"""The real API in a separate process, started as docs/quickstart.md says."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class ApiServer:
         host: str = "127.0.0.1",
         **environ: str,
     ) -> None:
-        """`file_size`: no file may grow past so many bytes; its writes fail then, as on a full disk. `door`: a socket
-        that listens, which the server inherits: who comes while it is down waits there, as under systemd."""
+        """`file_size`: no file may grow larger than this many bytes; writes beyond it fail, as on a full disk. `door`:
+        a listening socket that the server inherits. Clients that connect while the server is down wait there, as under
+        systemd."""
         self._host = host
         self._file_size = file_size
         self._door = door
@@ -48,7 +49,7 @@ class ApiServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Run the server and wait until it answers; Redis may be away."""
+        """Starts the server and waits until it answers. Redis may be unreachable."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -83,20 +84,20 @@ class ApiServer:
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes of memory the running process ever had."""
+        """Returns the peak memory of the running process in bytes."""
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
     def log(self) -> str:
-        """All it has printed, over all starts."""
+        """Returns everything that the server has printed, over all starts."""
         return self._log.read_text()
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
     def stop(self) -> float:
-        """SIGTERM. Returns the seconds it took to exit."""
+        """Sends SIGTERM. Returns the seconds until the process exited."""
         started = time.monotonic()
         self._end(signal.SIGTERM)
         return time.monotonic() - started

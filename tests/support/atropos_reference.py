@@ -1,4 +1,4 @@
-"""atroposlib's own server, from its own environment, to hold ours against."""
+"""atroposlib's own server, from its own virtual environment, with which tests compare our API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-atropos" / "bin" / "python"
 
 FRESH = "/__fresh__"
-"""POST here makes it as new. All its state are attributes of one object; starting it takes a second."""
+"""A POST here resets the server. All its state consists of attributes of one object, and a restart takes a second."""
 
 _SERVER = f"""
 import sys, uvicorn

@@ -1,4 +1,4 @@
-"""The whole stack in containers, as a user runs it, under a project name and ports of its own."""
+"""The whole stack in containers, as a user runs it, under a separate project name and on separate ports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BUILD_ENV = ROOT / ".gristmill" / "build.env"
 
 
 class ComposeStack(DockerCompose):
-    """`docker compose` on this repository. `settings` are what a user would write into .env."""
+    """`docker compose` on this repository. `settings` are the lines that a user would write into .env."""
 
     def __init__(
         self, folder: Path, project: str, settings: dict[str, str], overrides: list[Path] | None = None
     ) -> None:
         env_file = folder / f"{project}.env"
-        # Free ports, so that a stack of the user's own is not in the way; fixed, so that they outlive a restart.
+        # Free ports, so that a stack of the user is not in the way; fixed, so that they survive a restart.
         self.ports = {"API_PORT": str(free_port()), "MODEL_PORT": str(free_port())}
         self.ports |= {name: settings[name] for name in self.ports if name in settings}
         values = {"COMPOSE_PROJECT_NAME": project, **self.ports, **settings}
@@ -43,7 +43,8 @@ class ComposeStack(DockerCompose):
         self.project = project
 
     def compose(self, *arguments: str, check: bool = True, timeout: float = 1200) -> str:
-        """Run `docker compose ARGUMENTS`; its merged output. Raises AssertionError with that output when it fails."""
+        """Runs `docker compose ARGUMENTS`. Returns its merged output. Raises AssertionError with that output if it
+        fails."""
         command = [*self.compose_command_property, *arguments]
         done = subprocess.run(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
@@ -66,7 +67,8 @@ class ComposeStack(DockerCompose):
         return f"http://127.0.0.1:{self.ports['MODEL_PORT']}"
 
     def exit_code(self, service: str) -> int | None:
-        """Exit code of the service's container, the highest of several replicas; None while one runs."""
+        """Returns the exit code of the service's container, the highest of several replicas; None while one of them
+        runs."""
         found = [item for item in self.get_containers(include_all=True) if item.Service == service]
         if not found or any(item.State != "exited" for item in found):
             return None
@@ -76,36 +78,36 @@ class ComposeStack(DockerCompose):
         return self.compose("logs", "--no-log-prefix", "--no-color", service)
 
     def inspect(self, service: str) -> dict[str, Any]:
-        """What `docker inspect` shows of the service's container, which need not run."""
+        """Returns what `docker inspect` shows of the service's container, which need not run."""
         container = str(self.get_container(service, include_all=True).ID)
         shown = subprocess.run(["docker", "inspect", container], capture_output=True, text=True, check=True)
         described: dict[str, Any] = json.loads(shown.stdout)[0]
         return described
 
     def pid(self, service: str) -> int:
-        """Process id, on this machine, of the service's own process (below the init that Compose adds)."""
+        """Returns the process id, on this machine, of the service's own process (below the init that Compose adds)."""
         init = self.inspect(service)["State"]["Pid"]
         return int(Path(f"/proc/{init}/task/{init}/children").read_text().split()[0])
 
     def addresses(self, service: str) -> list[str]:
-        """The addresses of the service's container in all of its networks."""
+        """Returns the addresses of the service's container in all of its networks."""
         networks = self.inspect(service)["NetworkSettings"]["Networks"].values()
         return [network["IPAddress"] for network in networks if network["IPAddress"]]
 
     def copy(self, source: str, target: Path) -> Path:
-        """Copy SERVICE:PATH, a file or a folder, to `target`."""
+        """Copies SERVICE:PATH, a file or a folder, to `target`."""
         self.compose("cp", source, str(target))
         return target
 
     def run_file(self, run_id: str, name: str, folder: Path) -> Path:
-        """Copy a file of the run folder out of the trainer's volume."""
+        """Copies a file of the run folder out of the trainer's volume."""
         return self.copy(f"trainer:/runs/{run_id}/{name}", folder / f"{run_id}-{Path(name).name}")
 
     def metrics(self, run_id: str, folder: Path) -> list[dict[str, Any]]:
         return read_jsonl(self.run_file(run_id, "metrics.jsonl", folder))
 
     def wait_for_end(self, timeout: float) -> None:
-        """Wait until env and trainer have both ended with exit code 0."""
+        """Waits until env and trainer have both ended with exit code 0."""
 
         def ended() -> bool:
             codes = {service: self.exit_code(service) for service in ("env", "trainer")}
@@ -124,9 +126,9 @@ class ComposeStack(DockerCompose):
             time.sleep(1.0)
 
     def __enter__(self) -> ComposeStack:
-        """Start nothing yet: what a test starts, and in which order, is part of what it tests.
+        """Prepares a stack and starts nothing yet, because each test decides which services start, and in which order.
 
-        A test that was killed leaves its volumes, with its runs in them: they go first."""
+        A test that was killed leaves its volumes with its runs. This fixture deletes those volumes first."""
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
         return self
 
@@ -137,7 +139,7 @@ class ComposeStack(DockerCompose):
 
 
 def build_images() -> None:
-    """Build the stack's images; layers already there make it quick."""
+    """Builds the stack's images, which is quick if the layers exist."""
     assert BUILD_ENV.exists(), (
         f"no {BUILD_ENV}: run scripts/prepare_engine.sh and scripts/prepare_images.sh (make e2e does)"
     )

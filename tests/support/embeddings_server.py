@@ -1,4 +1,4 @@
-"""A small embeddings server whose vectors can be worked out by hand, and which fails when told to."""
+"""A small embeddings server whose vectors can be computed by hand, and which fails on request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def letters(text: str) -> list[float]:
-    """How often each of a to z is in the text."""
+    """Returns how often each of a to z is in the text."""
     return [float(text.count(chr(letter))) for letter in range(ord("a"), ord("z") + 1)]
 
 
 class LettersServer:
-    """POST /v1/embeddings: a text's vector is its letters."""
+    """Answers POST /v1/embeddings: a text's vector is its letters."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.authorization: list[str | None] = []
         self.replies: list[tuple[int, Any]] = []
-        """Given instead, one a request, before it does its work."""
+        """Answers to send instead, one per request, until they are used up."""
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,7 +29,7 @@ class LettersServer:
                 served.asked.append({"path": self.path, **body})
                 served.authorization.append(self.headers["Authorization"])
                 data = [{"index": index, "embedding": letters(text)} for index, text in enumerate(body["input"])]
-                # Last first: clients go by the index.
+                # In reverse order, because clients sort by the index.
                 status, reply = served.replies.pop(0) if served.replies else (200, {"data": data[::-1]})
                 raw = json.dumps(reply).encode()
                 self.send_response(status)

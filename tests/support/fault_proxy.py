@@ -1,7 +1,8 @@
-"""A TCP proxy on loopback that does to connections what networks do, while it is told to.
+"""A TCP proxy on loopback that causes network faults in connections, as long as a fault is set.
 
-It stands before a server; "request" is the way to the server, "answer" the way back. A fault holds for all
-connections, open ones too, until it is set anew or `heal`ed. Nothing in it knows HTTP or Redis: it counts bytes.
+The proxy is in front of a server; "request" is the way to the server, "answer" the way back. A fault applies to all
+connections, open ones too, until another fault is set or `heal` is called. The proxy knows neither HTTP nor Redis: it
+counts bytes.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ Direction = Literal["request", "answer"]
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to the bytes that go one way. The default: nothing."""
+    """The fault in one direction. The default: none."""
 
     delay_s: float = 0.0
-    """Seconds that each piece is late."""
+    """The delay of each piece, in seconds."""
     slice: int | None = None
     """Bytes that are passed on at a time."""
     reset_after: int | None = None
-    """Bytes of a connection, counted from when the fault was set, after which both ends get a RST; 0 means as the
-    first byte arrives, so that an answer is lost whole."""
+    """The number of bytes of a connection since the fault was set, after which both ends get a RST. 0 means when the
+    first byte arrives, so that a whole answer is lost."""
     swallow: bool = False
-    """Taken and never passed on."""
+    """Whether bytes are read and never forwarded."""
     hold: bool = False
-    """Kept until the fault is over and passed on then, also when the sender hung up long ago."""
+    """Whether bytes are kept until the fault is over and then forwarded, also if the sender hung up long ago."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class Fault:
     request: Way = field(default_factory=Way)
     answer: Way = field(default_factory=Way)
     refuse: bool = False
-    """Nobody listens: connecting fails, and open connections get a RST."""
+    """Whether the proxy does not listen: connecting fails, and open connections get a RST."""
     times: int | None = None
-    """Resets after which the fault heals by itself."""
+    """The number of resets after which the fault ends."""
 
 
 HEALTHY = Fault()
 
 
 class FaultProxy:
-    """A proxy before 127.0.0.1:`target`, on a port and an event loop of its own."""
+    """A proxy in front of 127.0.0.1:`target`, on a separate port and event loop."""
 
     def __init__(self, target: int) -> None:
         self.port = free_port()
@@ -68,11 +69,11 @@ class FaultProxy:
 
     @property
     def resets(self) -> int:
-        """Connections reset by `reset_after` since the fault was set."""
+        """Returns how many connections `reset_after` has reset since the fault was set."""
         return self._resets
 
     def set(self, fault: Fault) -> None:
-        """Put the fault in force, in place of the one before. Counting starts anew."""
+        """Sets the fault, which replaces the previous fault. Counting restarts."""
         self._run(self._set(fault))
 
     def heal(self) -> None:
@@ -87,14 +88,14 @@ class FaultProxy:
             self.heal()
 
     def passed(self, direction: Direction) -> int:
-        """Bytes passed on since the fault was set, by the connection that passed on most."""
+        """Returns the number of bytes forwarded since the fault was set, by the connection that forwarded most."""
         return max((link.passed[direction] for link in self._links), default=0)
 
     async def _set(self, fault: Fault) -> None:
         self._fault, self._resets = fault, 0
         for link in list(self._links):
             link.passed = {"request": 0, "answer": 0}
-            # What was swallowed is missing in the stream: such a connection is never whole again.
+            # The swallowed bytes are missing in the stream, so such a connection can never be used again.
             if fault.refuse or link.swallowed:
                 link.reset()
         if fault.refuse:
@@ -123,7 +124,7 @@ class FaultProxy:
                 pumps.create_task(self._pump(link, "request", reader, to_server))
                 pumps.create_task(self._pump(link, "answer", from_server, writer))
         except* OSError:
-            link.reset()  # One end is gone, or nobody is there: the other hears it.
+            link.reset()  # One end is closed, or no server listens: the other end is closed too.
         finally:
             self._links.discard(link)
             for end in link.writers:
@@ -132,14 +133,14 @@ class FaultProxy:
     async def _pump(
         self, link: _Link, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter
     ) -> None:
-        sink.transport.set_write_buffer_limits(0)  # so that drain() returns when the kernel has it all
+        sink.transport.set_write_buffer_limits(0)  # so that drain() returns when the kernel has all the bytes
         while data := await source.read(1 << 16):
             while data:
                 data = data[await self._pass_on(link, direction, data, sink) :]
         sink.write_eof()
 
     async def _pass_on(self, link: _Link, direction: Direction, data: bytes, sink: asyncio.StreamWriter) -> int:
-        """Deal with the first bytes of `data` as the fault of this moment wants. Returns how many they were."""
+        """Handles the first bytes of `data` as the current fault requires. Returns how many bytes it handled."""
         fault = self._fault
         way = fault.request if direction == "request" else fault.answer
         if way.hold:
@@ -191,7 +192,7 @@ class FaultProxy:
 
 
 class _Link:
-    """A connection to us and ours to the server."""
+    """A client's connection to the proxy and the proxy's connection to the server."""
 
     def __init__(self, to_client: asyncio.StreamWriter) -> None:
         self.writers = [to_client]
@@ -199,7 +200,7 @@ class _Link:
         self.swallowed = False
 
     def reset(self) -> None:
-        """RST to both ends: SO_LINGER of 0 s makes close() throw away what is on the way."""
+        """Sends a RST to both ends: with SO_LINGER of 0 s, close() discards the bytes that are on the way."""
         for writer in self.writers:
             end: socket.socket | None = writer.get_extra_info("socket")
             if end is not None and end.fileno() >= 0:

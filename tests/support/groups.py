@@ -18,7 +18,7 @@ def make_group(
     seed: int = 0,
     vocabulary: int = 64,
 ) -> TrajectoryGroup:
-    """`lengths`: (prompt, completion) tokens a sequence. Log-probabilities are random, not any model's."""
+    """`lengths`: (prompt, completion) tokens per sequence. Log-probabilities are random, not from a model."""
     rng = np.random.default_rng(seed)
     total = sum(prompt + completion for prompt, completion in lengths)
     mask = np.concatenate([np.repeat([False, True], pair) for pair in lengths])

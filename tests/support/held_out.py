@@ -14,13 +14,14 @@ _ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 
 
 def questions() -> list[tuple[str, str]]:
-    """(question, gold answer) of every held-out row."""
+    """Returns (question, gold answer) of every held-out row."""
     rows = [json.loads(text) for text in TEST_ROWS.read_text().splitlines()]
     return [(row["question"], row["answer"].split("####")[1].strip()) for row in rows]
 
 
 def exact_match(model_url: str) -> float:
-    """Share of the held-out questions that the running model server answers right, greedily, in <answer> tags."""
+    """Returns the share of held-out questions that the running model server answers right, greedily, in <answer>
+    tags."""
     with httpx.Client(base_url=model_url, timeout=120) as http, ThreadPoolExecutor(16) as pool:
         name = http.get("/v1/models").json()["data"][0]["id"]
 

@@ -19,7 +19,7 @@ configs:
 
 
 def make_gsm8k_cache(home: Path, scratch: Path) -> None:
-    """Fill `home` (an HF_HOME) so that load_dataset("openai/gsm8k", "main") works with HF_HUB_OFFLINE=1."""
+    """Fills `home` (an HF_HOME) so that load_dataset("openai/gsm8k", "main") works with HF_HUB_OFFLINE=1."""
     source = scratch / "gsm8k"
     (source / "main").mkdir(parents=True)
     rng = random.Random(0)
@@ -30,7 +30,7 @@ def make_gsm8k_cache(home: Path, scratch: Path) -> None:
     (source / "README.md").write_text(_CARD)
     cache = home / "datasets"
     load_dataset(str(source), "main", cache_dir=str(cache))
-    # What a download from the hub would have been called.
+    # The name that a download from the hub would have had.
     (cache / "gsm8k").rename(cache / "openai___gsm8k")
     for path in (home, *home.rglob("*")):
-        path.chmod(0o777 if path.is_dir() else 0o666)  # The container's user is another one than this.
+        path.chmod(0o777 if path.is_dir() else 0o666)  # The container's user is not this user.

@@ -1,7 +1,7 @@
-"""A run under SIGKILL: Redis, the API, a trainer and environments die at random and are started again, as a
-container engine does it. At the end every group is looked for.
+"""A run under SIGKILL: Redis, the API, a trainer and environments are killed at random and are started again, as a
+container engine does it. At the end the test looks for every group.
 
-The seed fixes who is killed when; how the processes meet in between is the machine's affair.
+The seed fixes which process is killed when. The interleaving of the processes depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gristmill import Client
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "run-1"
 STEPS = 1_000_000
-"""More than any loop does: the run is still open when it ends."""
+"""More steps than any loop reaches, so the run is still open when the loop ends."""
 ENVS = ("env-1", "env-2")
 STUCK_S = 120
 LINGER_S = 0.15
@@ -44,14 +44,14 @@ class Outcome:
     seconds: float
     kills: dict[str, int]
     ended_by_themselves: list[str]
-    """The last words of scripts that ended unasked. None may, while Redis keeps its promise."""
+    """The last output of scripts that ended unexpectedly. No script may end so while Redis keeps its promise."""
 
     def text(self) -> str:
         return f"seed {self.seed}, {self.seconds:.0f} s; kills: {self.kills}; groups: {self.ledger.counts()}"
 
 
 class KillLoop:
-    """A stack of real processes on loopback, and the one who kills them."""
+    """A stack of real processes on loopback, and the code that kills them."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class KillLoop:
         started = time.monotonic()
         for _ in range(self._rounds):
             ended += self._wait_for_progress()
-            # Anywhere in the time from one checkpoint to the next, however fast this machine is just now.
+            # At any time between one checkpoint and the next, whatever the machine's speed is now.
             since = time.monotonic()
             ended += self._wait_for_progress()
             time.sleep(rng.uniform(0, 1.5) * (time.monotonic() - since))
-            # Now and then several at once, up to everyone: a machine that is switched off.
+            # Now and then several at once, up to all of them, like a machine that is switched off.
             count = rng.choice([1, 1, 1, 1, 2, len(self._victims)])
             victims = rng.sample(self._victims, min(count, len(self._victims)))
             for name in victims:
@@ -117,8 +117,8 @@ class KillLoop:
         return Outcome(asyncio.run(self._settle()), self._seed, seconds, dict(kills), ended)
 
     def _wait_for_progress(self) -> list[str]:
-        """Until a new group was acknowledged and a new checkpoint written: nobody but the killer's victims were
-        started again. Returns the last words of scripts that ended by themselves meanwhile, which are started too."""
+        """Waits until a new group was acknowledged and a new checkpoint was written. It starts the killed processes
+        again, and also scripts that ended unexpectedly meanwhile. Returns the last output of those scripts."""
         ended: list[str] = []
         checkpoint, acknowledged = self._progress()
         deadline = time.monotonic() + STUCK_S
@@ -136,7 +136,8 @@ class KillLoop:
             time.sleep(0.02)
 
     def _progress(self) -> tuple[int, int]:
-        """When the newest checkpoint was written, and how much was acknowledged; told by the files' looks alone."""
+        """Returns when the newest checkpoint was written, and how much was acknowledged, from the files' metadata
+        alone."""
         looks = {path: path.stat() for path in (self._checkpoint, *self._records) if path.exists()}
         written = looks[self._checkpoint].st_mtime_ns if self._checkpoint in looks else 0
         return written, sum(look.st_size for path, look in looks.items() if path != self._checkpoint)
@@ -167,7 +168,7 @@ class KillLoop:
 
 
 class Script:
-    """tests/support/scripted_<name>.py as a process."""
+    """Starts tests/support/scripted_<name>.py as a process."""
 
     def __init__(self, log: Path, name: str, *arguments: str) -> None:
         self._command = [sys.executable, "-m", f"tests.support.scripted_{name}", *arguments]

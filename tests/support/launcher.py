@@ -14,7 +14,7 @@ SCRIPT = ROOT / "scripts" / "launch_local_dataset_run.py"
 
 
 def launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Popen[str], int]:
-    """The launcher attached to a server that runs, with a state folder of its own."""
+    """Starts the launcher attached to a running server, with a separate state folder."""
     state = tmp_path / "state"
     if not state.exists():
         state.mkdir()
@@ -31,5 +31,5 @@ def launch(tmp_path: Path, vllm: Vllm, *arguments: str) -> tuple[subprocess.Pope
 
 
 def _hear_ctrl_c() -> None:
-    """A shell starts what it puts into the background deaf to Ctrl-C, and that is handed down."""
+    """A shell starts background processes with Ctrl-C ignored, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

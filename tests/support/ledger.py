@@ -1,4 +1,4 @@
-"""Bookkeeping of failure tests: where every group ended up, and whether that is one place."""
+"""Bookkeeping of failure tests: where every group ended up, and whether that is exactly one place."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Ledger:
     acknowledged: frozenset[str]
     """Ids whose submit was answered 2xx."""
     lineage: Sequence[str]
-    """Ids that the surviving weights were trained on, in order: what the newest checkpoint says."""
+    """Ids that the surviving weights were trained on, in order, as recorded in the newest checkpoint."""
     audit: GroupAudit
-    """What the store says, after the next trainer took the run and so settled what that checkpoint covers."""
+    """The store's record, after the next trainer took the run and so settled the groups of that checkpoint."""
 
     @classmethod
     def of(cls, acknowledged: Iterable[str], lineage: Sequence[str], audit: GroupAudit) -> Ledger:
@@ -26,7 +26,8 @@ class Ledger:
 
     @property
     def places(self) -> dict[str, set[str]]:
-        """Where a group may be. Trained is what the weights were trained on, whatever the store believes."""
+        """The places of a group. A trained group is a group that the weights were trained on, whatever the store
+        records."""
         return {
             "trained": set(self.lineage),
             "ready": set(self.audit.ready),
@@ -37,7 +38,7 @@ class Ledger:
 
     @property
     def lost(self) -> set[str]:
-        """Acknowledged, or settled by the store as trained, and in no place."""
+        """Returns the groups that were acknowledged, or settled by the store as trained, and are in no place."""
         return {*self.acknowledged, *self.audit.trained} - set().union(*self.places.values())
 
     @property
@@ -46,7 +47,8 @@ class Ledger:
 
     @property
     def in_two_places(self) -> dict[str, list[str]]:
-        """Id to its places, where they are several. Trained and ready is: it will be trained a second time."""
+        """Returns the places by id, for ids with several places. A trained and ready group will be trained a second
+        time."""
         found: dict[str, list[str]] = {}
         for place, ids in self.places.items():
             for group_id in ids:
@@ -54,7 +56,7 @@ class Ledger:
         return {group_id: places for group_id, places in found.items() if len(places) > 1}
 
     def problems(self) -> dict[str, list[str]]:
-        """Every way the promise is broken, with the ids; empty when it holds."""
+        """Returns every violation of the promise, with the ids; empty if the promise holds."""
         found = {
             "lost": sorted(self.lost),
             "trained twice": sorted(self.trained_twice),

@@ -1,4 +1,5 @@
-"""The objectives once more, in plain float64 arithmetic: loops over sequences and tokens, as the formulas say."""
+"""A second implementation of the objectives in plain float64 arithmetic: loops over sequences and tokens, as in the
+formulas."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ class Token:
     ref: float
     entropy: float
     still: float
-    """log pi where it must not move, under a stop-gradient."""
+    """log pi under a stop-gradient, as a constant."""
     teacher: list[tuple[float, float]] = field(default_factory=list)
-    """log-probabilities of one of the teacher's tokens: the teacher's, the policy's."""
+    """Log-probabilities of one of the teacher's tokens: the teacher's, the policy's."""
 
 
 Sequence = list[Token]

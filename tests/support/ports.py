@@ -9,15 +9,16 @@ _held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port for a server of 127.0.0.1, this process' until it ends, also while that server is down.
+    """Returns a TCP port for a server of 127.0.0.1. The port belongs to this process until it ends, also while that
+    server is down.
 
-    It is bound and not listened on. Linux lets a server that asks for SO_REUSEADDR, as all here do, listen beside that,
-    and gives the port to nobody who wants a free one.
+    This process binds the port and does not listen on it. All servers here ask for SO_REUSEADDR, so Linux lets them
+    listen on the same port. Linux never gives the port to a process that asks for a free port.
     """
     holder = socket.socket()
     while True:
         try:
-            # Below what the kernel gives to clients' ends, which a restarted server would have to wait for.
+            # Below the kernel's range for clients, because a restarted server would have to wait for such a port.
             holder.bind(("127.0.0.1", random.SystemRandom().randrange(12_000, 32_000)))
         except OSError:
             continue

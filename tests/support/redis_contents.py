@@ -1,4 +1,4 @@
-"""All that a Redis holds: to compare before and after, and to put back."""
+"""The whole contents of a Redis: to compare before and after, and to restore."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gristmill_api.store import keys
 
 
 def contents(client: redis.Redis) -> dict[str, Any]:
-    """Every key with its value, and its time to live if it has one. Equal contents are equal dicts.
+    """Returns every key with its value, and its time to live if it has one. Equal contents are equal dicts.
 
-    Less the archiver's lock, which every API takes and gives back by itself.
+    The archiver's lock is left out, because every API takes and releases it at any time.
     """
     names = sorted(name for name in client.scan_iter(count=1000) if name != keys.ARCHIVER.encode())
     pipe = client.pipeline(transaction=True)
@@ -42,21 +42,21 @@ _READ = {
 
 
 async def key_names(client: AsyncRedis) -> set[str]:
-    """Every key, less the archiver's lock."""
+    """Returns every key except the archiver's lock."""
     return {name.decode() async for name in client.scan_iter(count=1000)} - {keys.ARCHIVER}
 
 
 class Snapshot:
-    """A Redis' contents, kept to be put back as often as wanted."""
+    """A saved copy of a Redis' contents, which can be restored any number of times."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         names = list(client.scan_iter(count=1000))
-        # Without an expiry, -1 becomes 0, which RESTORE takes for none.
+        # Without an expiry, -1 becomes 0, which means no expiry to RESTORE.
         self._dumps = [(name, max(client.pexpiretime(name), 0), bytes(client.dump(name) or b"")) for name in names]
 
     def put_back(self) -> None:
-        """Make the Redis hold what it held, and nothing else."""
+        """Restores the saved contents, and removes everything else."""
         pipe = self._client.pipeline(transaction=True)
         pipe.flushall()
         for name, expiry_ms, dump in self._dumps:

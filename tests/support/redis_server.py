@@ -1,4 +1,4 @@
-"""A real redis-server for tests, as durable as the stack's: append-only file, fsync before every answer."""
+"""A real redis-server for tests, as durable as the stack's server: append-only file, fsync before every answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redis_acl import USER, users_acl
 from redis_binary import redis_command
 
 MEMORY = 4 << 30
-"""Bytes of address space a test's Redis may have. A script that never ends would take the whole machine with it."""
+"""Bytes of address space for a test's Redis. Without a limit, a script that never ends would exhaust the machine."""
 
 
 PASSWORD = "of-the-api"
@@ -25,19 +25,20 @@ PASSWORD = "of-the-api"
 
 def _bounded() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    # A test that limits the size of its files wants write(2) to fail, as on a full disk, and no signal.
+    # A test that limits the size of its files needs write(2) to fail, as on a full disk, without a signal.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 class RedisServer:
-    """A server on a port and directory of its own. `kill` is SIGKILL; `start` again finds what was on disk."""
+    """A server on a separate port and directory. `kill` is SIGKILL; `start` reads the data on disk again."""
 
     def __init__(self, *options: str) -> None:
         """`options` override the defaults: RedisServer("--appendfsync", "everysec")."""
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.api_url = f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
-        """For the API: as the user that may do no more than the API needs (scripts/redis_acl.py). `url` may all."""
+        """The URL for the API, whose user has only the rights that the API needs (scripts/redis_acl.py). `url` has all
+        rights."""
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-redis-")
         self._users = Path(self._directory.name) / "users.acl"
         _, *others = users_acl(PASSWORD).splitlines(keepends=True)
@@ -47,12 +48,12 @@ class RedisServer:
 
     @property
     def folder(self) -> Path:
-        """Its data, unless an option says otherwise."""
+        """The server's data, unless an option says otherwise."""
         return Path(self._directory.name)
 
     def wait_until_ended(self) -> None:
-        """Returns once it has ended by itself; `start` starts it again. Raises subprocess.TimeoutExpired when it does
-        not."""
+        """Returns once the server has ended without a signal; `start` starts it again. Raises subprocess.TimeoutExpired
+        if it does not end."""
         assert self._process is not None
         self._process.wait(20)
 
@@ -62,7 +63,7 @@ class RedisServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Run the server and wait until it has loaded its file and answers."""
+        """Starts the server and waits until it has loaded its file and answers."""
         log = self.folder / "redis.log"
         self._process = subprocess.Popen(
             [
@@ -84,19 +85,19 @@ class RedisServer:
                     time.sleep(0.02)
 
     def refused(self) -> set[str]:
-        """Commands, keys and channels that were denied to the API's user, by Redis' own log."""
+        """Returns the commands, keys and channels that were denied to the API's user, from Redis' log."""
         with redis.Redis.from_url(self.url) as client:
             return {str(entry["object"]) for entry in client.acl_log()}
 
     def kill(self) -> None:
-        """SIGKILL, as the kernel does when memory runs out."""
+        """Sends SIGKILL, as the kernel does when memory runs out."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Sends SIGSTOP: connections stay open and nothing answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

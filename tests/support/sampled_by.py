@@ -1,4 +1,5 @@
-"""What the weights that are said to have sampled a completion give its tokens."""
+"""Compares recorded log-probabilities of completions with those under the weights that are recorded as their
+sampler."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from gristmill import PolicyVersion, TrajectoryGroup
 def furthest_from_its_weights(
     groups: Iterable[TrajectoryGroup], weights: Callable[[PolicyVersion], Path]
 ) -> dict[PolicyVersion, float]:
-    """By version, the largest |recorded log-probability - that under the version's weights|, in nats.
+    """Returns by version the largest |recorded log-probability - log-probability under the version's weights|, in nats.
 
     `weights`: the model folder of a version. The trainer's rollout_logprob_diff compares with the weights in training,
-    which optimizer steps since the sampling have moved; this is rounding whatever the staleness. Sequences during which
-    the weights changed are left out: their later tokens saw keys and values of the older weights.
+    which optimizer steps since the sampling have changed. This difference is only rounding, whatever the staleness.
+    Sequences during which the weights changed are left out, because their later tokens saw keys and values of the older
+    weights.
     """
     sampled: dict[PolicyVersion, list[tuple[TrajectoryGroup, slice]]] = defaultdict(list)
     for group in groups:

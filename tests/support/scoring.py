@@ -9,12 +9,12 @@ from gristmill_env.rewards import Sample, create_reward
 
 
 def scored(name: str, params: Mapping[str, Any] | None = None, completion: str = "", **inputs: Any) -> float | None:
-    """What the reward says of one completion. Raises RewardError."""
+    """Returns the reward's score of one completion. Raises RewardError."""
     return create_reward(name, params).score(Sample(completion, **inputs))
 
 
 def scored_length(name: str, tokens: int, **params: Any) -> float:
-    """What the reward says of a completion of so many tokens."""
+    """Returns the reward's score of a completion of this many tokens."""
     value = scored(name, params, tokens=[7] * tokens)
     assert value is not None
     return value

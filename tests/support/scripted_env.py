@@ -1,6 +1,6 @@
 """An environment without a model: takes permits, submits groups, remembers which were acknowledged.
 
-As a process: `python -m tests.support.scripted_env API RUN HOLDER FILE`; FILE gets a line an acknowledged group.
+As a process: `python -m tests.support.scripted_env API RUN HOLDER FILE`; FILE gets one line per acknowledged group.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from gristmill import ApiError, Client, Permit, RunState
 
 PERMITS = 8
 _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
-"""Answers to a submit that mean: this row is another's by now. The environment service passes over them too."""
+"""Answers to a submit that mean: this row now belongs to another environment. The environment service skips them
+too."""
 
 
 async def serve(client: Client, run_id: str, holder: str, acknowledged: Callable[[str], None]) -> None:
-    """Work until the run is finished."""
+    """Works until the run is finished."""
 
     async def answer(permit: Permit) -> None:
         try:
@@ -45,7 +46,7 @@ async def _main(api: str, run_id: str, holder: str, file: str) -> None:
     record = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def acknowledged(group_id: str) -> None:
-        os.write(record, f"{group_id}\n".encode())  # in the kernel's hands: it outlives a SIGKILL of this process
+        os.write(record, f"{group_id}\n".encode())  # The kernel has the data, so it survives a SIGKILL of this process.
 
     async with Client(api, patience=60, timeout=10) as client:
         await serve(client, run_id, holder, acknowledged)

@@ -1,5 +1,5 @@
-"""What scripted environments and trainers agree on. A group's content follows from its row, so that whoever leases
-it can tell whether it is what was submitted."""
+"""The agreement between scripted environments and trainers. A group's content follows from its row, so a trainer that
+leases the group can check whether it equals the submitted group."""
 
 from __future__ import annotations
 

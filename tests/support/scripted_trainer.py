@@ -26,7 +26,7 @@ class Checkpoint:
     trained: list[str] = field(default_factory=list)
     """Every group the weights were trained on, in order."""
     covered: list[str] = field(default_factory=list)
-    """Those since the checkpoint before: the run's next trainer settles them."""
+    """The groups since the previous checkpoint. The run's next trainer settles them."""
     creation: str | None = None
     """Of the run."""
 
@@ -35,7 +35,7 @@ class Checkpoint:
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def save(self, path: Path) -> None:
-        """Durable under its name, or not there at all."""
+        """Saves the checkpoint: it is durable under its name, or does not exist."""
         partial = path.with_suffix(".partial")
         with partial.open("w") as file:
             json.dump(asdict(self), file)
@@ -52,8 +52,8 @@ class Checkpoint:
 async def train(
     client: Client, run_id: str, path: Path, steps: int, groups: int = GROUPS_PER_STEP, linger_s: float = 0.0
 ) -> None:
-    """Resume from the checkpoint at `path`; train to the end of the run. It lingers before and after each checkpoint,
-    so that who kills it meets it there."""
+    """Resumes from the checkpoint at `path` and trains to the end of the run. It waits before and after each
+    checkpoint, so that some kills happen at that moment."""
     resumed = Checkpoint.load(path)
     incarnation, run = await client.take(run_id, plan(steps, groups), resumed.covered, creation=resumed.creation)
     weights, step = list(resumed.trained), resumed.step

@@ -12,7 +12,7 @@ import pytest
 
 @contextlib.contextmanager
 def mounted(folder: Path, megabytes: int) -> Iterator[None]:
-    """Mount an empty file system at `folder`. Skips the test if this machine does not allow that."""
+    """Mounts an empty file system at `folder`. Skips the test if this machine does not allow that."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

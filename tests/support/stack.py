@@ -1,4 +1,4 @@
-"""Real parts for tests without Docker: Redis, the trajectory API and vLLM as processes of their own."""
+"""Real services for tests without Docker: Redis, the trajectory API and vLLM as separate processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis_binary import redis_command
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM_PYTHON = ROOT / ".venv-model" / "bin" / "python"
-# Built once and kept: the warm start of `tiny` takes minutes, and its cache is part of what is tested.
+# Built once and kept: the warm start of `tiny` takes minutes, and its cache is part of the tests.
 MODELS_DIR = ROOT / ".gristmill" / "models"
 
 EMBEDDINGS_KEY = "sk-embeddings"
@@ -35,7 +35,7 @@ class Output:
 def environ(
     api_url: str, model_url: str, runs_dir: Path, config_dir: Path, weights_dir: Path, models_dir: Path = MODELS_DIR
 ) -> dict[str, str]:
-    """Where everything is, for an environment or a trainer."""
+    """The addresses of all services, for an environment or a trainer."""
     return {
         "GRISTMILL_API_URL": api_url,
         "GRISTMILL_MODEL_URL": model_url,
@@ -69,7 +69,7 @@ def start_vllm(
     models_dir: Path = MODELS_DIR,
     lora_rank: int = 0,
 ) -> Service:
-    """The model service. Fails, and does not skip, where its environment is missing: `make setup` makes it."""
+    """The model service. Fails, and does not skip, if its virtual environment is missing: `make setup` makes it."""
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
     environ = {
         "MODEL": model,
@@ -116,13 +116,13 @@ class Vllm:
     output: Output
 
     def environ(self, api_url: str, runs_dir: Path, config_dir: Path = ROOT / "configs") -> dict[str, str]:
-        """Of an environment or a trainer beside this server."""
+        """The variables of an environment or a trainer that uses this server."""
         return environ(api_url, self.url, runs_dir, config_dir, self.weights_dir, self.models_dir)
 
 
 @dataclass(frozen=True)
 class ApiServer:
-    """A running trajectory API over a Redis of its own."""
+    """A running trajectory API over a separate Redis."""
 
     url: str
     output: Output

@@ -15,9 +15,9 @@ K = 3
 
 
 def random_tokens(seed: int, lengths: list[int], dtype: torch.dtype = torch.float64) -> TrainedTokens:
-    """Sequences of so many trained tokens, with weights of 1; a quarter of the positions have no teacher, and some
-    have fewer than K of its tokens. Log-probabilities, entropies and the policy's logprobs of the teacher's tokens ask
-    for gradients."""
+    """Returns sequences of these numbers of trained tokens, with weights of 1. A quarter of the positions have no
+    teacher, and some have fewer than K of its tokens. Log-probabilities, entropies and the policy's logprobs of the
+    teacher's tokens require gradients."""
     rng = np.random.default_rng(seed)
     count = sum(lengths)
     logprobs = -rng.gamma(2, 0.7, count)
@@ -44,7 +44,7 @@ def random_tokens(seed: int, lengths: list[int], dtype: torch.dtype = torch.floa
 
 
 def part(tokens: TrainedTokens, sequences: list[int]) -> TrainedTokens:
-    """These of the sequences, in this order, as a micro-batch of their own."""
+    """Returns these of the sequences, in this order, as a separate micro-batch."""
     places = torch.cat([(tokens.sequence == number).nonzero().flatten() for number in sequences])
     lengths = torch.tensor([int((tokens.sequence == number).sum()) for number in sequences])
     cut: dict[str, Any] = {
@@ -56,13 +56,13 @@ def part(tokens: TrainedTokens, sequences: list[int]) -> TrainedTokens:
 
 
 def weighted(tokens: TrainedTokens, weights: np.ndarray) -> TrainedTokens:
-    """With the weight of its sequence, float64[S], at each token."""
+    """Returns the weight of its sequence, float64[S], at each token."""
     each = torch.from_numpy(weights)[tokens.sequence].to(tokens.logprobs.dtype)
     return dataclasses.replace(tokens, weights=each)
 
 
 def plain(tokens: TrainedTokens) -> list[Sequence]:
-    """The same for the float64 reference."""
+    """Returns the same for the float64 reference."""
     assert tokens.entropy is not None
     assert tokens.ref_logprobs is not None
     assert tokens.teacher_logprobs is not None

@@ -1,4 +1,4 @@
-"""TRL's GRPO loss on a small random model: what our objectives are held against."""
+"""TRL's GRPO loss on a small random model, with which tests compare our objectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Gradient = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the losses that TRL and we both have."""
+    """One of the losses that both TRL and Gristmill implement."""
 
     loss_type: Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo"]
     level: Literal["token", "sequence"] = "token"
@@ -49,9 +49,9 @@ class PaddedBatch:
     tool_mask: torch.Tensor
     """int64[B, T]: 0 in the holes that the policy did not write."""
     advantages: torch.Tensor
-    """float32[B]; on our side float64, too, as all that follow."""
+    """float32[B]; float64 is also possible in our code, as for all following fields."""
     old: torch.Tensor
-    """float32[B, T]: log pi_old; used where the variant says that it is given."""
+    """float32[B, T]: log pi_old; used if the variant says that it is given."""
     rollout: torch.Tensor
     """float32[B, T]: log mu."""
     ref: torch.Tensor
@@ -82,14 +82,14 @@ def save_model(folder: Path) -> Path:
 
 
 def trl_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[float, Gradient]:
-    """The loss of all micro-batches, and its gradient, as TRL computes them."""
+    """Returns the loss of all micro-batches, and its gradient, as TRL computes them."""
     trainer = _trainer(variant, model_dir)
     size = len(batch.prompts) // variant.micro_batches
     total = 0.0
     for first in range(0, len(batch.prompts), size):
         inputs = _inputs(variant, batch.rows(slice(first, first + size)), batch.mask.sum())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # means over no tokens, in what it logs
+            warnings.simplefilter("ignore")  # means over zero tokens, in TRL's log
             loss = trainer._compute_loss(trainer.model, inputs)
         loss.backward()
         total += loss.item()
@@ -97,7 +97,7 @@ def trl_loss(variant: Variant, batch: PaddedBatch, model_dir: Path) -> tuple[flo
 
 
 def gradient(model: torch.nn.Module) -> Gradient:
-    """Of every parameter; 0 where none came."""
+    """Returns the gradient of every parameter; 0 for a parameter without one."""
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
@@ -124,7 +124,7 @@ def _inputs(variant: Variant, batch: PaddedBatch, items: torch.Tensor) -> dict[s
 
 
 def _importance(variant: Variant, difference: torch.Tensor) -> torch.Tensor:
-    """What TRL's _generate_and_score_completions makes of the difference; it cannot run without a vLLM."""
+    """Computes what TRL's _generate_and_score_completions computes from the difference; that method needs a vLLM."""
     level, how = variant.correction.split("_")
     ratio = torch.exp(difference.sum(-1, keepdim=True) if level == "sequence" else difference)
     return ratio.clamp(max=variant.cap) if how == "truncate" else ratio.masked_fill(ratio > variant.cap, 0.0)
@@ -168,7 +168,7 @@ def _trainer(variant: Variant, model_dir: Path) -> Any:
         processing_class=tokenizer,
     )
     trainer.current_gradient_accumulation_steps = variant.micro_batches
-    # The correction is a matter of use_vllm, which would look for a server when the trainer is made.
+    # The correction depends on use_vllm, which would look for a server when the trainer is created.
     trainer.use_vllm = variant.correction != "none"
     trainer.model.train()
     return trainer

@@ -1,7 +1,7 @@
-"""What an offline W&B run has written, read back from its file.
+"""Reads the records of an offline W&B run back from its file.
 
-The file is a LevelDB log of W&B's own protobuf records: after a header of seven bytes, blocks of 32 KiB that
-hold chunks, each with its checksum, its length, and whether it is all of a record or which part of one.
+The file is a LevelDB log of W&B's own protobuf records. After a header of seven bytes follow blocks of 32 KiB that hold
+chunks. Each chunk has its checksum, its length, and whether it is a whole record or which part of a record.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class WandbRun:
     group: str
     config: dict[str, Any]
     history: list[dict[str, Any]]
-    """One entry a `log`; W&B's own keys, which begin with an underscore, are left out."""
+    """One entry per `log` call; W&B's own keys, which begin with an underscore, are left out."""
 
     def table(self, entry: dict[str, Any], key: str) -> list[list[Any]]:
-        """A table that `entry` of the history logged: its columns' names, then its rows."""
+        """Returns a table that `entry` of the history logged: its columns' names, then its rows."""
         found: dict[str, Any] = json.loads((self.folder / "files" / entry[key]["path"]).read_text())
         return [found["columns"], *found["data"]]
 
 
 def read_wandb(folder: Path) -> WandbRun:
-    """The one offline run in `folder`/wandb, closed. Ends W&B's own process, which writes on after a run's close."""
+    """Returns the one offline run in `folder`/wandb, closed. Ends W&B's own process, which continues to write after a
+    run's close."""
     import wandb
 
-    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")  # made at run time: it has no types
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")  # created at run time, so it has no types
 
     wandb.teardown()
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")

@@ -1,4 +1,4 @@
-"""A run on the bench: the verbs in short form, and clocks that tests can run down."""
+"""A test harness for a run: the store's verbs in short form, and clocks that tests can run down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = keys.prefix(RUN)
 
 
 def trainer(steps: int = 10, staleness: int = 0, groups: int = 4, **more: Any) -> dict[str, Any]:
-    """A trainer's half for groups of 2 sequences: `groups` of them a step."""
+    """A trainer's half for groups of 2 sequences, with `groups` groups per step."""
     half = {"batch_size": 2 * groups, "gradient_accumulation_steps": 1, "training_steps": steps}
     return {**half, "max_staleness": staleness, **more}
 
@@ -31,7 +31,7 @@ def submission(
     step: int = 0,
     sequences: int = 2,
 ) -> Submission:
-    """A body the store takes as it is: it is the API's edge that decodes groups."""
+    """Returns a body that the store accepts unchanged, because only the API decodes groups."""
     body = f"{group_id}/{content}/".encode().ljust(size, b".")
     return Submission(
         group_id,
@@ -67,7 +67,7 @@ class Bench:
         return await self.store.queue.submit(RUN, holder, submission(group_id, content, step=step, env_id=holder))
 
     async def fill(self, count: int, holder: str = "env-1") -> list[str]:
-        """Permits taken and their groups submitted, in order."""
+        """Takes permits and submits their groups, in order."""
         ids = await self.ask(holder, count)
         assert len(ids) == count
         for group_id in ids:
@@ -75,7 +75,7 @@ class Bench:
         return ids
 
     async def send(self, *kinds: tuple[str, int, int], sequences: int = 2) -> list[str]:
-        """Groups of (environment, tokens, step), in order, each under a permit of its environment."""
+        """Submits groups of (environment, tokens, step), in order, each under a permit of its environment."""
         ids: list[str] = []
         for env_id, tokens, step in kinds:
             (group_id,) = await self.ask(env_id, 1)
@@ -89,21 +89,21 @@ class Bench:
         return [leased.group_id for leased in batch.groups] or None
 
     async def expire_permits(self, *group_ids: str) -> None:
-        """The named permits' time is over, as if their TTL had passed."""
+        """Expires the named permits, as if their TTL had passed."""
         assert await self.redis.zadd(PREFIX + "permits", dict.fromkeys(group_ids, 1), xx=True, ch=True)
 
     async def expire_lease(self, batch_id: str) -> None:
         assert await self.redis.zadd(PREFIX + "leases", {batch_id: 1}, xx=True, ch=True)
 
     async def give_up(self, incarnation: int, *, groups: int = 1) -> None:
-        """Let the first groups run out of 3 attempts."""
+        """Expires the first groups' attempts three times, so that they have no attempt left."""
         for attempt in range(3):
             await self.lease(incarnation, f"give_up{attempt}", groups)
             await self.expire_lease(f"give_up{attempt}")
         await self.lease(incarnation, "find", 1000)
 
     async def whereabouts(self) -> dict[str, list[str]]:
-        """Group ids by state; only the states that hold any."""
+        """Returns the group ids by state, and only the states that hold any."""
         audit = await self.store.runs.audit(RUN)
         states = {name: getattr(audit, name) for name in ("ready", "leased", "trained", "dead", "outstanding")}
         return {name: ids for name, ids in states.items() if ids}

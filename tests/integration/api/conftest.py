@@ -24,7 +24,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def bench(redis: Redis) -> Bench:
-    """An open run of groups of 2 sequences, nobody's yet."""
+    """An open run of groups of 2 sequences, without a trainer."""
     bench = Bench(Store(redis, Limits(max_attempts=3)), redis)
     await bench.create()
     return bench

@@ -1,4 +1,4 @@
-"""Hears what a change tells: who is woken, and what is written down."""
+"""An event listener: records which waiters a change wakes and which events it writes to the stream."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class Ear:
         await self._subscription.aclose()  # type: ignore[no-untyped-call]
 
     async def hear(self, call: Awaitable[Any] | None = None) -> Told:
-        """What was published while `call` ran, and the events of the run that were written down."""
+        """Returns the messages that were published while `call` ran, and the run's events that were written to the
+        stream."""
         if call is not None:
             await call
-        # Redis sends in order: what was published before the marker has come when the marker has.
+        # Redis sends in order: when the marker has arrived, every message published before it has arrived.
         await self._redis.publish(keys.EVENTS, "marker")
         topics: set[str] = set()
         while (message := await self._subscription.get_message(timeout=5)) is not None:
@@ -49,7 +50,7 @@ class Ear:
         if found:
             self._last = found[-1][0].decode()
         events = [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
-        # Whatever is told of a run wakes who reads its stream; `events` is told when there is nothing else to tell.
+        # Every notification of a run wakes the readers of its stream; `events` is published when no other name applies.
         own = {topic for topic in topics if topic.endswith(f" {self._prefix}")}
         assert own or not events, "who reads the stream is woken by what is written to it"
         assert events or self._topic not in topics, "and not when nothing was"

@@ -1,4 +1,4 @@
-"""What the store must do, written a second time and naively: Python dicts instead of Lua over Redis."""
+"""A second, naive implementation of the store: Python dicts instead of Lua over Redis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group:
 class Batch:
     members: list[str]
     expired: bool = False
-    """Put back in the queue; nobody leased any of its groups since."""
+    """Whether the batch's groups are back in the queue, and no batch has leased any of them since."""
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Env:
     """min_batch_allocation."""
     alive: bool = True
     asks: bool = True
-    """It asked for permits, or registered, a short time ago."""
+    """Whether the environment asked for permits, or registered, a short time ago."""
 
 
 @dataclass
 class Model:
-    """Refusals are returned as their code."""
+    """The model of the store, which returns refusals as their code."""
 
     incarnation: int = 0
     version: tuple[int, int] | None = None
@@ -242,14 +242,14 @@ class Model:
         return lost
 
     def free(self) -> int:
-        """Permits that may still be issued. One that ran out is not out."""
+        """Returns the number of permits that may still be issued. An expired permit does not count as issued."""
         if self.version is None:
             return 0
         capacity = min(self.version[1] + 1 + STALENESS, STEPS) * PER_STEP
         return max(0, capacity - self.accepted() - len({*self.holders} - self.overdue_permits))
 
     def _sharing(self) -> list[tuple[str, float, Env, int, int]]:
-        """By name: environment, part of a batch, ready groups, permits out."""
+        """Returns by name: environment, part of a batch, ready groups, issued permits."""
         shares = {name: env.share for name, env in self.envs.items() if env.alive and env.share is not None}
         scale = max(1.0, sum(shares.values()))
         return [
@@ -264,7 +264,7 @@ class Model:
         ]
 
     def _kept(self, amount: int, size: int) -> tuple[dict[str, int], bool]:
-        """Groups that a batch keeps room for, by environment, and whether some of them are not ready."""
+        """Returns the groups that a batch keeps room for, by environment, and whether some of them are not ready."""
         free, kept, awaited = self.free(), {}, False
         for name, share, env, ready, out in self._sharing():
             wanted = math.floor(amount * share) // size
@@ -275,7 +275,8 @@ class Model:
         return kept, awaited
 
     def _kept_for_others(self, holder: str) -> int:
-        """Free permits that other environments need for their share of all that may come."""
+        """Returns the free permits that other environments need for their share of all groups that may still be
+        submitted."""
         free, kept = self.free(), 0
         everything = len(self.ready()) + len(self.holders) + free
         for name, share, env, ready, out in self._sharing():
@@ -292,7 +293,7 @@ class Model:
         return sum(group.state not in ("dead", "dropped") for group in self.groups.values())
 
     def held(self) -> set[str]:
-        """Groups whose bytes count."""
+        """Returns the groups whose bytes count."""
         return {group_id for group_id, group in self.groups.items() if group.state not in ("trained", "dropped")}
 
     def ready(self) -> list[str]:

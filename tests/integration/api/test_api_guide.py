@@ -1,4 +1,4 @@
-"""docs/api.md: every call of /v1 has its line, every line works."""
+"""docs/api.md has a line for every call of /v1, and every line works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL = re.compile(r"(?:json|curl)(?P<options>(?: [^$\n]*?)?) \"?(?P<url>\$(?:API
 
 
 def shown() -> set[tuple[str, str]]:
-    """Method and path of each call in the guide."""
+    """Returns the method and path of each call in the guide."""
     calls = set()
     for match in CALL.finditer(SCRIPT):
         method = re.search(r"-X (\w+)", match["options"] + match["rest"])

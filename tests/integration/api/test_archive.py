@@ -1,4 +1,4 @@
-"""Acked groups reach the run's folder, whatever dies on the way, and nothing waits for a disk that is broken."""
+"""Acked groups reach the run's folder, whichever process is killed on the way. Nothing waits for a broken disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loop:
         await self.client.record_version(self.run_id, PolicyVersion(self.incarnation, 0))
 
     async def step(self, groups: int, length: int = 40) -> None:
-        """Permits, submits, a lease, its ack."""
+        """Takes permits, submits groups, leases them and acks them."""
         batch = []
         for permit in (await self.client.permits(self.run_id, "env-1", groups, wait=5)).permits:
             group = make_group(permit.group_id, self.run_id, lengths=[(3, length)] * 2, seed=permit.row)
@@ -57,7 +57,7 @@ class Loop:
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    """Wait for it; the test's own time-out is the bound."""
+    """Waits for the condition. The test's own time-out is the bound."""
     while not await condition():  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
@@ -76,7 +76,7 @@ def ids(runs: Path, run_id: str = RUN) -> list[str]:
 
 @pytest.fixture
 async def loop_at(redis: Redis) -> AsyncIterator[Callable[..., Awaitable[Loop]]]:
-    """Start a run through a server, under an id."""
+    """Starts a run through a server, under an id."""
     clients: list[Client] = []
 
     async def start(server: ApiServer, run_id: str = RUN, **options: Any) -> Loop:
@@ -155,7 +155,7 @@ async def test_archiving_may_be_off(
 async def test_groups_that_waited_are_let_go_when_archiving_is_turned_off(
     tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    with RedisServer() as own:  # no other API is there that could let them go
+    with RedisServer() as own:  # no other API exists that could release them
         async with Redis.from_url(own.url) as redis:
             await redis.set(keys.ARCHIVER, "another process", px=60_000)
             with ApiServer(own.url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -182,8 +182,8 @@ async def test_an_api_that_does_not_archive_leaves_it_to_one_that_does(
 async def test_kills_of_the_api_lose_nothing_and_double_nothing(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    """SIGKILL while groups are submitted, acked and written. The dead one's lock is taken away, as if its time had
-    passed."""
+    """SIGKILL while groups are submitted, acked and written. The test removes the dead process's lock, as if the lock
+    had expired."""
     dice = random.Random(1)
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         loop = await loop_at(server)
@@ -222,7 +222,7 @@ async def test_a_crash_between_the_disk_and_redis_gives_each_group_once(
         saved = {name: await redis.dump(name) for name in names}
         await redis.delete(keys.ARCHIVER)
         await until(lambda: empty(redis))
-        # As Redis was when the disk had them and it did not know.
+        # Redis in the state in which the disk had the groups and Redis had not recorded that.
         for name, dumped in saved.items():
             assert dumped is not None
             await redis.restore(name, 0, dumped)
@@ -304,7 +304,7 @@ async def lost(url: str) -> float:
 async def test_training_goes_on_when_the_folder_cannot_be_written(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    """A file lies where the run's folder should be; later it is gone."""
+    """A file blocks the path of the run's folder; later the file is gone."""
     (tmp_path / RUN).write_text("not a folder")
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         loop = await loop_at(server)
@@ -324,7 +324,7 @@ async def test_training_goes_on_when_the_folder_cannot_be_written(
 async def test_training_goes_on_when_the_disk_is_full(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
-    """The API's process may write no file past 100 kB: the kernel refuses in the middle of a group."""
+    """The API's process may not write a file larger than 100 kB: the kernel refuses in the middle of a group."""
     with ApiServer(redis_url, 100_000, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
         loop = await loop_at(server)
         for _ in range(5):

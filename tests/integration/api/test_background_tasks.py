@@ -74,7 +74,7 @@ async def test_archiver_that_fails_is_visible_and_starts_again(
 
 
 async def test_watcher_that_fails_starts_again(redis: Redis, api: ApiServer, http: httpx.AsyncClient) -> None:
-    """It is what wakes requests that wait, in the moment of the change."""
+    """This task wakes waiting requests at the moment of the change."""
 
     async def listeners() -> int:
         ((_, count),) = await redis.pubsub_numsub(keys.EVENTS)

@@ -1,6 +1,7 @@
-"""An API without tokens that other machines reach says so, loudly; the real server, each way it can be started.
+"""The real server, started in each supported way: an API without tokens that other machines can reach logs a clear
+warning.
 
-Redis is away in all of them, so nothing is reachable that matters.
+Redis is not reachable in any of these tests, so no data is exposed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOUD = "THE API IS OPEN TO THE NETWORK"
 
 
 def _log(server: ApiServer) -> str:
-    """The log, once the process has told where it listens: the warning, if any, comes right after that."""
+    """Returns the log once the process has reported its address. The warning, if any, follows right after that."""
     deadline = time.monotonic() + 10
     while "listens=" not in server.log():
         assert time.monotonic() < deadline, server.log()

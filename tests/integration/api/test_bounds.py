@@ -77,7 +77,7 @@ async def test_a_row_of_metrics_has_a_bound_and_its_event_a_smaller_one(bench: B
 
 
 async def kept(bench: Bench) -> int:
-    """The bytes of all rows as Redis has them, which must be the bytes that it counts."""
+    """Returns the bytes of all rows as Redis stores them. They must equal the bytes that Redis counts."""
     found = 0
     for name in await bench.redis.keys("gm:*:metrics:*"):
         rows: Any = await bench.redis.zrange(name, 0, -1)
@@ -206,11 +206,11 @@ GROWING: dict[str, Any] = {
     "POST /scored_data": {"tokens": [[1] * 300_000], "masks": [[1] * 300_000], "scores": [1.0], "env_id": None},
     "POST /scored_data_list": [{"tokens": [[1] * 300_000], "masks": [[1] * 300_000], "scores": [1.0]}],
 }  # fmt: skip
-"""By rule of the access table: the most that a client may send. {n} is another number in each call."""
+"""By rule of the access table: the largest request that a client may send. {n} is another number in each call."""
 
 
 def filled(value: Any, number: int) -> Any:
-    """The body with its {n} replaced; a text that is no more than {n} becomes a number."""
+    """Returns the body with its {n} replaced. A text that is only {n} becomes a number."""
     return json.loads(json.dumps(value).replace('"{n}"', str(number)).replace("{n}", str(number)))
 
 
@@ -235,7 +235,7 @@ async def test_no_verb_makes_redis_grow_beyond_its_maxmemory(
                     if path.endswith(("/close", "/finish")) and number < 11:
                         continue
                     if path in ("/scored_data", "/scored_data_list") and number > 0:
-                        continue  # They wait until there is room.
+                        continue  # The requests wait until there is room.
                     answer = await plain.post(path, json=filled(body, number))
                     statuses.setdefault(rule, set()).add(answer.status_code)
                 path = f"{AT}/groups/g00000000?holder=env-0"

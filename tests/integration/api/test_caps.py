@@ -1,4 +1,5 @@
-"""What a run, and Redis in all, may hold: refused beyond, and room again after an ack."""
+"""The caps of one run and of all runs in Redis: the store refuses groups beyond a cap, and has room again after an
+ack."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ async def test_caps_are_reached_and_not_passed(bench: Bench) -> None:
 
 
 async def test_groups_in_every_state_count_against_the_cap(bench: Bench) -> None:
-    """Leased, dead and waiting for the archive: they all hold memory."""
+    """Leased and dead groups, and groups that wait for the archive, all hold memory."""
     bench.store = Store(bench.redis, Limits(max_attempts=1), archive=True)
     incarnation = await bench.start(groups=8)
     await bench.fill(4)
@@ -87,7 +88,7 @@ async def test_a_runs_caps_hold(bench: Bench) -> None:
 
 
 async def sets(redis: Redis) -> int:
-    """How often Redis was sent a SET, refused ones included. A SET writes a payload."""
+    """Returns how often Redis was sent a SET, refused ones included. A SET writes a payload."""
     stats = (await redis.info("commandstats")).get("cmdstat_set", {})
     return int(stats.get("calls", 0)) + int(stats.get("rejected_calls", 0))
 

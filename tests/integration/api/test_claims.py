@@ -1,4 +1,4 @@
-"""Claims: of several processes one gets a piece of work, until its claim runs out."""
+"""Claims: one of several processes gets a piece of work, until its claim expires."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The clock steps: leases and permits run out early, or late; no group is lost or trained twice for it.
+"""Steps of the clock: leases and permits expire early or late. No group is lost or trained twice because of that.
 
-Redis' clock is the only one (see now() in _keys.lua), and it cannot be set here without setting the machine's. But all
-that the store compares with it are the deadlines it keeps, so a step of the clock is a step of those the other way.
+Redis' clock is the only clock (see now() in _keys.lua). It cannot be set here without setting the machine's clock. The
+store compares the clock only with the deadlines that it keeps. So moving those deadlines the other way equals a step of
+the clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HOUR_MS = 3_600_000
 
 
 async def step_clock(redis: Redis, ms: int) -> None:
-    """Redis' clock goes forward by so much, or back."""
+    """Moves Redis' clock forward by this time, or back."""
     for kind in ("leases", "permits", "envs"):
         key = keys.prefix(RUN) + kind
         deadlines: list[tuple[bytes, float]] = await redis.zrange(key, 0, -1, withscores=True)  # type: ignore[assignment]
@@ -108,7 +109,8 @@ async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gi
 def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_them(
     redis_url: str, shared_api: ApiServer
 ) -> None:
-    """Its lease ran out while it slept: a lease of the next step would be the groups that it has just trained on."""
+    """The trainer's lease expired while it slept. A lease of the next step would contain the groups that it has just
+    trained on."""
 
     async def sleep_for_an_hour() -> None:
         async with Redis.from_url(redis_url) as redis:

@@ -1,4 +1,4 @@
-"""Connections to Redis: each command hears its own answer, also after one that was given up."""
+"""Connections to Redis: each command receives its own answer, also after an abandoned command."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ async def test_a_redis_that_was_killed_in_between_is_found_again() -> None:
         async with connected(server.url, "max_connections=1") as client:
             assert await client.ping()
             server.restart()
-            await asyncio.sleep(0.05)  # the loop hears that the old one is closed
+            await asyncio.sleep(0.05)  # the loop learns that the old connection is closed
             assert await client.ping(), "the connection was seen to be closed before it was used"
 
 
 @asynccontextmanager
 async def old_redis(version: str | None, port: int) -> AsyncIterator[str]:
-    """A server that answers as an old Redis does, because no old Redis is installed. None: it has no HELLO."""
+    """A server that answers as an old Redis does, because no old Redis is installed. None: the server has no HELLO."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         commands = hiredis.Reader()
@@ -167,7 +167,7 @@ async def test_listener_notices_a_connection_that_went_silent(
         async with connected(f"redis://127.0.0.1:{proxy.port}/0", "socket_timeout=0.5") as client:
             with waiting.listening("topic") as woken:
                 listener = asyncio.create_task(notifications.listen_to_redis(client, waiting, metrics))
-                await asyncio.wait_for(woken.wait(), 20)  # It is subscribed, and has no other questions to Redis.
+                await asyncio.wait_for(woken.wait(), 20)  # It is subscribed, and sends no other commands to Redis.
             assert metrics.registry.get_sample_value("gristmill_api_redis_up") == 1
             proxy.set(Fault(answer=Way(swallow=True)))
             await up(0)

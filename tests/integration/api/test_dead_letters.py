@@ -1,4 +1,4 @@
-"""Groups that are given up: dead letters, and tombstones of what was dropped."""
+"""Abandoned groups: dead letters, and tombstones of dropped groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ async def test_replayed_letters_take_their_place_with_new_attempts(bench: Bench)
 
 
 async def test_a_letter_that_a_checkpoint_covers_is_settled(bench: Bench) -> None:
-    """Its last delivery was trained on, and its lease ran out before the ack: replayed, it would be trained twice."""
+    """The trainer trained on the last delivery, and its lease expired before the ack. Replayed, the group would be
+    trained twice."""
     incarnation = await bench.start()
     a, b, c, d = await bench.fill(4)
     await bench.give_up(incarnation, groups=1)
@@ -95,7 +96,7 @@ async def test_a_replayed_group_is_dead_for_no_reason(bench: Bench) -> None:
 
 
 async def test_tombstones_of_dropped_groups_go_with_the_oldest(bench: Bench) -> None:
-    """Of permits that were dropped, and of groups that were given up after their submit."""
+    """Tombstones of dropped permits, and of groups that were abandoned after their submit."""
     bench.store = Store(bench.redis, Limits(max_attempts=1))
     incarnation = await bench.start(groups=8)
     a, b, c, d = await bench.ask("env-1", 4)

@@ -1,4 +1,4 @@
-"""Whatever is held is held until its deadline, by Redis' clock."""
+"""Leases, permits and registrations last until their deadline, by Redis' clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_times_are_redis_clock_in_milliseconds(bench: Bench) -> None:
 
 
 async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
-    """A lease or permit lives until its deadline, and not at it; an environment the same."""
+    """A lease, a permit and an environment are valid until their deadline, and no longer valid at the deadline."""
     short = Bench(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
     lasting = Bench(Store(redis, Limits()), redis)
     await short.create()

@@ -1,4 +1,4 @@
-"""Environments of a run: what they register, how long they live, their shares of permits and batches."""
+"""Environments of a run: their registration, their time-out, and their shares of permits and batches."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_share_is_kept_for_a_living_environment(bench: Bench) -> None:
     assert await bench.lease(incarnation, "b1", 4) is None, "half of the batch is for small's groups"
     small = await bench.send(*[("small", 10, 0)] * 3)
     assert await bench.lease(incarnation, "b1", 4) == [*big[:2], *small[:2]]
-    # A third of 2 groups is no whole group: nothing is kept.
+    # A third of 2 groups is less than a whole group: nothing is kept.
     await bench.store.envs.register(RUN, "small", None, 0.3)
     assert await bench.lease(incarnation, "b2", 2) == big[2:]
 
@@ -103,7 +103,8 @@ async def hush(bench: Bench, env_id: str) -> None:
 
 
 async def test_permits_are_left_for_the_share_of_a_batch(bench: Bench) -> None:
-    """8 groups per step and no staleness: what one environment takes of a step, the other cannot send for it."""
+    """8 groups per step and no staleness: if one environment takes permits of a step, the other cannot send those
+    groups."""
     incarnation = await bench.start(groups=8)
     await bench.store.envs.register(RUN, "b", None, 0.5)
     a = await bench.ask("a", 8)
@@ -121,7 +122,8 @@ async def test_permits_are_left_for_the_share_of_a_batch(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("unit", "amount"), [("groups", 8), ("sequences", 16)])
 async def test_a_share_never_waits_for_groups_that_cannot_come(bench: Bench, unit: str, amount: int) -> None:
-    """The whole step is taken before the environment with the share comes: 6 groups are there, it can send 2."""
+    """One environment takes the whole step before the environment with the share arrives. 6 groups are there, so it can
+    send 2."""
     incarnation = await bench.start(groups=8)
 
     async def lease() -> list[str]:
@@ -171,7 +173,7 @@ async def test_what_is_ready_of_a_share_is_kept_whether_its_environment_asks_or_
 
 
 async def test_of_two_shares_that_cannot_both_be_had_one_is(bench: Bench) -> None:
-    """One permit is left, and each of them lacks four groups: neither waits for the other for ever."""
+    """One permit is left, and each of them lacks four groups. Neither waits for the other forever."""
     incarnation = await bench.start(groups=8)
     a = await bench.send(*[("a", 10, 0)] * 7)
     for env_id in ("b", "c"):
@@ -183,7 +185,8 @@ async def test_of_two_shares_that_cannot_both_be_had_one_is(bench: Bench) -> Non
 
 
 async def test_a_share_smaller_than_a_group_blocks_nobody(bench: Bench) -> None:
-    """A fifth of 16 sequences is less than a group of 4. Two fifths are one group and a rest, which is not kept."""
+    """A fifth of 16 sequences is less than a group of 4. Two fifths are one group and a remainder, which is not
+    kept."""
     await bench.store.runs.create("other", {}, 4, stack=None)
     record = await bench.store.runs.take("other", trainer(groups=16), [])
     await bench.store.runs.record_version("other", record.incarnation, 0)
@@ -210,7 +213,7 @@ async def test_a_share_smaller_than_a_group_blocks_nobody(bench: Bench) -> None:
 
 
 async def test_an_environment_that_asks_is_known_to_ask(bench: Bench) -> None:
-    """A request is written down when the last one known is older than a tenth of an environment's life."""
+    """The store records a request when the last recorded request is older than a tenth of an environment's time-out."""
     await bench.start()
     await bench.store.envs.register(RUN, "env-1", None, 0.5)
     key = PREFIX + "env:env-1"
@@ -224,7 +227,7 @@ async def test_an_environment_that_asks_is_known_to_ask(bench: Bench) -> None:
 
 
 async def test_shares_of_environments_of_atropos_hold_for_what_is_ready(bench: Bench) -> None:
-    """A trainer of /v1 leases the groups that they send at the root."""
+    """A trainer of /v1 leases the groups that Atropos' environments send at the root."""
     queue = Queue(bench.store, Limits(), "default")
     await queue.register(registration())
     record = await bench.store.runs.take("default", trainer(), [])

@@ -1,5 +1,5 @@
-"""The network fails between client and API and between API and Redis; the run goes on by itself, nothing is lost
-and nothing is stored or trained twice."""
+"""The network fails between client and API and between API and Redis. The run continues without help. Nothing is lost,
+stored twice or trained twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chain:
         return self.before_api if name == "client-api" else self.before_redis
 
     def client(self) -> Client:
-        """The SDK's client through the proxy, in a hurry."""
+        """The SDK's client through the proxy, with short timeouts."""
         client = Client(f"http://127.0.0.1:{self.before_api.port}", patience=30, timeout=1)
 
         async def keep(answer: httpx.Response) -> None:
@@ -51,7 +51,7 @@ class Chain:
         return client
 
     def defects(self) -> int:
-        """Answers 500 that the API has given, also those that no client lived to see."""
+        """Returns the number of 500 responses of the API, including those that no client received."""
         lines = httpx.get(f"{self.api.url}/metrics").raise_for_status().text.splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if 'status="500"' in line and "_total" in line)
 
@@ -59,7 +59,7 @@ class Chain:
 @pytest.fixture(scope="module")
 def one_chain() -> Iterator[tuple[RedisServer, Chain]]:
     with RedisServer() as server, FaultProxy(server.port) as before_redis:
-        # A silent Redis is given up after 0.5 s here, after 5 s by default.
+        # The API abandons a silent Redis after 0.5 s here, and after 5 s by default.
         url = f"redis://127.0.0.1:{before_redis.port}/0?socket_timeout=0.5"
         with ApiServer(url, API_PERMIT_TTL_S="6") as api, FaultProxy(api.port) as before_api:
             yield server, Chain(before_api, before_redis, api)
@@ -67,7 +67,7 @@ def one_chain() -> Iterator[tuple[RedisServer, Chain]]:
 
 @pytest.fixture
 def chain(one_chain: tuple[RedisServer, Chain]) -> Iterator[Chain]:
-    """A sound chain before an empty Redis; nothing in it is started again after a fault."""
+    """A working chain before an empty Redis. No part of it is restarted after a fault."""
     server, chain = one_chain
     with redis.Redis.from_url(server.url) as admin:
         admin.flushall()
@@ -83,7 +83,7 @@ LASTING = {
     "slicing": Fault(request=Way(slice=7), answer=Way(slice=7)),
     "resets now and then": Fault(answer=Way(reset_after=20_000)),
 }
-"""Faults under which work goes on: they hold for the whole run."""
+"""Faults that slow the work down without stopping it. They last for the whole run."""
 
 PASSING = {
     "requests reset": Fault(request=Way(reset_after=150), times=6),
@@ -94,7 +94,7 @@ PASSING = {
     "answers come late": Fault(answer=Way(hold=True)),
     "refused": Fault(refuse=True),
 }
-"""Faults that let nothing through: each strikes in the middle of the run and is over by itself or after STRIKE_S."""
+"""Faults that let nothing through. Each begins in the middle of the run, and ends after a reset or after STRIKE_S."""
 STRIKE_S = 1.4
 
 
@@ -140,7 +140,8 @@ OFFSETS: list[Callable[[int], int]] = [
     lambda size: size - 1,
     lambda size: size,
 ]
-"""Where a message of so many bytes is cut: before its first byte, in its head, in its body, before its last, after."""
+"""Byte offsets at which to cut a message of this size: before its first byte, in its head, in its body, before its last
+byte, and after it."""
 
 
 def cut(direction: Direction, after: int) -> Fault:
@@ -151,7 +152,7 @@ def cut(direction: Direction, after: int) -> Fault:
 @pytest.mark.parametrize("link", ["client-api", "api-redis"])
 @pytest.mark.parametrize("direction", ["request", "answer"])
 async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction) -> None:
-    """Every verb of a run is cut everywhere. A lease cut short is never taken for a short batch."""
+    """Cuts every verb of a run at each offset. A client never takes a lease that was cut short for a short batch."""
     proxy = chain.link(link)
     before = chain.defects()
     ids: list[str] = []
@@ -164,7 +165,7 @@ async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction
         await client.record_version(RUN, PolicyVersion(incarnation, 0))
 
         async def cycle(cuts: dict[str, Fault]) -> dict[str, int]:
-            """Three groups' way through the store, with faults by verb. Returns the verbs' bytes."""
+            """Sends three groups through the store, with faults by verb. Returns the verbs' bytes."""
             nonlocal step
             step += 1
             sizes: dict[str, int] = {}
@@ -196,13 +197,13 @@ async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction
         for offset in OFFSETS:
             await cycle({name: cut(direction, offset(size)) for name, size in sizes.items()})
         proxy.heal()
-        await client.abandon_permits(RUN, "env-1")  # those of grants that got lost
+        await client.abandon_permits(RUN, "env-1")  # permits whose grant was lost
         audit = await client.audit(RUN)
 
     assert audit.trained == sorted(ids)
     assert [audit.ready, audit.leased, audit.dead, audit.dropped, audit.outstanding] == [[], [], [], {}, []]
     assert len(set(ids)) == len(ids) == 3 * step
-    # Behind the API some offsets lie in what the listening connection gets; a verb may end before.
+    # Behind the API, the listening connection receives the bytes at some offsets; a verb may end before them.
     assert sum(hits) > 0.7 * (len(hits) - len(sizes) - 2), hits
     assert set(chain.seen) <= {200, 201, 204, 503}
     assert chain.defects() == before, chain.api.log()[-4000:]
@@ -210,7 +211,7 @@ async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction
 
 @pytest.mark.parametrize("link", ["client-api", "api-redis"])
 async def test_a_silent_network_is_503_or_silence_and_recovers_at_once(chain: Chain, link: str) -> None:
-    # Where it is the API that waits in vain, it answers, after some time.
+    # If the API itself waits in vain, it answers after some time.
     patience = 1 if link == "client-api" else 10
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=patience) as http:
         assert (await http.get("/readyz")).status_code == 200

@@ -1,8 +1,8 @@
-"""The disk under Redis' append-only file is full: nothing is acknowledged that is not on it, and the run goes on when
-there is room again.
+"""The disk under Redis' append-only file is full. The API acknowledges only groups that are on disk, and the run
+continues when there is room again.
 
-With `appendfsync always` Redis ends itself when it cannot append, and a container engine starts it again, as these
-tests do. The API answers 503 meanwhile.
+With `appendfsync always` Redis exits when it cannot append, and a container engine starts it again, as these tests do.
+The API answers 503 meanwhile.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Disk(Protocol):
     server: RedisServer
 
     def fill(self) -> None:
-        """Leave ROOM bytes."""
+        """Fills the disk until ROOM bytes are left."""
 
     def empty(self) -> None: ...
 
 
 class LimitedFile:
-    """No file of Redis' may grow past a size: write(2) fails with EFBIG, after a short write. Needs no privilege."""
+    """A limit on the size of Redis' files: write(2) fails with EFBIG, after a short write. Needs no privilege."""
 
     def __init__(self) -> None:
         self.server = RedisServer()
@@ -46,11 +46,11 @@ class LimitedFile:
         resource.prlimit(self.server.pid, resource.RLIMIT_FSIZE, (size + ROOM, resource.RLIM_INFINITY))
 
     def empty(self) -> None:
-        """Nothing to do: the limit goes with the process that has it."""
+        """Does nothing, because the limit ends with the process that has it."""
 
 
 class SmallDisk:
-    """A file system of its own: write(2) fails with ENOSPC. Needs the right to mount."""
+    """A separate file system: write(2) fails with ENOSPC. Needs the right to mount."""
 
     def __init__(self, folder: Path) -> None:
         self.server = RedisServer("--dir", str(folder))
@@ -100,7 +100,7 @@ async def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(
                 )
 
             async def fill_up() -> list[str]:
-                """Submit until the disk is full. Returns what was acknowledged."""
+                """Submits groups until the disk is full. Returns the acknowledged groups."""
                 stored: list[str] = []
                 while (answer := await put(permits[0])).status_code in (200, 201):
                     stored.append(permits.pop(0))
@@ -112,7 +112,7 @@ async def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(
             disk.fill()
             acknowledged += await fill_up()
             assert len(acknowledged) > 5
-            server.wait_until_ended()  # it cannot promise anything any more
+            server.wait_until_ended()  # Redis cannot promise anything any more
 
             if isinstance(disk, SmallDisk):
                 server.start()  # a restart alone does not help, and does no harm

@@ -1,4 +1,4 @@
-"""Redis is at its maxmemory: who submits waits, all else goes on, and everything comes through."""
+"""Redis at its maxmemory: submitters wait, all other calls continue, and every group arrives in the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS, PER_STEP = 120, 8
 
 
 def large(group_id: str) -> TrajectoryGroup:
-    """100 kB; all of them are three times what Redis has room for."""
+    """100 kB; all of them together are three times as large as Redis' room."""
     return make_group(group_id, RUN, lengths=((3, 6000),) * 2, seed=int(group_id[1:]))
 
 
@@ -37,8 +37,8 @@ def api(server: RedisServer) -> Iterator[ApiServer]:
 
 
 def fill_to_the_brim(server: RedisServer) -> None:
-    """Redis counts what it is just being sent: a large submit is refused where an ack would pass. From here on it is
-    far over its limit, and refuses whatever may be refused."""
+    """Redis counts the bytes of the command that it is receiving, so it refuses a large submit and accepts an ack. From
+    here on Redis is far over its limit, and refuses every command that it may refuse."""
     with redis.Redis.from_url(server.url) as admin:
         admin.config_set("maxmemory", admin.info("memory")["used_memory"] - 500_000)
 
@@ -77,7 +77,7 @@ async def test_a_run_three_times_the_size_of_redis(
             await client.submit(large(group_id), "env-1")
 
     async def watch() -> None:
-        """What goes on although Redis is full."""
+        """The calls that continue although Redis is full."""
         await told_full.wait()
         fill_to_the_brim(server)
         await client.record_version(RUN, PolicyVersion(incarnation, 1))

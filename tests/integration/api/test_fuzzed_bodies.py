@@ -1,7 +1,8 @@
-"""Bodies that are no group of this permit: 400 with the reason, whatever is wrong, and the store holds what it held.
+"""Bodies that are not a valid group of this permit: the API answers 400 with the reason, and the store keeps its
+contents.
 
-What decides is the SDK: bytes that TrajectoryGroup.decode reads, and whose ids, row and size are the permit's, are a
-group, however they came to be; anything else is not.
+The SDK decides. If TrajectoryGroup.decode reads the bytes, and the ids, row and size match the permit, the bytes are a
+group, however they were made. Anything else is not a group.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ MANY: Final = settings(
 MIB: Final = 1 << 20
 MAX_BODY: Final = 8 * MIB
 GROWTH: Final = 100 * MIB
-"""What the API's peak memory may grow by over all these requests: some copies of the largest body."""
+"""The bound on the growth of the API's peak memory over all these requests: some copies of the largest body."""
 
 
 class Door:
-    """Where bodies are handed in under the permit for GROUP."""
+    """The URL to which bodies are submitted under the permit for GROUP."""
 
     def __init__(self, api: ApiServer, store: redis.Redis) -> None:
         under_way.put_under_way(api.url)
@@ -51,7 +52,7 @@ class Door:
         self._before = contents(store)
 
     def judge(self, body: bytes, **how: Any) -> httpx.Response:
-        """Hand it in and see that the answer is right. A group that was stored is taken out again."""
+        """Submits the body and checks the answer. Removes a group that was stored."""
         answer = self.put(body, **how)
         after = contents(self._store)
         if after != self._before:
@@ -98,7 +99,7 @@ def door() -> Iterator[Door]:
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes of memory that the process has held at most (VmHWM)."""
+    """Returns the peak memory of the process in bytes (VmHWM)."""
     line = next(text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -230,7 +231,7 @@ _WIDE = {
 
 @pytest.mark.parametrize("field", _WIDE)
 def test_many_small_things(door: Door, field: str) -> None:
-    """A byte on the wire can be an object of 64 in memory: the body's limit alone bounds nothing."""
+    """One byte on the wire can be an object of 64 bytes in memory, so the body's limit alone bounds nothing."""
     door.judge(_with(field, _WIDE[field]))
 
 
@@ -252,5 +253,5 @@ def test_sent_as_another(door: Door) -> None:
 
 
 def _with(field: str, raw: bytes) -> bytes:
-    """The group with `raw` in the place of one field's value."""
+    """Returns the group with `raw` in place of one field's value."""
     return msgspec.msgpack.encode({**WIRE, field: msgspec.Raw(raw)})

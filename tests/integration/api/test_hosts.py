@@ -1,4 +1,4 @@
-"""The real API answers no request for a host that it does not know, whichever path the request takes through it."""
+"""The real API rejects every request for an unknown host, whichever path the request takes through it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 def ask(server: ApiServer, method: str, path: str, *headers: str, version: str = "1.1", body: bytes = b"") -> Answer:
-    """Send one request with exactly these headers; an HTTP client would add its own `Host`."""
+    """Sends one request with exactly these headers; an HTTP client would add its own `Host`."""
     lines = [f"{method} {path} HTTP/{version}", *headers, f"Content-Length: {len(body)}", "Connection: close", "", ""]
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall("\r\n".join(lines).encode() + body)
@@ -50,7 +50,7 @@ def server(shared_redis: RedisServer) -> Iterator[ApiServer]:
 
 
 def requests() -> Iterator[tuple[str, str]]:
-    """Every route, the fast ones among them, and a path that does not exist."""
+    """Every route, including the fast routes, and a path that does not exist."""
     for method, template, _ in rules():
         yield method, template.replace("{}", RUN, 1).replace("{}", "g00000000")
     yield "GET", "/v1/nothing"

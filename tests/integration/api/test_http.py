@@ -26,7 +26,7 @@ JSON = {"headers": {"Content-Type": "application/json"}}
 
 
 async def start(client: Client, **plan: Any) -> int:
-    """Open the run, take it, record version 0."""
+    """Opens the run, takes it and records version 0."""
     await client.create_run(RUN, {"dataset": "d"}, 2)
     incarnation, _ = await client.take(RUN, trainer(**plan), [])
     await client.record_version(RUN, PolicyVersion(incarnation, 0))
@@ -43,7 +43,7 @@ async def put(http: httpx.AsyncClient, group_id: str, body: bytes, **headers: st
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:
-    """Status and code; every error has all three texts."""
+    """Checks status and code. Every error has all three texts."""
     error = answer.json()["error"]
     assert set(error) == {"code", "message", "remedy"}
     assert all(isinstance(text, str) and text for text in error.values())
@@ -116,9 +116,9 @@ async def test_a_batch_is_a_msgpack_array_of_the_bytes_as_submitted(client: Clie
     incarnation = await start(client)
     permits = (await client.permits(RUN, "env-1", 2, wait=0)).permits
     sent = []
-    for permit, length in zip(permits, (4, 400), strict=True):  # one needs a bin16 header
+    for permit, length in zip(permits, (4, 400), strict=True):  # this header needs a bin16 header
         body = make_group(permit.group_id, RUN, lengths=((3, length), (3, 2))).encode()
-        # A key that this API does not know is kept: nothing is decoded and encoded again.
+        # The API keeps a key that it does not know: it neither decodes nor encodes the group.
         body = msgspec.msgpack.encode({**msgspec.msgpack.decode(body), "later": 1})
         assert (await put(http, permit.group_id, body)).status_code == 201
         assert (await put(http, permit.group_id, body)).status_code == 200
@@ -181,7 +181,7 @@ async def test_over_the_byte_cap_submits_are_told_to_wait(client: Client, http: 
     await start(client)
     answers = []
     for permit in (await client.permits(RUN, "env-1", 4, wait=0)).permits:
-        group = make_group(permit.group_id, RUN, lengths=((3, 400), (3, 400)))  # about 7 KB of the 20 KB there are
+        group = make_group(permit.group_id, RUN, lengths=((3, 400), (3, 400)))  # about 7 KB of the 20 KB
         answers.append(await put(http, permit.group_id, group.encode()))
     assert [answer.status_code for answer in answers] == [201, 201, 429, 429]
     assert code(answers[2]) == (429, "store_full")
@@ -309,7 +309,7 @@ async def test_long_polls_wake_at_once(client: Client) -> None:
 async def test_what_every_group_passes_is_checked_too(
     http: httpx.AsyncClient, method: str, path: str, sent: dict[str, Any], told: str
 ) -> None:
-    """These routes read their parameters themselves: http/fast_route.py."""
+    """These routes read their parameters without FastAPI: http/fast_route.py."""
     answer = await http.request(method, path, **sent)
     assert code(answer) == (422, "bad_request")
     assert answer.json()["error"]["message"].startswith(f"{told}: ")
@@ -318,12 +318,12 @@ async def test_what_every_group_passes_is_checked_too(
 async def test_a_batch_that_cannot_be_sent_whole_is_refused_or_breaks_the_connection(
     redis_url: str, redis: Redis
 ) -> None:
-    """A short answer must not pass for a batch; the retry gets the whole one."""
+    """A client must not take a short answer for a batch. The retry gets the whole batch."""
     with ApiServer(redis_url) as server:
         async with Client(server.url, patience=10) as client, httpx.AsyncClient(base_url=server.url) as http:
             incarnation = await start(client)
             names = [permit.group_id for permit in (await client.permits(RUN, "env-1", 2, wait=0)).permits]
-            for name in names:  # over 2 MiB each: read and sent in a part of its own
+            for name in names:  # over 2 MiB each: read and sent in a separate part
                 await client.submit(make_group(name, RUN, lengths=((3, 150_000),) * 2), "env-1")
             asked = {"incarnation": incarnation, "batch_id": "b1", "groups": 2}
             first, second = (keys.payload(RUN, name) for name in names)
@@ -431,9 +431,10 @@ async def test_openapi_is_served(http: httpx.AsyncClient) -> None:
 
 
 def test_idle_connection_stays_open_for_longer_than_clients_use_it(shared_api: ApiServer) -> None:
-    """uvicorn closes it after 5 seconds by default, which is when httpx clients may be sending the next request."""
+    """uvicorn closes an idle connection after 5 seconds by default, at a time when httpx clients may send the next
+    request."""
     connection = http.client.HTTPConnection("127.0.0.1", shared_api.port, timeout=30)
-    connection.auto_open = 0  # It does not connect again.
+    connection.auto_open = 0  # The client does not connect again.
     connection.connect()
     for pause in (0, 6):
         time.sleep(pause)

@@ -1,4 +1,4 @@
-"""What is kept beside a run's groups: metrics and examples."""
+"""Data stored with a run's groups: metrics and examples."""
 
 from __future__ import annotations
 

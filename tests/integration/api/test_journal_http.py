@@ -28,7 +28,7 @@ async def submit(client: Client, count: int) -> list[str]:
 async def read_events(
     http: httpx.AsyncClient, count: int, ready: asyncio.Event | None = None, after: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first `count` events of the stream, id and event name checked against the data."""
+    """Returns the first `count` events of the stream, after checking id and event name against the data."""
     found: list[dict[str, Any]] = []
     event: dict[str, str] = {}
     headers = {} if after is None else {"Last-Event-ID": after}

@@ -1,6 +1,6 @@
-"""SIGKILL of everything, at random: every group is trained once, or queued, or leased; none is lost.
+"""SIGKILL of every process, at random: every group is trained once, or queued, or leased. No group is lost.
 
-`KILL_LOOP_SEED=7 pytest ...` repeats a run's schedule of kills, which a failure prints.
+`KILL_LOOP_SEED=7 pytest ...` repeats a run's schedule of kills. A failure prints its seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from tests.support.kill_loop import EVERYONE, KillLoop, Outcome
 
 SHORT, LONG = 5, 60
-"""Rounds of kills: a quarter of a minute, and minutes, on a machine that has nothing else to do."""
+"""Rounds of kills: the first takes a quarter of a minute and the second minutes, on an idle machine."""
 
 
 def seed() -> int:

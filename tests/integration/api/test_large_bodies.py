@@ -1,4 +1,4 @@
-"""Large bodies: the work on them leaves the event loop, and their memory is bounded over all requests."""
+"""Large bodies: work on them leaves the event loop, and their memory is bounded over all requests."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_groups_of_atropos_of_more_than_64_kib_leave_the_event_loop(
     threads.watch(content_coding, "_gunzip")
     row = list(range(40_000 if large else 40))
     group = {"tokens": [row], "masks": [row], "scores": [1.0]}
-    irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow way
+    irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow path
     for body in (json.dumps(group).encode(), irregular):
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
         answer = await http.post("/scored_data", content=gzip.compress(body), headers=headers)
@@ -132,7 +132,8 @@ async def test_audit_of_many_groups_leaves_the_event_loop(
 
 
 async def test_bodies_of_all_requests_are_bounded(redis_url: str) -> None:
-    """Requests that announce a large body and send none of it keep later ones waiting, which then get a 503."""
+    """Requests that announce a large body and send none of it make later requests wait. The waiting requests then get a
+    503."""
     with ApiServer(redis_url, API_MAX_CONCURRENT_BODY_BYTES=str(1 << 20)) as api:
         head = "PUT {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\nContent-Length: 700000\r\n\r\n"
         _, stalled = await asyncio.open_connection("127.0.0.1", api.port)

@@ -30,7 +30,7 @@ async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b1", 2) == first, "its time was over, but nobody noticed"
     await bench.expire_lease("b1")
-    assert await bench.lease(incarnation, "b2", 9) is None  # puts b1's groups back
+    assert await bench.lease(incarnation, "b2", 9) is None  # returns b1's groups to the queue
     assert (await bench.whereabouts())["ready"] == ids
     assert await bench.lease(incarnation, "b1", 2) == first, "put back, but nobody took them"
     await bench.store.queue.ack(RUN, incarnation, ["b1"])
@@ -72,11 +72,11 @@ async def test_a_late_ack_counts_unless_the_groups_went_on(bench: Bench) -> None
     await bench.lease(incarnation, "b2", 2)
     await bench.expire_lease("b1")
     await bench.expire_lease("b2")
-    assert await bench.lease(incarnation, "b3", 1) == [a]  # b1's only group; b2's are back, untouched
+    assert await bench.lease(incarnation, "b3", 1) == [a]  # b1's only group; b2's groups are back, unchanged
     done = await bench.store.queue.ack(RUN, incarnation, ["b1", "b2", "never"])
     assert (done.lost, done.groups) == (["b1", "never"], 2)
     assert await bench.whereabouts() == {"ready": [d], "leased": [a], "trained": [b, c]}
-    # The new holder's ack is not spoilt by the old one's attempt.
+    # The old holder's attempt does not affect the new holder's ack.
     assert (await bench.store.queue.ack(RUN, incarnation, ["b3"])).groups == 1
 
 

@@ -1,4 +1,4 @@
-"""Leases by groups, sequences and tokens: what a batch is made of, and how far a lease looks for it."""
+"""Leases by groups, sequences and tokens: which groups make a batch, and how far a lease searches for them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
 
 
 async def test_the_walk_has_a_bound(redis: Redis) -> None:
-    """An environment that holds a share but sends nothing must not make each lease read a whole long queue, nor hold up
-    what a lease of so many groups finds."""
+    """An environment that holds a share but sends nothing must not make each lease read a long queue completely. It
+    must not delay a lease that finds enough groups."""
     bench = Bench(Store(redis, Limits()), redis)
     await bench.create()
     incarnation = (await bench.store.runs.take(RUN, trainer(groups=6000), [])).incarnation
@@ -84,7 +84,7 @@ async def test_the_walk_has_a_bound(redis: Redis) -> None:
 
 
 async def test_groups_of_any_sizes_that_come_to_the_amount_make_a_batch(bench: Bench) -> None:
-    """In order 4 and 3 make 7, and no group of 1 ever comes."""
+    """In order, 4 and 3 make 7, and a group of 1 never arrives."""
     incarnation = await bench.start(groups=16)
     await bench.redis.hset(PREFIX + "record", "group_size", 4)
     sizes = (4, 3, 4, 3, 3)
@@ -132,7 +132,8 @@ async def test_a_retry_is_the_same_batch_whatever_it_asks_for(bench: Bench, unit
 
 
 async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench) -> None:
-    """1024 at a time: a batch of one, two and a bit of such chunks is whole, each group once and in order."""
+    """The store reads 1024 groups at a time. A batch of one, two and a fraction of such chunks is whole, with each
+    group once and in order."""
     incarnation = await bench.start(groups=2100)
     ids: list[str] = []
     while len(ids) < 2060:
@@ -145,7 +146,7 @@ async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench)
 
 
 async def test_what_is_ready_is_counted_by_environment_and_size(bench: Bench) -> None:
-    """The counts that say what a batch can be made of, after every way into and out of the queue."""
+    """The counts that say which batches are possible, after every way into and out of the queue."""
     bench.store = Store(bench.redis, Limits(max_attempts=1))
     incarnation = await bench.start(groups=8)
     ids = await bench.send(*((env_id, 10, 0) for env_id in "xyxyxx"))

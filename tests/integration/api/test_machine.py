@@ -1,7 +1,7 @@
-"""The store against its model, through random histories of environments, trainers and clocks.
+"""The store compared with its model, through random histories of environments, trainers and clocks.
 
-Each step does the same to both and compares the answers; after each step everything the store holds is
-compared too, down to the last key in Redis.
+Each step does the same to both and compares the answers. After each step the test also compares everything that the
+store holds, down to the last key in Redis.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ROWS = st.integers(0, STEPS * PER_STEP + 2).map(lambda row: f"g{row:08d}")
 BATCH_IDS = ["b1", "b2", "b3", "b4", "b5", "b6"]
 BATCHES = st.sampled_from(BATCH_IDS)
 LATE = st.integers(0, 9).map(lambda draw: 1 if draw == 9 else 0)
-"""Now and then a trainer that was replaced: one incarnation behind."""
+"""Now and then a trainer that was replaced: its incarnation is one behind."""
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Small id spaces, so that histories meet: two holders, six batch ids, a few rows."""
+    """Small id spaces, so that histories collide: two holders, six batch ids, a few rows."""
 
     redis_url: str
 
@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.runner.run(awaited())
 
     def outcome(self, call: Awaitable[Any]) -> Any:
-        """The answer, or the code of the refusal."""
+        """Returns the answer, or the code of the refusal."""
         try:
             return self.wait(call)
         except ApiProblem as refused:
@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def under_way(self) -> None:
-        """Most histories are of a run that a trainer has; the others are rare and short."""
+        """Most histories belong to a run that a trainer has taken; the others are rare and short."""
         self.take(set())
         self.version(2, 0)
 
@@ -132,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, count=st.integers(1, 5))
     def work(self, holder: str, count: int) -> None:
-        """What environments do all day. Left to chance, few histories would hold groups to lease."""
+        """The usual calls of environments. With random calls alone, few histories would hold groups to lease."""
         self.ask(holder, count)
         for group_id in sorted(self.model.holders):
             self.submit(self.model.holders[group_id], group_id, "a")
@@ -166,7 +166,8 @@ class StoreMachine(RuleBasedStateMachine):
         max_staleness: int | None,
         late: int,
     ) -> None:
-        """`count` groups' worth of a unit; of tokens also a few more, which are not enough for another group."""
+        """Returns `count` groups' worth of a unit. For tokens, it adds a few more, which are not enough for another
+        group."""
         amount = {"groups": count, "sequences": count * SEQUENCES, "tokens": count * TOKENS + more}[unit]
         told = self.outcome(
             self.store.queue.lease(
@@ -201,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.envs)
     @rule(data=st.data(), dead=st.booleans())
     def fall_silent(self, data: st.DataObject, dead: bool) -> None:
-        """An environment asks for nothing any more; it sends heartbeats, or is dead."""
+        """An environment stops asking for permits; it sends heartbeats, or is dead."""
         env = data.draw(st.sampled_from(sorted(self.model.envs)))
         self.wait(self.redis.hset(keys.prefix(RUN) + f"env:{env}", "asked_ms", 1))
         self.model.envs[env].asks = False
@@ -214,8 +215,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.version)
     @rule(unit=st.sampled_from(["groups", "sequences"]), newcomer=st.sampled_from([None, *HOLDER_NAMES]))
     def nothing_is_waited_for_in_vain(self, unit: str, newcomer: str | None) -> None:
-        """Everybody sends all that may be sent; then an environment registers for all of every batch. Whatever is kept
-        for whom, what was sent is enough for the batches in it."""
+        """All environments send every group that they may send; then an environment registers for all of every batch.
+        Whichever groups are kept for it, the sent groups are enough for the batches."""
         before = -1
         while before < len(self.model.groups):
             before = len(self.model.groups)
@@ -259,7 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.batches)
     @rule()
     def run_out_and_lease_again(self) -> None:
-        """The trainer is gone for longer than its leases; the groups' attempts run out in the end."""
+        """The trainer is gone for longer than its leases. The groups run out of attempts in the end."""
         for batch_id in sorted(self.model.batches):
             if not self.model.batches[batch_id].expired:
                 self.wait(self.redis.zadd(keys.prefix(RUN) + "leases", {batch_id: 1}, xx=True))
@@ -338,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 def test_random_histories() -> None:
-    # A Redis of its own: the shared API's archiver takes its lock in the shared one whenever it likes.
+    # A separate Redis: in the shared Redis, the shared API's archiver may take its lock at any time.
     with RedisServer() as server:
         run_state_machine_as_test(
             type("Machine", (StoreMachine,), {"redis_url": server.url}),

@@ -1,4 +1,4 @@
-"""JSON that is well formed and still means trouble: refused before any of it is kept."""
+"""JSON that is well formed and still harmful: refused before any of it is stored."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def server(disk: Path) -> Iterator[RedisServer]:
 
 
 def api_at(server: RedisServer, disk: Path) -> ApiServer:
-    """The cap of its archive is the whole disk."""
+    """The cap of the archive is the whole disk."""
     return ApiServer(
         server.api_url,
         GRISTMILL_RUNS_DIR=str(disk / "runs"),
@@ -67,13 +67,13 @@ async def test_archive_leaves_redis_the_floor_of_free_space(disk: Path, server: 
         async with Redis.from_url(server.url) as redis, Client(api.url, patience=0) as client:
 
             async def all_settled() -> bool:
-                """Nothing waits for the archive, and Redis does not have a second copy of its file."""
+                """Nothing waits for the archive, and Redis does not hold a second copy of its file."""
                 rewriting = (await redis.info("persistence"))["aof_rewrite_in_progress"]
                 return not rewriting and await redis.llen(keys.archive(RUN)) == 0
 
             loop = Loop(client)
             await loop.start()
-            # More than the disk. Each request is sent once, so a Redis without room would end the test.
+            # More than the disk. Each request is sent once, so a Redis without room would fail the test.
             for _ in range(35):
                 await loop.step(4, length=LARGE)
                 await until(all_settled)
@@ -84,7 +84,7 @@ async def test_archive_leaves_redis_the_floor_of_free_space(disk: Path, server: 
             assert (await client.status(RUN)).archive_lost == 0
             assert "removed=000001.gmz" in api.log()
 
-            # Something else fills the disk: the oldest segments go at once, then nothing is archived any more.
+            # Another writer fills the disk: the oldest segments are deleted at once, then nothing more is archived.
             await fill(disk, lambda: len(segments(disk / "runs" / RUN)) == 1)
             before = archived_bytes(disk)
             for _ in range(3):
@@ -109,7 +109,7 @@ async def test_archive_leaves_redis_the_floor_of_free_space(disk: Path, server: 
 
 
 async def fill(disk: Path, done: Callable[[], bool]) -> None:
-    """Leave less than half of the floor, and wait until the archive has given up its room as well."""
+    """Leaves less than half of the floor, and waits until the archive has also given up its room."""
     while not done() or free_bytes(disk) > FLOOR * MIB // 2:
         with (disk / "filler").open("ab") as file:
             file.write(bytes(max(0, free_bytes(disk) - 3 * MIB)))
@@ -118,7 +118,7 @@ async def fill(disk: Path, done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("user", ["info allowed", "info not allowed"])
 async def test_metrics_without_info_of_redis(disk: Path, server: RedisServer, user: str) -> None:
-    """Without it only the gauges out of INFO are missing; Redis does not count as away."""
+    """Without INFO only the gauges from INFO are missing; Redis does not count as unreachable."""
     async with Redis.from_url(server.url) as redis:
         if user == "info not allowed":
             await redis.acl_setuser("api", enabled=True, commands=["-info"])

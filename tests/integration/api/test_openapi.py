@@ -1,7 +1,7 @@
-"""Requests made from our own OpenAPI document, valid and not: no 5xx, and no answer that the document does not tell.
+"""Valid and invalid requests made from our OpenAPI document: no 5xx, and no answer that the document does not list.
 
-Each request meets the same store in the middle of its life (under_way.py), so that ids which exist are hit most
-of the time, and a failure is found again by its request alone.
+Each request meets the same store in the middle of its life (under_way.py). So most requests use ids that exist, and a
+failure is reproduced from its request alone.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ _WORDS: Final[dict[str, list[Any]]] = {
     "source": ["trainer"],
     "stack": ["default"],
 }
-"""What a field is most of the time, so that a request gets past its first guard."""
+"""The usual value of a field, so that a request passes its first guard."""
 
 _OFTEN: Final = 0.9
 
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {"env": {"dataset": "d"}, "trainer": trainer(staleness=3)}
-"""What the run was opened and taken with. The document leaves these objects open, so chance would never hit them."""
+"""The values with which the run was opened and taken. The document leaves these objects open, so chance would never
+find them."""
 
 _AT: Final = "/v1/runs/{run_id}"
 _FITTING: Final[dict[str, dict[str, Any]]] = {
     f"{_AT}/lease": {"incarnation": under_way.INCARNATION, "batch_id": under_way.LEASED_BATCH, "groups": 1},
     f"{_AT}/permits/return": {"holder": under_way.HOLDER, "group_id": under_way.HELD, "reason": "too_long"},
 }
-"""Bodies whose fields must fit one another, which chance hardly ever hits."""
+"""Bodies whose fields must be consistent with one another, which chance rarely produces."""
 
 _UNTOLD: Final = ["POST /v1/runs/{run_id}/take", "PUT /v1/runs/{run_id}/groups/{group_id}"]
-"""Operations whose bodies hold to more than JSON schema can say, so that what looks valid may be refused. So do those
-of Atropos' protocol, which also reads "1" and true as 1."""
+"""Operations whose bodies follow rules that JSON schema cannot express, so a body that looks valid may be refused. The
+operations of Atropos' protocol also belong here, because it reads "1" and true as 1."""
 
 
 def _config() -> schemathesis.Config:
@@ -84,7 +85,7 @@ def _config() -> schemathesis.Config:
             "generation": {"deterministic": True},
             "checks": {"positive_data_acceptance": accepted},
             "operations": [{"include-name": name, "checks": {"positive_data_acceptance": off}} for name in _UNTOLD]
-            # What was made invalid is made to fit again by map_body.
+            # map_body makes an invalid request consistent again.
             + [{"include-path": path, "checks": {"negative_data_rejection": off}} for path in _FITTING]
             + [{"include-tag": "atropos", "checks": {"positive_data_acceptance": off, "negative_data_rejection": off}}],
         }
@@ -95,13 +96,13 @@ schemathesis.openapi.media_type(
     GROUP_MEDIA_TYPE,
     st.one_of(st.sampled_from(_GROUPS).map(lambda name: make_group(name, RUN).encode()), st.binary(max_size=64)),
 )
-# The event stream has no end to wait for: test_journal_http.py has it.
+# The event stream never ends: test_journal_http.py tests it.
 schema = schemathesis.openapi.from_dict(app.openapi(), config=_config()).exclude(path_regex=r"/events$")
 
 
 @schema.hook
 def map_body(context: HookContext, body: Any) -> Any:
-    """Every other body is one that fits, or with free settings gets those that the run has."""
+    """Every other body is consistent, or gets the run's settings if the settings are free."""
     if len(str(body)) % 2 == 0:
         return body
     path = context.operation.path if context.operation else ""
@@ -112,7 +113,7 @@ def map_body(context: HookContext, body: Any) -> Any:
     if path in _FITTING:
         return _FITTING[path]
     if isinstance(body, dict):
-        # What was made invalid stays so.
+        # An invalid request stays invalid.
         return {name: _SETTINGS.get(name, value) if isinstance(value, dict) else value for name, value in body.items()}
     return body
 
@@ -141,7 +142,7 @@ def session() -> Iterator[requests.Session]:
 
 @pytest.fixture
 def statuses() -> Iterator[set[int]]:
-    """What one operation has answered. Requests that never get past a guard would test little."""
+    """The answers of one operation. Requests that never pass a guard would test little."""
     statuses: set[int] = set()
     yield statuses
     assert any(status < 300 for status in statuses), f"only {sorted(statuses)}"

@@ -30,7 +30,7 @@ async def test_capacity_follows_the_version_and_ends_with_the_training_steps(ben
         ids = await bench.ask("env-1", 1000)
         issued += len(ids)
         assert issued == min(step + 1 + staleness, steps) * per_step
-        for group_id in ids[::2]:  # a permit out and a group submitted weigh the same
+        for group_id in ids[::2]:  # an issued permit and a submitted group count the same
             await bench.submit("env-1", group_id)
         assert await bench.ask("env-2", 1) == []
 
@@ -48,7 +48,7 @@ async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(bench: Be
     await bench.start()
     a, b, c, d = await bench.ask("env-1", 4)
     await bench.expire_permits(a, b, c)
-    assert await bench.ask("env-2", 1) == [a]  # b and c were found expired with it, and wait for a holder
+    assert await bench.ask("env-2", 1) == [a]  # this call finds b and c expired; they wait for a holder
     renewal = await bench.store.permits.renew(RUN, "env-1", [a, b])
     assert (renewal.renewed, renewal.lost) == (1, [a])
     assert await bench.ask("env-2", 4) == [c], "a permit that is not named is not renewed"
@@ -58,7 +58,7 @@ async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(bench: Be
 
 
 async def test_a_permit_whose_grant_got_lost_runs_out(bench: Bench, redis_url: str) -> None:
-    """Renewing by name: the holder does not know of the other one, whose answer never arrived."""
+    """Renewal by name: the holder does not know of the other permit, whose answer never arrived."""
     await bench.start()
     known, unknown = await bench.ask("env-1", 2)
     await bench.expire_permits(known, unknown)

@@ -1,4 +1,4 @@
-"""Status and lease cost the same beside a long queue as beside a short one, counted in Redis commands."""
+"""Status and lease cost the same with a long queue as with a short queue, counted in Redis commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT, LONG = 10, 10_000
 
 
 async def fill(bench: Bench, count: int) -> None:
-    """Submit `count` groups past the API, many at a time."""
+    """Submits `count` groups directly to the store, many at a time."""
     while count:
         ids = await bench.ask("env-1", min(count, 50))
         await asyncio.gather(*(bench.store.queue.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
@@ -23,8 +23,8 @@ async def fill(bench: Bench, count: int) -> None:
 
 
 async def commands(redis: Redis, call: Callable[[], Awaitable[Any]]) -> int:
-    """Redis commands that `call` takes, those inside scripts included. The least of a few calls: the API connects
-    and loads a script on a first one, and whoever else uses this Redis can only add."""
+    """Returns the Redis commands that `call` takes, including those inside scripts. It takes the least of a few calls:
+    on its first call the API connects and loads a script, and other users of this Redis can only add commands."""
     counts = []
     for _ in range(5):
         await redis.config_resetstat()

@@ -35,7 +35,7 @@ def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
 
 
 def test_no_get_writes(redis_url: str, api: ApiServer) -> None:
-    """In a run that has something of everything, a lease and a permit that ran out unnoticed among it."""
+    """A run with every kind of content, including a lease and a permit that expired unnoticed."""
     with SyncClient(api.url, patience=10) as client:
         client.create_run(RUN, {"dataset": "d"}, 2)
         incarnation, _ = client.take(RUN, trainer(), [])
@@ -56,7 +56,7 @@ def test_no_get_writes(redis_url: str, api: ApiServer) -> None:
         assert any("leases" in name for name in before)
         for template in reading:
             with http.stream("GET", template.format(**names)) as answer:
-                if not answer.headers.get("content-type", "").startswith("text/event-stream"):  # that one has no end
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):  # the stream has no end
                     answer.read()
                 assert answer.status_code < 400, f"{template}: {answer.status_code}"
             assert contents(store) == before, f"GET {template} wrote"

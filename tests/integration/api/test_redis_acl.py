@@ -37,7 +37,7 @@ async def test_a_run_from_its_beginning_to_its_deletion(server: RedisServer, tmp
             await client.record_version(RUN, PolicyVersion(incarnation, 0))
             lost, *_ = (await waiting).permits
             again: list[str] = []
-            while lost.group_id not in again:  # its holder does not renew it: another gets it
+            while lost.group_id not in again:  # its holder does not renew it: another holder gets it
                 again += [permit.group_id for permit in (await client.permits(RUN, "env-2", 8, wait=5)).permits]
             leased = asyncio.create_task(client.lease(RUN, incarnation, "b1", 2, wait=20))
             for group_id in again[:2]:

@@ -1,4 +1,4 @@
-"""Redis goes and comes back; the API is killed. Nothing that was answered with 2xx is lost."""
+"""Redis stops and comes back; the API is killed. No change that was answered with 2xx is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def api(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[ApiServer]:
-    """Over TCP, or over the Unix socket that the containers use."""
+    """An API that connects over TCP, or over the Unix socket that the containers use."""
     over_socket = f"unix://{USER}:{PASSWORD}@{server.folder}/{SOCKET}"
     with ApiServer(over_socket if getattr(request, "param", "tcp") == "unix" else server.api_url) as api:
         yield api
@@ -45,7 +45,7 @@ async def start(client: Client) -> int:
 
 
 async def answers(url: str) -> dict[str, httpx.Response]:
-    """Every endpoint once."""
+    """Calls every endpoint once."""
     posts = {
         "/v1/runs": {"run_id": RUN, "env": {"dataset": "d"}, "group_size": 2},
         f"{AT}/take": {"trainer": trainer(steps=100, groups=8)},
@@ -139,7 +139,7 @@ async def test_stop_does_not_wait_for_long_polls(server: RedisServer, api: ApiSe
 
 @pytest.mark.parametrize("victim", ["redis", "api", "both"])
 async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: ApiServer, victim: str) -> None:
-    """Two environments and a trainer work while the victim is killed three times over."""
+    """Two environments and a trainer work while the victim is killed three times."""
     acknowledged: set[str] = set()
     trained: set[str] = set()
     tormented, done = asyncio.Event(), asyncio.Event()
@@ -165,7 +165,7 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
                 trained.update(ids)
                 step += 1
                 await client.record_version(RUN, PolicyVersion(incarnation, step))
-                if tormented.is_set() and len(trained) >= 16:  # the work went on after the last kill
+                if tormented.is_set() and len(trained) >= 16:  # the work continued after the last kill
                     done.set()
 
         async def torment() -> None:

@@ -1,5 +1,5 @@
-"""A client that sends everything twice, one after the other or both at once, leaves behind what one leaves that sends
-everything once."""
+"""A client that sends every request twice, in sequence or both at once, leaves the same contents as a client that sends
+every request once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Order = Literal["once", "in turn", "at once"]
 
 
 class Repeating(httpx.AsyncHTTPTransport):
-    """Sends each request twice. The client hears the answer that came last."""
+    """Sends each request twice. The client receives the answer that arrived last."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
 
 
 async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
-    """A run with some of everything in it. Returns all that can be seen of it."""
+    """Builds a run with some of every kind of content. Returns everything that is visible of it."""
 
     async def post(path: str, **body: Any) -> None:
         (await http.post(f"{AT}{path}", json=body)).raise_for_status()
@@ -86,7 +86,7 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
     await post("/permits/return", holder="env-1", group_id="g00000002", reason="too_long")
     await post("/permits/return", holder="env-1", group_id="g00000003", reason="abandoned")
     await post("/permits/abandon", holder="env-1")
-    for batch_id in ("b1", "b2"):  # all the attempts that a group has
+    for batch_id in ("b1", "b2"):  # all attempts of a group
         await post("/lease", incarnation=incarnation, batch_id=batch_id, groups=2)
         await post("/extend", incarnation=incarnation, batch_ids=[batch_id])
         await post("/nack", incarnation=incarnation, batch_ids=[batch_id])

@@ -1,4 +1,4 @@
-"""Finished runs: they leave the store after a while, and cost nothing until then."""
+"""Finished runs: the store deletes them after a while, and they cost nothing until then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def runs(bench: Bench) -> list[str]:
 
 
 async def age(bench: Bench, *run_ids: str) -> None:
-    """The named runs finished a month and more ago."""
+    """Makes the named runs look as if they had finished more than a month ago."""
     assert await bench.redis.zadd(keys.FINISHED, dict.fromkeys(run_ids, 1), xx=True, ch=True) == len(run_ids)
 
 

@@ -1,4 +1,4 @@
-"""The life of a run beside its training: replaced, suspended, resumed, extended, deleted."""
+"""The life of a run apart from its training: replaced, suspended, resumed, extended, deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def refusal(call: Awaitable[Any]) -> ApiProblem:
 
 
 async def create(bench: Bench, run_id: str = RUN, dataset: str = "d", steps: int | None = None) -> RunRecord:
-    """RUN with the dataset "d" and no steps is the run that the bench opened."""
+    """RUN with the dataset "d" and no steps is the run that the harness opened."""
     env: dict[str, Any] = {"dataset": dataset}
     if steps is not None:
         env["trainer"] = {"training_steps": steps}
@@ -35,7 +35,7 @@ async def create(bench: Bench, run_id: str = RUN, dataset: str = "d", steps: int
 
 
 async def fall_silent(bench: Bench, env_id: str, run_id: str = RUN) -> None:
-    """As if it had been killed, and its time were over."""
+    """Expires the environment's registration, as if its process had been killed."""
     assert await bench.redis.zadd(keys.prefix(run_id) + "envs", {env_id: 1}, xx=True, ch=True)
 
 
@@ -120,7 +120,7 @@ async def test_the_trainers_settings_may_change_until_a_step_is_finished(bench: 
 
 
 async def test_a_run_of_atropos_is_not_replaced(bench: Bench) -> None:
-    """Its environments are not registered here, and its trainer need not tell of its steps."""
+    """The run's environments are not registered here, and its trainer need not report its steps."""
     await bench.store.runs.create("default", {}, 1, stack=None, protocol=Protocol.ATROPOS)
     refused = await refusal(bench.store.runs.create("default", {"dataset": "d"}, 2))
     assert refused.code == "config_differs"
@@ -139,7 +139,7 @@ async def test_replacing_at_once_makes_one_run(bench: Bench, monkeypatch: pytest
 
 
 async def test_the_script_checks_again_what_the_api_compared(bench: Bench) -> None:
-    """Between the two calls an environment came to life, a step was finished, or another call changed the settings."""
+    """Between the two calls, an environment registered, a step finished, or another call changed the settings."""
     digest = (await bench.store.runs.record(RUN)).digest
 
     async def change(how: str, compared: str) -> bytes:
@@ -225,7 +225,7 @@ async def test_a_suspended_run_may_be_closed_and_leaves_the_stack_alone(bench: B
 
 @pytest.mark.parametrize("state", RunState)
 async def test_more_training_steps_extend_a_run(bench: Bench, state: RunState) -> None:
-    await create(bench, steps=1)  # replaces the bench's
+    await create(bench, steps=1)  # replaces the trainer of the harness
     old = await bench.start(steps=1)
     trained = await bench.fill(4)
     await bench.lease(old, "b1", 4)
@@ -283,7 +283,7 @@ async def test_a_trainer_with_more_training_steps_extends_a_run(bench: Bench, st
         await create(bench, OTHER)
         refused = await refusal(bench.store.runs.take(RUN, trainer(steps=1), [], 1))
         assert refused.code == state.value
-        # It opens a run that has the stack to itself, and no environment has asked for that one.
+        # The take would open a run, which needs the stack to itself, and no environment has asked for that run.
         refused = await refusal(bench.store.runs.take(RUN, trainer(steps=2), [], 1))
         assert (refused.code, refused.retry_after) == ("run_open", None)
         assert "'default'" in refused.message
@@ -302,7 +302,8 @@ async def test_a_run_closed_before_its_first_step_stays_finished_to_its_trainer(
 
 
 async def fill_with_everything(bench: Bench) -> int:
-    """Groups in every state, batches, environments, metrics, examples. Returns the bytes of a run beside it."""
+    """Fills a run with groups in every state, batches, environments, metrics and examples. Returns the bytes of
+    the other run."""
     incarnation = await bench.start(groups=8)
     for env_id in ("env-1", "env-2", "env-3"):
         await bench.store.envs.register(RUN, env_id, None, None)
@@ -344,8 +345,8 @@ async def test_a_run_is_deleted_in_parts_and_leaves_its_fence(
 
 @pytest.mark.parametrize("at_once", range(1, 40, 3))
 async def test_a_deletion_that_was_interrupted_is_continued(bench: Bench, at_once: int) -> None:
-    """By the next who deletes the run, or creates it. Until then it is not there, and its bytes are counted as long as
-    they are."""
+    """The next call that deletes or creates the run deletes the rest. Until then the run does not exist for clients,
+    and its bytes count as long as they are stored."""
     beside = await fill_with_everything(bench)
     incarnation = (await bench.store.runs.record(RUN)).incarnation
     await bench.store.runs.close(RUN)

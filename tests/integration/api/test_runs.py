@@ -125,7 +125,7 @@ async def test_a_take_that_is_repeated_is_one_take(bench: Bench) -> None:
     assert await bench.store.runs.take(RUN, trainer(), [], 0, taker="one") == first
     second = await bench.store.runs.take(RUN, trainer(), [], 0, taker="two")
     assert (second.incarnation, second.taker) == (first.incarnation + 1, "two")
-    # Without the word, each call is a take.
+    # Without the name of a taker, each call is a take.
     for number in (1, 2):
         assert (await bench.store.runs.take(RUN, trainer(), [], 0)).incarnation == second.incarnation + number
 
@@ -135,7 +135,7 @@ async def test_take_settles_what_the_checkpoint_covers_and_returns_the_rest_in_p
     a, b, c, d = await bench.fill(4)
     await bench.lease(old, "b1", 2)
     await bench.lease(old, "b2", 1)
-    # b was leased and d never was; both are in the checkpoint. An unknown id is nobody's business.
+    # b was leased and d was not; both are in the checkpoint. An unknown id has no effect.
     new = (await bench.store.runs.take(RUN, trainer(), [b, d, "g99999999"])).incarnation
     assert await bench.whereabouts() == {"ready": [a, c], "trained": [b, d]}
     assert await bench.lease(new, "b1", 2) == [a, c], "batch ids belong to an incarnation"
@@ -144,7 +144,8 @@ async def test_take_settles_what_the_checkpoint_covers_and_returns_the_rest_in_p
 
 
 async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again(bench: Bench) -> None:
-    """What was trained after the older checkpoint is in no weights any more, and must not hold the run up."""
+    """The weights do not contain the groups that were trained after the older checkpoint. Those groups must not block
+    the run."""
     incarnation = await bench.start()
     for step in range(2):
         await bench.store.runs.record_version(RUN, incarnation, step)
@@ -161,14 +162,14 @@ async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again
         "trained": [],
         "outstanding": ["g00000009", "g00000010", "g00000011"],
     }
-    # The newest checkpoint takes nothing back: what a kill interrupted is counted as it was.
+    # The newest checkpoint reverts nothing: the work that a kill interrupted keeps its counts.
     before = await bench.store.runs.status(RUN)
     await bench.store.runs.take(RUN, trainer(), [], 1)
     assert (await bench.store.runs.status(RUN)).accepted == before.accepted
 
 
 async def test_take_refuses_a_checkpoint_of_another_creation_of_the_run(bench: Bench) -> None:
-    """A run is deleted and created again: its first groups have the ids of groups that the old checkpoint covers."""
+    """A run is deleted and created again. Its first groups have the ids of groups that the old checkpoint covers."""
     await bench.start()
     first = await bench.store.runs.record(RUN)
     covered = await bench.fill(2)
@@ -214,7 +215,7 @@ async def test_a_finished_runs_version_may_be_told_again(bench: Bench) -> None:
 
 
 async def test_runs_beside_each_other_do_not_meet(bench: Bench) -> None:
-    """The same ids, holders and batch names in two runs of two stacks; one ends and is deleted."""
+    """Two runs of two stacks use the same ids, holders and batch names; one run ends and is deleted."""
     incarnation = await bench.start()
     ids = await bench.fill(4)
     other = "run-2"

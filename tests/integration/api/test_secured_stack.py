@@ -1,4 +1,4 @@
-"""Redis and the API as `make local` starts them after `make secure`: each role does its part, and no other."""
+"""Redis and the API as `make local` starts them after `make secure`: each role can do only its part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Secured:
         return self.secrets.path(name).read_text().strip()
 
     def client(self, role: str) -> SyncClient:
-        """As a service that the launcher starts makes it."""
+        """Creates a client as a service that the launcher starts creates it."""
         token = Deployment.read(launcher.token_file(role, self.secrets)).api_token
         assert token == self.word(role)
         return SyncClient(self.url, patience=10, token=token)
@@ -98,7 +98,7 @@ def test_a_url_with_the_token_opens_every_door_of_its_role(secured: Secured) -> 
         assert http.get(f"{secured.url}/readyz").status_code == 200
 
 
-# As BaseEnv and the stock trainer send: no header of their own, all of it in the URL.
+# BaseEnv and the stock trainer send no custom header: the token is in the URL.
 ATROPOS = """
 import asyncio, sys
 import aiohttp, requests

@@ -1,4 +1,4 @@
-"""What the status of a run says."""
+"""The contents of a run's status."""
 
 from __future__ import annotations
 

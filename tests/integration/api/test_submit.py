@@ -62,7 +62,8 @@ async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Be
 
 
 async def test_bytes_that_went_on_the_way_are_sent_again(bench: Bench) -> None:
-    """They are a key of their own until the script takes them; should it be gone by then, the sender hears no yes."""
+    """The bytes are under a separate key until the script takes them. If that key is gone by then, the script does
+    not confirm the submit."""
     await bench.start()
     (group,) = await bench.ask("env-1", 1)
     gone = ("env-1", b"digest", 2, 10, 100, "env-1", 0, 1 << 30, 1 << 30, 100, 100, "gm:{run-1}:sent:never")
@@ -127,7 +128,7 @@ async def test_a_group_may_come_without_those_that_could_not_be_scored(
 
 
 async def test_a_stored_payload_stays(bench: Bench) -> None:
-    """Until then it was under a key that goes by itself."""
+    """Until the script takes the bytes, they are under a key that expires."""
     await bench.start()
     (group,) = await bench.fill(1)
     assert await bench.redis.pttl(keys.payload(RUN, group)) == -1

@@ -1,4 +1,5 @@
-"""Who is woken by a change, and what of it is written down: each verb tells what it must, and a retry tells nothing."""
+"""Notifications and events of each change: each verb wakes its waiters and writes its events, and a retry publishes
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's leases against a real API: only what was trained is covered and acked; the rest is handed back."""
+"""The trainer's leases against a real API: only trained groups are covered and acked; the others are returned."""
 
 from __future__ import annotations
 

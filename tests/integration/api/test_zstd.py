@@ -1,4 +1,4 @@
-"""Groups as zstd over HTTP: the same groups in half the bytes, and no frame that hurts."""
+"""Groups as zstd over HTTP: the same groups in half the bytes, and no frame does harm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def put_zstd(http: httpx.AsyncClient, group_id: str, body: bytes) -> httpx
 
 
 def unsized(content: bytes) -> bytes:
-    """As a client that compresses while it sends: the frame does not say its content size."""
+    """Compresses as a client that compresses while it sends: the frame does not contain its content size."""
     compressor = zstandard.ZstdCompressor().compressobj()
     return compressor.compress(content) + compressor.flush()
 
@@ -80,7 +80,7 @@ async def test_a_mixed_queue_is_one_queue_to_both_kinds_of_trainer(
 
 
 async def test_a_batch_that_is_streamed_says_its_length(redis_url: str) -> None:
-    """Larger than what the API reads at once, so that its length is told before most of it is read."""
+    """Larger than one read of the API, so that the frame announces its length before most of it is read."""
     with ApiServer(redis_url) as server:
         async with Client(server.url) as client, Client(server.url, compress=True) as zipping:
             incarnation = await start(client)
@@ -134,7 +134,7 @@ async def test_one_group_is_sent_as_it_lies_to_who_accepts_that(
 
 
 async def snapshot(redis: Redis) -> dict[bytes, bytes | None]:
-    """All of Redis, but for the archiver's lock and Redis' clock."""
+    """Returns the contents of Redis, without the archiver's lock and Redis' clock."""
     return {name: await redis.dump(name) async for name in redis.scan_iter() if name != keys.ARCHIVER.encode()}
 
 
@@ -177,7 +177,7 @@ async def test_frames_that_are_refused_leave_the_store_as_it_was(
 
 
 async def test_bombs_do_not_grow_the_api(redis_url: str, client: Client) -> None:
-    """32 at once, of 4 GiB each: what the process ever held at once stays far below one of them."""
+    """32 frames at once, of 4 GiB each: the process's peak memory stays far below one of them."""
     await start(client)
     (name,) = await permits(client, 1)
     room_for_all = {"API_MAX_CONCURRENT_BODY_BYTES": str(1 << 30)}

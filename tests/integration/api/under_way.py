@@ -1,4 +1,4 @@
-"""A store in the middle of its life, made over HTTP: what requests made of chance can hit."""
+"""A store in the middle of its life, built over HTTP, so that random requests find existing ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCED, INCARNATION = 1, 2
 TRAINED, DEAD, LEASED, READY, DROPPED, HELD, GIVEN_BACK = (f"g{row:08d}" for row in (0, 1, 2, 4, 6, 7, 8))
 ACKED_BATCH, LEASED_BATCH = "b0", "b1"
 LIMITS = {"API_MAX_ATTEMPTS": "1", "API_PERMIT_TTL_S": "3600", "API_LEASE_TTL_S": "3600", "API_ENV_TTL_S": "3600"}
-"""For the API: one delivery makes a dead letter, and nothing runs out while a test looks."""
+"""For the API: one delivery makes a dead letter, and nothing expires while a test checks it."""
 
 
 ATROPOS: Final[dict[str, dict[str, Any]]] = {
@@ -29,11 +29,11 @@ ATROPOS: Final[dict[str, dict[str, Any]]] = {
     "/status-env": {"env_id": 0},
     "/scored_data": {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [0.0, 1.0], "env_id": 0},
 }
-"""Bodies that fit, by endpoint."""
+"""Valid bodies, by endpoint."""
 
 
 def put_under_way(url: str) -> None:
-    """A finished run, and an open one whose groups are in every state that they can be in."""
+    """Creates a finished run, and an open run whose groups are in every possible state."""
     with httpx.Client(base_url=url) as http:
         _post(http, "/v1/runs", run_id=FINISHED, env={"dataset": "d"}, group_size=2)
         _post(http, f"/v1/runs/{FINISHED}/close")
@@ -72,7 +72,7 @@ def put_under_way(url: str) -> None:
 
 
 def put_atropos_under_way(url: str) -> None:
-    """A trainer and an environment at the root, and a group of theirs."""
+    """Registers a trainer and an environment at the root, and submits one of their groups."""
     with httpx.Client(base_url=url) as http:
         _post(http, "/register", **ATROPOS["/register"])
         http.get("/batch").raise_for_status()
@@ -81,7 +81,7 @@ def put_atropos_under_way(url: str) -> None:
 
 
 def submit(http: httpx.Client, group_id: str, body: bytes | None = None) -> httpx.Response:
-    """PUT the group, or `body` in its name."""
+    """Sends a PUT with the group, or with `body` under its id."""
     content = make_group(group_id, RUN).encode() if body is None else body
     return http.put(
         f"/v1/runs/{RUN}/groups/{group_id}",

@@ -1,8 +1,8 @@
-"""An environment on atroposlib's own BaseEnv, whose completions are made up. Runs in .venv-atropos:
+"""An environment on atroposlib's own BaseEnv, with made-up completions. Runs in .venv-atropos:
 
     python base_env.py API_URL TOTAL_STEPS GROUP_SIZE FOLDER
 
-Every group has a number of its own, the first token of its sequences; its length is such that it travels gzipped.
+Every group has a unique number, the first token of its sequences. The group is long enough that it is sent gzipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What store tests do over and over: register, submit groups of a size, draw."""
+"""A harness for store tests: register, submit groups of a size, draw."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Bench:
         self.queue = Queue(self.store, limits, RUN)
         self._numbers = itertools.count()
         self.sizes: dict[int, int] = {}
-        """Sequences of the groups submitted, by number."""
+        """Sequences of the submitted groups, by number."""
 
     async def register(self, batch_size: int) -> None:
-        """As a trainer does, which then asks for its first batch."""
+        """Registers as a trainer, which then asks for its first batch."""
         await self.queue.register(
             Registration(
                 wandb_group="",
@@ -43,7 +43,7 @@ class Bench:
         assert await self.draw() is None
 
     async def env(self, group_size: int, share: float | None = None) -> int:
-        """The number of a new environment."""
+        """Registers an environment. Returns its number."""
         body = RegisterEnv(
             max_token_length=512, desired_name="e", weight=1, group_size=group_size, min_batch_allocation=share
         )
@@ -52,21 +52,21 @@ class Bench:
         return env.number
 
     async def submit(self, size: int, env: int | None = None, receipt: str | None = None) -> int | None:
-        """Store a group of so many sequences. What the store says: None or the buffer's size."""
+        """Stores a group of this many sequences. Returns the store's answer: None or the buffer's size."""
         number = next(self._numbers)
         self.sizes[number] = size
         (said,) = await self.queue.submit(receipt or new_id("receipt"), [scored(number, size, env)])
         return said
 
     async def fill(self, count: int, size: int, env: int | None = None) -> None:
-        """So many groups of a size, a hundred in one call."""
+        """Submits this many groups of a size, a hundred per call."""
         for start in range(0, count, 100):
             numbers = list(itertools.islice(self._numbers, min(100, count - start)))
             self.sizes |= dict.fromkeys(numbers, size)
             await self.queue.submit(new_id("receipt"), [scored(number, size, env) for number in numbers])
 
     async def lend(self, batch_id: str | None = None) -> tuple[str, list[int]] | None:
-        """Batch id and numbers of the next batch, which is on its way then."""
+        """Returns the batch id and the numbers of the next batch, which then counts as being sent."""
         batch_id = batch_id or new_id("atropos")
         found = await self.queue.lease(batch_id)
         if found is None or found[0] is None:
@@ -75,11 +75,11 @@ class Bench:
         return batch_id, [json.loads(body)["number"] for body in bodies]
 
     async def silence(self, number: int) -> None:
-        """The environment was not heard of for ever."""
+        """Makes the environment look as if its last request had come in 1970."""
         assert await self.redis.zadd(keys.prefix(RUN) + "atropos:heard", {str(number): 1}, xx=True, ch=True)
 
     async def draw(self) -> list[int] | None:
-        """Numbers of the groups of the next batch, delivered."""
+        """Returns the numbers of the next batch's groups, after their delivery."""
         lent = await self.lend()
         if lent is None:
             return None
@@ -102,7 +102,7 @@ class Bench:
         return {kind.decode(): int(count) for kind, count in found.items()}
 
     async def ready_by_kind(self) -> dict[str, int]:
-        """The same, counted in the queue itself."""
+        """Returns the same number, counted in the queue itself."""
         counts: dict[str, int] = {}
         ids: list[Any] = await self.redis.zrange(f"gm:{{{RUN}}}:ready", 0, -1)
         for name in ids:
@@ -112,15 +112,15 @@ class Bench:
         return counts
 
     async def buffered(self, env: int) -> int:
-        """Pieces in the environment's buffer."""
+        """Returns the pieces in the environment's buffer."""
         return int(await self.redis.llen(f"gm:{{{RUN}}}:atropos:buffer:{env}"))
 
     async def reasons(self) -> list[str]:
-        """Why groups are dead."""
+        """Returns why groups are dead."""
         return [letter.reason for letter in await self.store.dead_letters.all(RUN, 0, 100)]
 
     async def commands(self) -> int:
-        """How many commands Redis has run, those inside scripts among them."""
+        """Returns how many commands Redis has run, including those inside scripts."""
         stats: dict[str, dict[str, int]] = await self.redis.info("commandstats")
         return sum(stat["calls"] for name, stat in stats.items() if name != "cmdstat_info")
 

@@ -20,13 +20,13 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def bench(redis: Redis) -> Bench:
-    """A run that nobody registered with yet."""
+    """A run with which no trainer or environment has registered."""
     return Bench(redis, Limits(max_attempts=3))
 
 
 @pytest.fixture
 async def lone_bench() -> AsyncIterator[Bench]:
-    """The same over a Redis that no other API talks to: its count of commands is the test's."""
+    """The same over a Redis that no other API uses, so that only the test adds to its count of commands."""
     with RedisServer() as server:
         async with Redis.from_url(server.url) as client:
             yield Bench(client, Limits(max_attempts=3))

@@ -1,4 +1,4 @@
-"""Reads conversation.yaml and holds one of its conversations with a server."""
+"""Reads conversation.yaml and runs one of its conversations with a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Answer:
     """JSON, or text."""
 
     def shown(self) -> str:
-        """Equal answers are equal strings. 1 and 1.0 differ: to a client in Python they are of two types."""
+        """Returns equal strings for equal answers. 1 and 1.0 differ, because a client in Python reads them as two
+        types."""
         return json.dumps([self.status, self.content_type, self.encoded, self.value], sort_keys=True)
 
 
@@ -45,7 +46,7 @@ def fixes() -> dict[str, dict[str, str]]:
 
 
 def expand(value: Any) -> Any:
-    """With every {group: n, is: k, env: e} replaced by that group."""
+    """Replaces every {group: n, is: k, env: e} by that group."""
     if isinstance(value, list):
         return [expand(item) for item in value]
     if not isinstance(value, dict):
@@ -64,7 +65,7 @@ def expand(value: Any) -> Any:
 
 
 def say(http: httpx.Client, step: dict[str, Any]) -> list[Answer]:
-    """One step, on a connection of its own: the reference breaks it with its every 500."""
+    """Runs one step on a separate connection, because the reference breaks the connection with every 500."""
     if "sleep" in step:
         time.sleep(step["sleep"])
         return []

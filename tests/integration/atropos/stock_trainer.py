@@ -1,4 +1,4 @@
-"""What Atropos' example trainer does with the API: register, then poll /batch until there is one."""
+"""The API calls of Atropos' example trainer: register, then poll /batch until there is a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StockTrainer:
         self._http.post("/register", json=body).raise_for_status()
 
     def draw(self, patience: float = 60.0) -> list[dict[str, Any]]:
-        """The next batch, polled for."""
+        """Polls for the next batch."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             batch = self.ask()

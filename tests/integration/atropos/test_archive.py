@@ -1,4 +1,4 @@
-"""A batch that was delivered whole is archived as native ones are, group by group, as its clients sent it."""
+"""A batch that was delivered completely is archived like native batches: group by group, as its clients sent it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def group(number: int) -> dict[str, Any]:
 
 
 def archived(runs: Path) -> list[ArchivedGroup]:
-    """Of the one run there is; empty while it has no folder."""
+    """Reads the archive of the only run; empty while the run has no folder."""
     try:
         return [group for run in runs.iterdir() for group in read_archive(run)]
     except ArchiveError:

@@ -1,4 +1,5 @@
-"""atroposlib's own BaseEnv, unchanged, feeds us; a trainer that does what its example trainer does draws."""
+"""atroposlib's own BaseEnv, unchanged, feeds our API. A trainer that behaves like Atropos' example trainer draws
+batches."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.support.atropos_reference import PYTHON
 
 GROUP_SIZE, BATCH, STEPS = 4, 16, 6
 WORKERS = 4
-"""Of base_env.py: groups that it may be sending at one time."""
+"""The number of groups that base_env.py may be sending at one time."""
 KILLS = (1, 3)
 """Steps after which the API is killed."""
 
@@ -40,7 +41,7 @@ class EnvProcess:
             self._process = subprocess.Popen(command, stdout=out, stderr=out)
 
     def ended(self, timeout: float) -> str:
-        """What it printed. It must have ended well."""
+        """Returns the printed output. The process must have exited successfully."""
         assert self._process.wait(timeout) == 0, self.log()[-4000:]
         return self.log()
 
@@ -56,7 +57,7 @@ class EnvProcess:
 
 
 def numbers(batch: list[dict[str, list[list[int]]]]) -> list[int]:
-    """The numbers that base_env.py gave the groups."""
+    """Returns the numbers that base_env.py gave the groups."""
     return [group["tokens"][0][0] for group in batch]
 
 
@@ -78,7 +79,7 @@ def test_it_notices_nothing_of_an_api_that_is_killed_and_started_again(api: ApiS
     with EnvProcess(api.url, tmp_path) as env:
         for step in range(STEPS + 1):
             drawn.append(tuple(numbers(trainer.draw())))
-            # What was delivered whole counts, before and after.
+            # Counts each group that was delivered completely, before and after the kill.
             assert trainer.status()["current_step"] == step + 1
             if step in KILLS:
                 api.kill()
@@ -86,7 +87,7 @@ def test_it_notices_nothing_of_an_api_that_is_killed_and_started_again(api: ApiS
                 assert trainer.status()["current_step"] == step + 1
         assert "stopped at step" in env.ended(60)
     assert len(set(drawn)) == len(drawn), "a batch that was delivered whole came again"
-    # A group whose answer the kill swallowed is sent again by BaseEnv, and the protocol has no ids to tell it by.
+    # If the kill swallowed the answer, BaseEnv sends the group again; the protocol has no ids to recognize it by.
     again = sum(map(len, drawn)) - len({number for batch in drawn for number in batch})
     assert again <= len(KILLS) * WORKERS
     trainer.close()

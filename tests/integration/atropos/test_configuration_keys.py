@@ -1,4 +1,4 @@
-"""Every key that atroposlib's models have is in our table, and its files get atroposlib's defaults."""
+"""Every key of atroposlib's models is in our table, and Atropos' files get atroposlib's defaults."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OTHER_DEFAULTS = {
     "inference_weight": "1 for every environment is the same as none for any",
     "base_url": "Atropos takes an empty one for OpenAI's; the translation writes it out",
 }
-"""Keys whose defaults are others on purpose."""
+"""Keys whose defaults differ on purpose."""
 
 
 @pytest.fixture(scope="module")
 def fields() -> dict[str, dict[str, Any]]:
-    """atroposlib's fields by model, with their defaults."""
+    """Returns atroposlib's fields by model, with their defaults."""
     assert PYTHON.exists(), f"no {PYTHON}: run `make dev`"
     answer = subprocess.run([PYTHON, "-c", _ASK], capture_output=True, text=True, check=True, timeout=120)
     models: dict[str, dict[str, Any]] = json.loads(answer.stdout.splitlines()[-1])
@@ -61,7 +61,7 @@ def test_a_file_of_theirs_has_their_defaults(fields: dict[str, dict[str, Any]]) 
 
 
 def _default(key: Key) -> tuple[bool, Any]:
-    """Whether we have such a setting, and what a file of theirs gets that does not name the key."""
+    """Returns whether we have such a setting, and the value that an Atropos file gets if it does not name the key."""
     if key.default is not None:
         return True, key.default
     here: Any = EnvConfig()

@@ -1,4 +1,5 @@
-"""Ours answers as atroposlib's own server does, but for the fixes, which all are written down and all are real."""
+"""Our API answers as atroposlib's own server does, except for the fixes. Every fix is documented, and every documented
+fix is real."""
 
 from __future__ import annotations
 

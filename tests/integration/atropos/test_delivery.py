@@ -1,4 +1,5 @@
-"""Over HTTP: batches that are sent, and those that are not; a store that is full, away or killed; nothing is lost."""
+"""Delivery over HTTP: batches that are sent, and batches that are not; a full, unreachable or killed store. Nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def api(redis_url: str, running: ApiServer) -> ApiServer:
 
 
 def seen(url: str) -> list[Any]:
-    """What clients may ask."""
+    """The requests that clients may send."""
     own = httpx.request("GET", f"{url}/status-env", json={"env_id": 0})
     paths = ("/status", "/info", "/wandb_info", "/latest_example")
     return [own.json(), *(httpx.get(url + path).json() for path in paths)]
@@ -63,7 +64,7 @@ def trainer(url: str, batch_size: int) -> StockTrainer:
 
 
 def hang_up_in_the_middle(port: int) -> None:
-    """Ask for a batch, read a little of it and break the connection."""
+    """Asks for a batch, reads a little of it and breaks the connection."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.connect(("127.0.0.1", port))
@@ -170,7 +171,7 @@ def test_a_redis_that_stays_away_is_503(own_redis: RedisServer) -> None:
 
 
 def test_clients_notice_nothing_of_kills_of_redis_and_the_api(own_redis: RedisServer) -> None:
-    """Every group that was answered is delivered exactly once; numbers, steps and buffers go on."""
+    """Every group that the API acknowledged is delivered exactly once; numbers, steps and buffers continue."""
     with ApiServer(own_redis.url) as api:
         trainer(api.url, 8)
         env = {"max_token_length": 512, "desired_name": "e", "weight": 1.0, "group_size": 4}

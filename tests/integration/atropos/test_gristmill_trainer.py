@@ -1,4 +1,5 @@
-"""A trainer of Gristmill and environments of Atropos' on one run: each hears of the other in its own protocol."""
+"""A trainer of Gristmill and environments of Atropos' on one run: each receives the other's data in its own
+protocol."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ async def test_the_end_of_its_run_is_the_end_of_what_baseenv_wants(http: httpx.A
     assert before["queue_size"] == 0
     await client.finish(RUN, incarnation)
     after = await _status(http, env)
-    # The rule by which BaseEnv ends, whatever its total_steps is.
+    # BaseEnv ends by this rule, whatever its total_steps is.
     assert after["current_step"] + after["queue_size"] * 2 // 8 > 1_000_000
 
 

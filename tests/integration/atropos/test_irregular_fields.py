@@ -1,7 +1,7 @@
 """Groups whose fields do not fit their tokens: atroposlib's own server accepts all of them.
 
-Ours accepts those with an irregular optional field, and stores them without it. It refuses only irregular tokens, masks
-and scores, which no trainer could use.
+Our API accepts groups with an irregular optional field, and stores them without that field. It refuses only irregular
+tokens, masks and scores, which no trainer could use.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def body(irregular: dict[str, str], **group: Any) -> bytes:
 
 
 def post(http: httpx.Client, irregular: dict[str, str], **group: Any) -> httpx.Response:
-    """On a connection for this request alone: the reference breaks it with every 500."""
+    """Sends on a connection for this request alone, because the reference breaks the connection with every 500."""
     headers = {"Content-Type": "application/json", "Connection": "close"}
     return http.post("/scored_data", content=body(irregular, **group), headers=headers)
 
@@ -189,7 +189,7 @@ def test_left_out_fields_are_counted_for_each_group_and_logged_once_per_environm
 
 
 def test_group_without_a_field_that_did_not_fit_is_leased_as_a_binary_group(ours: httpx.Client) -> None:
-    """Over `/v1`, as Gristmill's own trainer does."""
+    """Reads over `/v1`, as Gristmill's own trainer does."""
     assert post(ours, {"advantages": BY_TOKEN["too long"]}).status_code == 200
     run = "/v1/runs/default"
     settings = {"batch_size": 2, "gradient_accumulation_steps": 1, "training_steps": 9, "max_staleness": 1}

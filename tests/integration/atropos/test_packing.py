@@ -1,5 +1,5 @@
-"""Which groups make a batch. What atroposlib's rule makes is held against its own server in test_conversation.py and
-test_packing_beside_the_reference.py; here is what ours does beyond it, and what it costs."""
+"""Which groups make a batch. test_conversation.py and test_packing_beside_the_reference.py compare our batches with
+the batches of atroposlib's own server. This file tests our additions to atroposlib's rule, and their cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ async def test_the_oldest_of_odd_sizes_go_first(bench: Bench) -> None:
 
 
 async def test_whole_packs_are_waited_for_while_nothing_is_stuck(bench: Bench) -> None:
-    """4 and two of 2 would be a batch of 8 together with 1 and 1 and 2; but all sizes divide 4, so packs will come."""
+    """A group of 4 and two groups of 2 would make a batch of 8 with groups of 1, 1 and 2. But all sizes divide 4, so
+    packs will complete."""
     await bench.register(8)
     for size in (4, 2, 1, 1):
         await bench.submit(size)
@@ -53,7 +54,7 @@ async def test_shares_of_environments_that_live_are_kept_and_of_the_dead_not(ben
     assert await bench.draw() is None
     await bench.silence(first)
     assert await bench.draw() == [1, 2]
-    assert await bench.queue.env(first) is not None  # it speaks
+    assert await bench.queue.env(first) is not None  # this request counts as a heartbeat
     await bench.submit(4, second)
     assert await bench.draw() is None
 
@@ -87,7 +88,7 @@ async def test_a_share_is_filled_with_packs_of_small_groups(bench: Bench) -> Non
 
 
 async def test_beside_shares_what_is_in_no_pack_waits_while_packs_make_a_batch(bench: Bench) -> None:
-    """Groups of nobody, and of a size that does not divide the largest."""
+    """Groups without an environment, and of a size that does not divide the largest."""
     await bench.register(16)
     first, second = await bench.env(4, share=0.25), await bench.env(3)
     await bench.submit(4)
@@ -113,7 +114,7 @@ async def test_a_group_that_was_sent_in_vain_too_often_is_a_dead_letter(bench: B
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(bench: Bench, seed: int) -> None:
-    """Random sizes, environments with and without shares, batches given back in between."""
+    """Random sizes, environments with and without shares, and batches returned in between."""
     rng = random.Random(seed)
     batch_size = rng.choice([6, 8, 12, 16])
     await bench.register(batch_size)
@@ -139,7 +140,7 @@ async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(be
 
 async def test_a_queue_costs_the_same_whatever_its_length(lone_bench: Bench) -> None:
     """The count of Redis' commands for a batch, a status and an environment's status: 40 groups or 10,000. The last 8
-    cost one more each, because they stay as examples."""
+    groups cost one command more each, because they stay as examples."""
     await lone_bench.register(16)
     env = await lone_bench.env(4)
     costs = []
@@ -147,7 +148,7 @@ async def test_a_queue_costs_the_same_whatever_its_length(lone_bench: Bench) -> 
         await lone_bench.fill(length - len(lone_bench.sizes), 4, env)
         counts = []
         for ask in (lone_bench.queue.trainer, lambda: lone_bench.queue.env(env), lone_bench.draw):
-            assert await ask() is not None  # its script is loaded, and the environment was heard
+            assert await ask() is not None  # its script is loaded, and the environment has sent a request
             before = await lone_bench.commands()
             assert await ask() is not None
             counts.append(await lone_bench.commands() - before)
@@ -156,7 +157,7 @@ async def test_a_queue_costs_the_same_whatever_its_length(lone_bench: Bench) -> 
 
 
 async def test_asking_in_vain_costs_the_same_whatever_the_queue_holds(lone_bench: Bench) -> None:
-    """Groups of 3 make no batch of 16: that is known from the counts, without a walk."""
+    """Groups of 3 make no batch of 16. The counts show that, without a walk."""
     await lone_bench.register(16)
     costs = []
     for length in (10, 1_000):

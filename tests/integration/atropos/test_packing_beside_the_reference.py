@@ -1,4 +1,5 @@
-"""Random groups to atroposlib's server and to ours: while its rule can pack all there is, the same batches come."""
+"""Random groups sent to atroposlib's server and to ours: as long as its rule can pack all groups, both send the same
+batches."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ async def test_the_same_batches(reference: httpx.Client, redis: Redis, seed: int
     await bench.register(BATCH)
     for size, share in envs:
         await bench.env(size, share)
-    # Groups of no environment never leave the reference while one has a share.
+    # Groups without an environment never leave the reference while an environment has a share.
     nobody = [] if any(share is not None for _, share in envs) else [None]
     for number in range(60):
         env = rng.choice([*range(len(envs)), *nobody])
@@ -69,5 +70,5 @@ async def test_the_same_batches(reference: httpx.Client, redis: Redis, seed: int
         size = rng.choice([size for size in (1, 2, 4, 8) if size <= largest])
         assert await bench.submit(size, env) == post(reference, number, size, env)
         if rng.random() < 0.5:
-            # Of several that are ready at once the reference hands out the last first.
+            # If several batches are ready at once, the reference sends the last one first.
             assert sorted(await bench.draw_all()) == sorted(draw_all(reference)), (seed, number)

@@ -1,4 +1,4 @@
-"""What the store promises to the root: receipts, buffers, leases of batches on their way, resets."""
+"""The store's guarantees to the root endpoints: receipts, buffers, leases of batches that are being sent, resets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.redis_contents import key_names
 
 
 async def expire(bench: Bench, batch_id: str) -> None:
-    """As if the API that sends the batch had died half a minute ago."""
+    """Expires the batch's lease, as if the API that sends the batch had died half a minute ago."""
     assert await bench.redis.zadd(f"gm:{{{RUN}}}:leases", {batch_id: 1}, xx=True, ch=True) == 1
 
 
@@ -93,7 +93,7 @@ async def test_an_expired_batch_that_is_asked_for_again_lives_again(bench: Bench
     await bench.submit(8)
     assert await bench.lend("atropos:b") == ("atropos:b", [0])
     await expire(bench, "atropos:b")
-    assert await bench.draw() is not None  # reaped, and lent to another
+    assert await bench.draw() is not None  # reaped, and leased again
     await bench.submit(8)
     assert await bench.lend("atropos:d") == ("atropos:d", [1])
     await expire(bench, "atropos:d")

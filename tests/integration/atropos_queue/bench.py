@@ -1,4 +1,4 @@
-"""Atropos' queue on the bench: its verbs in short form, over a real Redis."""
+"""A harness for Atropos' queue: its verbs in short form, over a real Redis."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bench:
         self.queue = Queue(self.store, self.limits, RUN, archive=self.archive)
 
     async def start(self, batch_size: int = 4) -> None:
-        """A trainer registers and asks for a batch, so that environments may come."""
+        """A trainer registers and asks for a batch, so that environments may register."""
         await self.queue.register(registration(batch_size))
         assert await self.lend("first") is None
 
@@ -75,7 +75,7 @@ class Bench:
         assert await self.redis.zadd(START + "leases", {batch_id: 1}, xx=True, ch=True)
 
     async def silence(self, number: int) -> None:
-        """The environment was not heard of for ever."""
+        """Makes the environment look as if its last request had come in 1970."""
         assert await self.redis.zadd(START + "atropos:heard", {str(number): 1}, xx=True, ch=True)
 
 

@@ -1,4 +1,4 @@
-"""Which ready groups make Atropos' next batch, written a second time and naively: whole lists instead of a walk."""
+"""A second, naive implementation of the rule for Atropos' next batch: whole lists instead of a walk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Ready:
     size: int
     """Sequences."""
     env: str
-    """Number of its environment, "" for none."""
+    """Number of the group's environment, or "" without one."""
 
 
 Shares = Sequence[tuple[str, float]]
-"""min_batch_allocation by environment, in their order."""
+"""min_batch_allocation by environment, in the environments' order."""
 
 
 def next_batch(queue: Sequence[Ready], wanted: int, shares: Shares) -> list[Ready] | None:
-    """None: not yet. No group is larger than the batch."""
+    """Returns the groups of the next batch, or None if there is not yet a batch. No group is larger than the batch."""
     if sum(group.size for group in queue) < wanted or wanted < 1:
         return None
     largest = max(group.size for group in queue)
@@ -31,13 +31,13 @@ def next_batch(queue: Sequence[Ready], wanted: int, shares: Shares) -> list[Read
         return chosen
     stuck = any(largest % group.size or (shares and not group.env) for group in queue)
     whole = _packed(queue, largest, by_env=bool(shares))
-    # Packs that come to enough, and still make no batch, never will.
+    # Packs that sum to enough, and still make no batch, never will.
     stuck = stuck or (sum(group.size for group in whole) >= wanted and _minima(whole, wanted, shares) is not None)
     return _any(queue, wanted, shares) if stuck else None
 
 
 def _packed(queue: Sequence[Ready], largest: int, *, by_env: bool) -> list[Ready]:
-    """The groups of complete packs, in the order in which the packs complete."""
+    """Returns the groups of complete packs, in the order in which the packs complete."""
     open_packs: defaultdict[tuple[int, str], list[Ready]] = defaultdict(list)
     found: list[Ready] = []
     for group in queue:
@@ -62,7 +62,8 @@ def _without_shares(queue: Sequence[Ready], largest: int, wanted: int) -> list[R
 
 
 def _minima(packed: Sequence[Ready], wanted: int, shares: Shares) -> list[tuple[str, int]] | None:
-    """What each environment must have of the batch. None: one that must have some has nothing."""
+    """Returns what each environment must have of the batch. None: an environment that must have a part has no
+    groups."""
     smallest: dict[str, int] = {}
     for group in packed:
         smallest[group.env] = min(smallest.get(group.env, group.size), group.size)
@@ -100,7 +101,8 @@ def _with_shares(queue: Sequence[Ready], largest: int, wanted: int, shares: Shar
 
 
 def _any(queue: Sequence[Ready], wanted: int, shares: Shares) -> list[Ready] | None:
-    """The shares first, in the queue's order; of the rest as many as can be of the size that comes first, and so on."""
+    """Chooses the shares first, in the queue's order. Of the rest it chooses as many as possible of the size that comes
+    first, and so on."""
     minima = _minima(queue, wanted, shares)
     if minima is None:
         return None
@@ -123,7 +125,8 @@ def _any(queue: Sequence[Ready], wanted: int, shares: Shares) -> list[Ready] | N
 
 
 def _coins(counts: Sequence[tuple[int, int]], target: int) -> dict[int, int] | None:
-    """How many of each size sum to the target, with as few as can be of the last size, then of the one before it."""
+    """Returns how many of each size sum to the target, with as few as possible of the last size, then of the size
+    before it."""
     if not counts:
         return {} if target == 0 else None
     *before, (size, count) = counts

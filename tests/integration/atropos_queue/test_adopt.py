@@ -1,4 +1,4 @@
-"""A leased group that takes another form, and one that has none."""
+"""A leased group that takes another form, and a leased group without another form."""
 
 from __future__ import annotations
 

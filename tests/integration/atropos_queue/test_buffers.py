@@ -1,4 +1,4 @@
-"""Submits to the queue: all or none, once, and pieces of groups that wait for each other."""
+"""Submits to the queue: all groups or none, exactly once, and pieces of groups that wait for each other."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:
 
 
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:
-    """Indices: the first that fit, if they come to the target; else any that do, the last of them as early as can be
-    and so on downwards, but each taken where it can be."""
+    """Returns indices. If the first groups that fit sum to the target, it returns those. Otherwise it returns any
+    groups that do, with the last group as early as possible, then the group before it, and so on."""
     greedy, total = set(), 0
     for index, size in enumerate(sizes):
         if total + size <= target:

@@ -1,4 +1,5 @@
-"""Batches against a model of Atropos' rule and of ours for what its rule leaves for ever, on random queues."""
+"""Batches compared with a model on random queues. The model has Atropos' rule, and our rule for groups that Atropos'
+rule never sends."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Groups = list[tuple[int, int | None]]
 
 
 def groups(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Groups]:
-    """(size, environment) of each group, in order. Mostly of one or two environments."""
+    """Returns the (size, environment) of each group, in order. Most queues have one or two environments."""
     return st.lists(st.tuples(sizes, st.sampled_from([0, 0, 0, 1, 1, 2, None])), min_size=1, max_size=24)
 
 
@@ -58,7 +59,7 @@ async def _compare(url: str, queue: Groups, wanted: int, shares: tuple[float | N
             await bench.env(share=share)
         await bench.submit(*(scored(size, env) for size, env in queue))
         named = zip(names(*range(len(queue))), queue, strict=True)
-        # A group that is larger than the batch is set aside.
+        # A group that is larger than the batch is quarantined.
         left = [Ready(name, size, "" if env is None else str(env)) for name, (size, env) in named if size <= wanted]
         minima = [(str(number), share) for number, share in enumerate(shares) if share is not None]
         for number in range(len(queue) + 1):

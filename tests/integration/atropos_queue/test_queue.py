@@ -1,4 +1,4 @@
-"""The queue behind Atropos' door: registrations, batches on their way, starting over."""
+"""The queue behind the Atropos compatibility endpoints: registrations, batches that are being sent, restarts."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ async def test_no_batch_of_before_a_reset_can_be_acked(bench: Bench) -> None:
 
 
 async def sent(bench: Bench) -> list[bytes | str]:
-    """Payloads that no script has taken."""
+    """Returns the payloads that no script has taken."""
     return await bench.redis.keys("*:sent:*")
 
 

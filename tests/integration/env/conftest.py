@@ -1,4 +1,4 @@
-"""A run whose trainer is the test: it takes the run, labels the server's weights, and moves the version on."""
+"""A run whose trainer is the test: the test takes the run, labels the server's weights, and advances the version."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINER = {
     "max_staleness": 0,
     "publisher": "filesystem",
 }
-"""With groups of 2: two groups a step."""
+"""With groups of 2: two groups per step."""
 
 RUN = """
 group_size: 2
@@ -51,7 +51,7 @@ dataset:
 
 @dataclass
 class HandTrainer:
-    """The trainer's calls, made one by one."""
+    """The trainer's calls, made one at a time."""
 
     api: SyncClient
     vllm: Vllm
@@ -62,13 +62,13 @@ class HandTrainer:
     trainer: dict[str, Any] = field(default_factory=lambda: dict(TRAINER))
 
     def take(self, label: str | None = None) -> None:
-        """Take the open run, and publish its present step: by label only, the weights stay what they are."""
+        """Takes the open run, and publishes its present step. It changes only the label; the weights stay the same."""
         assert self.api.open_run(30) is not None, "the environment did not open its run"
         self.incarnation, _ = self.api.take(self.run_id, self.trainer, [])
         self.publish(self.step, label)
 
     def publish(self, step: int, label: str | None = None) -> None:
-        """Move the run on to `step`. `label`: what the server says instead, as if it had lost the weights."""
+        """Advances the run to `step`. `label`: the server's label instead, as if the server had lost the weights."""
         self.step = step
         self.label(label or str(PolicyVersion(self.incarnation, step)))
         self.api.record_version(self.run_id, PolicyVersion(self.incarnation, step))
@@ -78,7 +78,7 @@ class HandTrainer:
         return self.api.url
 
     def label(self, label: str) -> None:
-        """Set the server's weight label."""
+        """Sets the server's weight label."""
         token = self.vllm.weights_dir / "token"
         if not token.exists():
             token.write_text(secrets.token_hex(32))
@@ -87,7 +87,7 @@ class HandTrainer:
         httpx.post(url, json={"new_version": label}, headers=headers, timeout=30).raise_for_status()
 
     def lease(self, wait: float = 60) -> list[TrajectoryGroup]:
-        """The step's groups."""
+        """Returns the step's groups."""
         amount = self.groups_per_step
         groups = self.api.lease(
             self.run_id, self.incarnation, f"b{self.incarnation}.{self.step + 1}", amount, wait=wait
@@ -96,7 +96,8 @@ class HandTrainer:
         return groups
 
     def train(self, until: int, label: str | None = None) -> list[TrajectoryGroup]:
-        """Pretend to train up to step `until`, publishing each under its version or `label`. Returns all groups."""
+        """Pretends to train up to step `until`, and publishes each step under its version or `label`. Returns all
+        groups."""
         groups: list[TrajectoryGroup] = []
         while self.step < until:
             groups += self.lease()
@@ -106,7 +107,7 @@ class HandTrainer:
 
 
 class EnvThread:
-    """`serve` on a thread: as fast to start as its event loop. It ends by itself, or is cancelled."""
+    """`serve` on a thread, which starts as fast as its event loop. It ends when the run does, or is cancelled."""
 
     def __init__(self, launch: Launch) -> None:
         self.error: BaseException | None = None
@@ -116,7 +117,7 @@ class EnvThread:
         self._thread.start()
 
     def join(self, timeout: float = 60) -> None:
-        """Wait for the end. Raises what `serve` raised."""
+        """Waits for the end. Raises the exception that `serve` raised."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "serve did not end"
         if self.error is not None:
@@ -147,21 +148,21 @@ class Environments:
     threads: list[EnvThread] = field(default_factory=list)
 
     def here(self, api_url: str, *flags: str) -> EnvThread:
-        """`serve` in this process. One at a time: the permits' holder is named by the process."""
+        """Runs `serve` in this process. Only one may run at a time, because the process names the permits' holder."""
         self.threads.append(EnvThread(Launch.read(["--config", "sums", *flags], self._environ(api_url), "test")))
         return self.threads[-1]
 
     def process(self, api_url: str, *flags: str, name: str = "env") -> Service:
-        """`python -m gristmill_env`."""
+        """Starts `python -m gristmill_env`."""
         return self.program(api_url, ["-m", "gristmill_env"], *flags, name=name)
 
     def program(self, api_url: str, program: list[str], *flags: str, name: str) -> Service:
-        """Python with the arguments `program`, which runs `serve`."""
+        """Starts Python with the arguments `program`, which runs `serve`."""
         command = [sys.executable, *program, "--config", "sums", *flags]
         return self.stack.start(name, command, self._environ(api_url))
 
     def ends(self, env: Service, timeout: float = 60) -> int:
-        """The process' exit code."""
+        """Returns the process's exit code."""
         code = env.process.wait(timeout)
         env.reader.join(timeout=5)
         return code

@@ -1,4 +1,4 @@
-"""process, replay, sft and dpo one after the other, on what a real vLLM says."""
+"""process, replay, sft and dpo one after the other, on a real vLLM's completions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Commands:
         }
 
     async def run(self, name: str, *flags: str) -> str:
-        """What the command showed. Raises what it raised."""
+        """Returns the output of the command. Raises the exception that the command raised."""
         command, console = COMMANDS[name], Console(file=io.StringIO(), width=160)
         launch, options = Launch.read_with(command.options, flags, self.environ, "test")
         await command.work(Order(launch, options, self.environ, console))

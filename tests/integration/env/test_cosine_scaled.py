@@ -20,12 +20,12 @@ from local_processes import LocalStack
 ANSWER = "What is 2 + 3?"
 
 
-pytestmark = pytest.mark.long  # a model server of its own
+pytestmark = pytest.mark.long  # a separate model server
 
 
 @pytest.fixture(scope="module")
 def params() -> Iterator[dict[str, Any]]:
-    """Options that name the server."""
+    """Returns options that name the server."""
     port = free_port()
     with LocalStack(Output().add) as stack:
         start_embeddings(stack, resolve("tiny", MODELS_DIR).weights_path, port)

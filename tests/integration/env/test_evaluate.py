@@ -1,4 +1,4 @@
-"""`evaluate` against a real vLLM: what it measures, how it goes on after a kill, and what it tells the API."""
+"""`evaluate` against a real vLLM: its measurements, its continuation after a kill, and its reports to the API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ dataset:
 
 
 class Evaluate:
-    """The command as a process, in a folder of its own."""
+    """Runs the command as a process, in a separate folder."""
 
     def __init__(self, folder: Path, vllm: Vllm) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Evaluate:
         )
 
     def __call__(self, *flags: str, code: int = 0) -> str:
-        """What it says, errors too. Fails unless it ends with `code`."""
+        """Returns the process's output, errors included. Fails unless the exit code is `code`."""
         process = self.start(*flags)
         out, err = process.communicate(timeout=120)
         assert process.returncode == code, f"{out}\n{err}"
@@ -94,7 +94,7 @@ def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy", code=1)
     assert "[evaluation_missing] " in said
     assert "greedy/evaluation.json" in said
-    assert not (evaluate.folder / "a").exists()  # told before the work, not after
+    assert not (evaluate.folder / "a").exists()  # reported before the work, not after
     evaluate("--out", "greedy", "--eval_limit", "20")
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy")
     records = evaluate.samples("a")

@@ -1,4 +1,4 @@
-"""When a run in training is evaluated and by whom, against the real API."""
+"""When a run in training is evaluated, and by which process, against the real API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def never(item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awa
 
 
 class Environment:
-    """One environment of the run: its evaluations, and which versions it measured."""
+    """One environment of the run: its evaluations, and the versions that it measured."""
 
     def __init__(self, api: Client, holder: str, handling: EvalHandling = EvalHandling.STOP_TRAIN) -> None:
         self.measured: list[str] = []
@@ -146,7 +146,7 @@ async def test_the_claim_of_an_environment_that_died_runs_out_and_another_evalua
 async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_free(
     api: Client, redis_url: str
 ) -> None:
-    """Like the evaluation of a process that was stopped until its claim expired."""
+    """Claims like the evaluation of a process that was stopped until its claim expired."""
     env = Environment(api, "a")
     env.may_end.clear()
     async with asyncio.TaskGroup() as tasks, Redis.from_url(redis_url) as redis:
@@ -156,7 +156,7 @@ async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_
         async with asyncio.timeout(30):
             await env.evaluations.may_begin()
         assert await steps(api) == []
-        env.may_end.set()  # b does nothing, and its claim runs out
+        env.may_end.set()  # b does nothing, and its claim expires
     assert (env.measured, await steps(api)) == (["1.0", "1.0"], [0])
 
 
@@ -240,7 +240,7 @@ async def test_a_limit_leaves_at_least_one_worker(api: Client) -> None:
 async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_evaluation(
     api: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a reward whose name no metric may have. They are in the run's folder."""
+    """A metric of a reward whose name is not valid for a metric. Such metrics are in the run's folder."""
     env = Environment(api, "a")
     env.rewards = {"längd": NOTHING}
     await env.sees("1.0")

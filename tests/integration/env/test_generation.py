@@ -95,7 +95,7 @@ async def test_max_tokens_cuts_a_completion(server: ModelServers, question: Gene
     whole = await server.generate(question)
     [end] = {completion.token_ids[-1] for completion in whole if completion.finish_reason == "stop"}
     cuts = await server.generate(GenerationRequest(token_ids=question.token_ids, sampling=cut, count=32))
-    # One of 1,800 begins with the end of the turn, and stops by itself.
+    # One completion in 1,800 begins with the end of the turn, and stops without more tokens.
     assert {(c.length, c.finish_reason) for c in cuts if c.token_ids != [end]} == {(1, "length")}
     for completion in whole:
         assert completion.length is not None
@@ -105,7 +105,7 @@ async def test_max_tokens_cuts_a_completion(server: ModelServers, question: Gene
 async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled(
     server: ModelServers, question: GenerationRequest
 ) -> None:
-    """At temperature T, log p_T(x) - log p_T(y) = (log p_1(x) - log p_1(y)) / T, and only there."""
+    """At temperature T, log p_T(x) - log p_T(y) = (log p_1(x) - log p_1(y)) / T, and only at that temperature."""
 
     async def first_tokens(temperature: float) -> dict[int, float]:
         sampling = SamplingParams(temperature=temperature, max_tokens=1)
@@ -137,7 +137,7 @@ async def test_text_with_everything_that_vllm_adds(text_server: ModelServers, qu
         messages=question.messages, prefill="<answer>", sampling=SAMPLING, count=16, stop=["er>"]
     )
     texts = [c.text for c in await text_server.generate(request)]
-    assert "7</answer>" in texts  # it went on where the prefill ended, and kept the stop text
+    assert "7</answer>" in texts  # the server continued at the end of the prefill, and kept the stop text
     cut = SamplingParams(temperature=1.0, max_tokens=1)
     request = GenerationRequest(messages=question.messages, sampling=cut, count=16)
     assert sum(c.finish_reason == "length" for c in await text_server.generate(request)) >= 12

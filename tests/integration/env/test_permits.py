@@ -1,4 +1,4 @@
-"""How many permits a process holds of a real API: a slot is free when its completions are there."""
+"""How many permits of a real API a process holds: a slot is free when its completions are done."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gristmill_env.permits import Permits
 
 RUN = "sums"
 TRAINER = {"batch_size": 32, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}
-"""With groups of 2: sixteen permits a step."""
+"""With groups of 2: sixteen permits per step."""
 ROOM = 2
 
 
 class Slots:
-    """Work under permits, whose parts end when the test says so."""
+    """Work under permits, whose parts end when the test lets them."""
 
     def __init__(self, api: Client, room: Callable[[], int]) -> None:
         self.permits = Permits(api, RUN, "env", room, lambda version: None)
@@ -44,7 +44,7 @@ class Slots:
         self.ends[self.begun[number].group_id].set()
 
     async def begins(self, count: int) -> None:
-        """`count` have begun in all, and no more come."""
+        """Waits until `count` have begun in all, and checks that no more begin."""
         async with asyncio.timeout(10):
             while len(self.begun) < count:
                 self.begun.append(await self.new.get())
@@ -54,7 +54,7 @@ class Slots:
 
 @pytest.fixture
 async def api(redis_url: str, session_api: ApiServer) -> AsyncIterator[Client]:
-    """An open run with a trainer, all its first step's permits free."""
+    """An open run with a trainer, and all permits of its first step free."""
     async with Client(session_api.url, patience=10) as client:
         await client.create_run(RUN, {"model": "tiny"}, 2)
         incarnation, _ = await client.take(RUN, TRAINER, [])
@@ -64,7 +64,7 @@ async def api(redis_url: str, session_api: ApiServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def room() -> list[int]:
-    """The present one, to be changed."""
+    """The free slots, in a list so that the test can change the number."""
     return [ROOM]
 
 
@@ -81,7 +81,7 @@ async def slots(api: Client, room: list[int]) -> AsyncIterator[Slots]:
 async def test_the_next_permit_comes_when_the_completions_are_there(slots: Slots, api: Client) -> None:
     await slots.begins(ROOM)
     slots.played(0)
-    await slots.begins(ROOM + 1)  # though the first is not at its end
+    await slots.begins(ROOM + 1)  # though the first is not finished
     assert (await api.status(RUN)).outstanding == ROOM + 1
     slots.end(0)
     await slots.begins(ROOM + 1)  # its slot is given once, not twice

@@ -1,4 +1,4 @@
-"""Environments as processes: how they stop, share the work, and outlive the parts around them."""
+"""Environments as processes: how they stop, share the work, and survive restarts of the other services."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gristmill import SyncClient
 def test_a_stop_gives_every_permit_back(environments: Environments, trainer: HandTrainer) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         env = environments.process(trainer.url)
-        # The label is no version: work is under way and cannot end.
+        # The label is not a version, so work is under way and cannot end.
         trainer.take(label="default")
         _until_outstanding(trainer, 2)
         env.process.send_signal(number)
         assert environments.ends(env, timeout=30) == code
         status = trainer.api.status("sums")
         assert (status.outstanding, status.ready, status.dropped) == (0, 0, {})
-    # Who comes next gets the very same rows, at once.
+    # The next environment gets the same rows, at once.
     environments.here(trainer.url)
     trainer.label("2.0")
     assert sorted(group.row for group in trainer.lease(wait=20)) == [0, 1]
@@ -60,13 +60,13 @@ def test_killed_api_and_redis_only_pause_the_work_and_a_killed_environment_loses
             assert env.exit_code is None
             part.start()
             trainer.train(until=trainer.step + 1, label=label)
-        # The label is no version: work on the third step is begun and cannot end.
+        # The label is not a version, so work on the third step has begun and cannot end.
         _until_outstanding(trainer, 2)
         env.process.kill()
         environments.ends(env)
         env = environments.process(api.url)
         trainer.label("1.3")
-        trainer.train(until=4)  # the dead process' permits run out after 15 s
+        trainer.train(until=4)  # the dead process's permits expire after 15 s
         client.finish("sums", trainer.incarnation)
         assert environments.ends(env) == 0
         audit = client.audit("sums")

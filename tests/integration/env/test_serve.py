@@ -1,4 +1,4 @@
-"""`serve` against the real API over Redis and a real vLLM; the trainer's half of the run is the test's."""
+"""`serve` against the real API over Redis and a real vLLM. The test acts as the run's trainer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_run_from_its_first_permit_to_its_end(
             assert tuple(group.tokens[first:completion]) == prompt
             assert not group.mask[first:completion].any()
             assert group.mask[completion:end].all()
-            # max_staleness 0: a step's groups are sampled by the version just before it, and by nothing else.
+            # max_staleness 0: only the version just before a step samples the step's groups.
             assert group.versions[index] == [VersionSpan(f"1.{number // 2}", 0, end - completion)]
         assert group.logprobs[group.mask].max() < 0
         assert not group.logprobs[~group.mask].any()
@@ -174,7 +174,7 @@ def test_a_finished_run_and_other_settings_are_told(
 
 
 def _versions(trainer: HandTrainer) -> set[str]:
-    """Versions of the next step's groups."""
+    """Returns the versions of the next step's groups."""
     return {span.version for group in trainer.lease() for spans in group.versions for span in spans}
 
 

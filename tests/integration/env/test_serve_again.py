@@ -1,5 +1,5 @@
-"""`serve` when it is started again: what a kill left undone, and what has changed meanwhile. Against the real API; the
-model server is a stand-in that gives one token, for none is trained on."""
+"""`serve` when it is started again: work that a kill left unfinished, and changes since then. Against the real API. A
+stand-in that generates one token replaces the model server, because no test trains on the tokens."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_a_run_is_evaluated_from_its_first_version_to_its_last(
 ) -> None:
     folder = tmp_path / "evals"
     env = environments.here(trainer.url, *FLAGS, "--data_dir_to_save_evals", str(folder))
-    trainer.take(label="default")  # the server has lost the weights: they are not what is to be measured
+    trainer.take(label="default")  # the server has lost the weights, so its weights must not be measured
     time.sleep(2.5)
     assert trainer.api.metrics("sums", "eval") == []
     trainer.label("1.0")
@@ -35,7 +35,7 @@ def test_a_run_is_evaluated_from_its_first_version_to_its_last(
     assert len(groups) == 6
     rows = trainer.api.metrics("sums", "eval")
     assert [row.step for row in rows] == [0, 2, 3]
-    # Rollouts wait, so the trainer cannot go on, and each evaluation is of one version alone.
+    # Rollouts wait, so the trainer cannot continue, and each evaluation measures one version alone.
     assert [row.values["versions"] for row in rows] == ["1.0", "1.2", "1.3"]
     for row in rows:
         assert (row.values["prompts"], row.values["samples"], row.values["temperature"]) == (6, 1, 0)
@@ -45,7 +45,7 @@ def test_a_run_is_evaluated_from_its_first_version_to_its_last(
     for path in kept:
         assert [record.prompt.count(f"What is {n} + 1?") for n, record in enumerate(read_samples(path), 30)] == [1] * 6
         assert {"results.json", "metrics.json"} <= {file.name for file in path.iterdir()}
-    # All are the same weights under three names, and greedy.
+    # All are the same weights under three names, with greedy sampling.
     texts = [[record.samples[0].text for record in read_samples(path)] for path in kept]
     assert texts[0] == texts[1] == texts[2]
     assert (2, "data set 'sums.jsonl' (split train[30:36])") in [record.args for record in caplog.records]

@@ -1,4 +1,4 @@
-"""Two real model servers, or two ways to one, of which one fails."""
+"""Two real model servers, or two ways to one server, of which one fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COUNT = 16
 
 @dataclass(frozen=True)
 class Second:
-    """Another server of the same model, for one test: it may be killed."""
+    """Starts another server of the same model, for one test, which may kill it."""
 
     vllm: Vllm
     service: Service
@@ -52,7 +52,7 @@ def second(tmp_path: Path) -> Iterator[Second]:
 @pytest.mark.long
 async def test_a_server_that_dies_in_the_middle_costs_no_completion(vllm: Vllm, second: Second) -> None:
     configs = [ServerConfig(base_url=vllm.url), ServerConfig(base_url=second.vllm.url)]
-    # As hot as vLLM takes, and many at once: some of each request's completions are long.
+    # vLLM's highest temperature, and many at once: some of each request's completions are long.
     long = SamplingParams(temperature=2.0, max_tokens=400)
     request = GenerationRequest(token_ids=[1, 2, 3], sampling=long, count=_COUNT)
     async with ModelServers(configs, patience=60) as servers:
@@ -70,7 +70,7 @@ def test_no_row_of_a_run_is_lost_with_a_server_and_it_gets_work_when_it_is_back(
     caplog.set_level(logging.INFO)
     with FaultProxy(int(trainer.vllm.url.rpartition(":")[2])) as proxy:
         failing = f"http://127.0.0.1:{proxy.port}"
-        # First in the list: where two have as little to do, it is asked.
+        # First in the list, so it is asked if two servers have equally little to do.
         both = f"server_configs: [{{base_url: '{failing}'}}, {{base_url: '{trainer.vllm.url}'}}]\n"
         (environments.folder / "sums.yaml").write_text(RUN + both)
         trainer.trainer["training_steps"] = 1000
@@ -78,7 +78,7 @@ def test_no_row_of_a_run_is_lost_with_a_server_and_it_gets_work_when_it_is_back(
         trainer.take()
         groups = trainer.train(until=1)
         assert proxy.passed("answer") > 0
-        with proxy.under(Fault(answer=Way(reset_after=0))):  # it generates, and dies before it has answered
+        with proxy.under(Fault(answer=Way(reset_after=0))):  # the server is killed while it generates
             while not proxy.resets:  # a quick answer may have passed before the fault
                 assert trainer.step < 50, "it was never asked again"
                 groups += trainer.train(until=trainer.step + 1)
@@ -96,7 +96,7 @@ def test_no_row_of_a_run_is_lost_with_a_server_and_it_gets_work_when_it_is_back(
 
 
 async def _until_running(url: str, number: int) -> None:
-    """Until the server itself counts so many sequences in its works."""
+    """Waits until the server itself counts this many running sequences."""
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             if _metric((await client.get(f"{url}/metrics")).text, "vllm:num_requests_running") >= number:

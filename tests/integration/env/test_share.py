@@ -1,4 +1,4 @@
-"""A process is registered at a real API while it works, with `inference_weight` and `min_batch_allocation`."""
+"""A working process is registered at a real API, with `inference_weight` and `min_batch_allocation`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gristmill_env.share import registered
 
 RUN = "sums"
 TRAINER = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}
-"""With groups of 2: eight permits a step."""
+"""With groups of 2: eight permits per step."""
 
 
 @pytest.fixture(scope="module")
 def hasty_api(shared_redis: RedisServer) -> Iterator[ApiServer]:
-    """Takes an environment for dead after three seconds."""
+    """An API that takes an environment for dead after three seconds."""
     with ApiServer(shared_redis.api_url, API_ENV_TTL_S="3") as server:
         yield server
 
 
 @pytest.fixture
 async def api(redis_url: str, hasty_api: ApiServer) -> AsyncIterator[Client]:
-    """An open run with a trainer, all its first step's permits free."""
+    """An open run with a trainer, and all permits of its first step free."""
     async with Client(hasty_api.url, patience=10) as client:
         await client.create_run(RUN, {"model": "tiny"}, 2)
         incarnation, _ = await client.take(RUN, TRAINER, [])
@@ -37,7 +37,7 @@ async def api(redis_url: str, hasty_api: ApiServer) -> AsyncIterator[Client]:
 
 
 async def environments(api: Client) -> dict[str, tuple[float | None, float | None, bool]]:
-    """What the API knows of each: weight, part of every batch, whether it lives."""
+    """Returns the API's values for each environment: weight, part of every batch, whether it is alive."""
     async with httpx.AsyncClient(base_url=api.url) as http:
         listed = (await http.get(f"/v1/runs/{RUN}/envs")).raise_for_status().json()
     return {env["env_id"]: (env["weight"], env["min_batch_allocation"], env["alive"]) for env in listed}
@@ -77,7 +77,7 @@ async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Cl
 
 async def test_a_busy_process_lives(api: Client) -> None:
     async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.2):
-        await asyncio.sleep(4)  # longer than the API's patience with the silent
+        await asyncio.sleep(4)  # longer than the API's time-out of silent environments
         assert await environments(api) == {"env": (2.0, None, True)}
 
 

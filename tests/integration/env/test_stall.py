@@ -1,4 +1,5 @@
-"""An environment whose event loop is blocked ends with the stack of the blocking code, and the next one continues."""
+"""An environment whose event loop is blocked ends with the stack of the blocking code, and the next environment
+continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` says to W&B of a real run, offline, is what was trained on and what was dropped."""
+"""The W&B entries of `serve` for a real run, offline, match the trained and the dropped groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
     env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
-    # A group a step: an entry is of the prompts that were scored, and these are then those that were submitted.
+    # One group per step: an entry covers the scored prompts, which are then the submitted prompts.
     trainer.groups_per_step = 1
     trainer.trainer |= {"batch_size": 2, "training_steps": 8}
     trainer.take()
@@ -40,7 +40,7 @@ def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTr
     assert run.history[-1]["groups/submitted"] == len(groups) == 8
     assert [entry["policy_step"] for entry in run.history] == sorted(entry["policy_step"] for entry in run.history)
 
-    # Nothing was dropped: the entries together are the groups that the trainer had.
+    # Nothing was dropped: the entries together are the groups that the trainer received.
     rewards = np.concatenate([group.rewards for group in groups])
     lengths = [int(count) for group in groups for count in _sampled(group.lengths, group.mask)]
     weights = [6, 6, 4]
@@ -81,7 +81,7 @@ def test_what_is_dropped_counts_too(environments: Environments, trainer: HandTra
     history = read_wandb(environments.folder / "runs" / "sums").history
     assert len(history) >= 2
     assert {entry["train/rewards_mean"] for entry in history} == {1 / 128}
-    # The one token may be the end itself, once in a while.
+    # The one token may sometimes be the end token.
     assert all(0.8 <= entry["train/truncation_rate"] <= 1.0 for entry in history)
 
 

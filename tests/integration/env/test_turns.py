@@ -1,4 +1,4 @@
-"""Several turns against a real vLLM: what is sent, what is trained on, and that it is one conversation."""
+"""Several turns against a real vLLM: the sent and the trained tokens, which form one conversation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_reply_continues_the_very_tokens_before_it(environments: Environmen
             first += length
             assert not logprobs[~mask].any()
             assert (logprobs[mask] < 0).all()
-            # Every trained token is under a version, and no other.
+            # Every trained token has a version, and no other token has one.
             opening = len(prompts.build(messages[:1]).token_ids)
             under = {opening + position for span in spans for position in range(span.start, span.end)}
             assert under == set(mask.nonzero()[0].tolist())
@@ -59,7 +59,7 @@ def test_each_reply_continues_the_very_tokens_before_it(environments: Environmen
                 whole += 1
                 asked = [message["content"] for message in messages if message["role"] == "user"][1:]
                 assert asked == ["Once more. 1", "Once more. 0"]
-                # The template over the whole conversation writes the same text, up to the last reply's end.
+                # The template over the whole conversation produces the same text, up to the end of the last reply.
                 ending = prompts.decode(tokens.tolist(), special=True)
                 assert prompts.build(messages).text.startswith(ending)
     assert whole > 0, "no attempt came to its third reply"
@@ -67,7 +67,7 @@ def test_each_reply_continues_the_very_tokens_before_it(environments: Environmen
 
 
 def _runs(tokens: list[int], mask: list[bool]) -> list[list[int]]:
-    """The stretches of trained tokens."""
+    """Returns the stretches of trained tokens."""
     runs: list[list[int]] = []
     for position, (token, trained) in enumerate(zip(tokens, mask, strict=True)):
         if trained and (position == 0 or not mask[position - 1]):

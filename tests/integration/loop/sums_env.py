@@ -1,4 +1,4 @@
-"""The quickstart's task as a stock environment of Atropos': written with atroposlib alone. Runs in .venv-atropos:
+"""The quickstart's task as a stock environment of Atropos', written with atroposlib alone. Runs in .venv-atropos:
 
 python sums_env.py serve --env.data FILE.jsonl --env.rollout_server_url http://127.0.0.1:8000 ...
 """
@@ -66,7 +66,7 @@ def read(file: str) -> list[dict[str, str]]:
 
 
 def score(text: str, wanted: str) -> float:
-    """0.2 for an answer in its tags, and 0.8 for the right one."""
+    """Returns 0.2 for an answer in its tags, and 0.8 for the right answer."""
     found = re.findall(r"<answer>\s*(\S.*?)\s*</answer>", text)
     return 0.2 * bool(found) + 0.8 * (found[-1:] == [wanted])
 

@@ -1,4 +1,4 @@
-"""A model server that takes LoRA adapters: it follows them, and a run trains by them."""
+"""A model server that loads LoRA adapters: it serves each new adapter, and a run trains with them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLING = {"max_tokens": 12, "temperature": 0.8, "logprobs": 0, "seed": 1, "ign
 
 @pytest.fixture(scope="module")
 def server(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """The model service with `tiny` for adapters. Its manifest is its own; `vllm` has built the model."""
+    """The model service with `tiny` for adapters. It has a separate manifest; `vllm` has built the model."""
     output = Output()
     folder = tmp_path_factory.mktemp("lora")
     models = folder / "models"
@@ -54,14 +54,14 @@ def _source(server: Vllm) -> ModelSource:
 
 
 def _generated(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """A completion's tokens and the server's log-probabilities of them, asked for by the model's name."""
+    """Returns a completion's tokens and the server's log-probabilities of them, requested by the model's name."""
     body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": SAMPLING}
     choice = httpx.post(f"{server.url}/inference/v1/generate", json=body, timeout=60).json()["choices"][0]
     return choice["token_ids"], np.array([entry["logprob"] for entry in choice["logprobs"]["content"]])
 
 
 def _generated_for_atropos(server: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """The same by the endpoint that names no model."""
+    """Returns the same by the endpoint that names no model."""
     body = {"prompt": {"prompt_token_ids": PROMPT}, **SAMPLING}
     entries = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()["logprobs"][0]
     pairs = [pair for (entry,) in entries for pair in entry.items()]
@@ -107,7 +107,7 @@ def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
 
 
 def test_a_run_trains_by_adapters_and_its_model_is_whole(server: Vllm, tmp_path: Path) -> None:
-    """With the environment a step ahead: adapters come while completions are under way."""
+    """The environment is one step ahead, so adapters arrive while completions are under way."""
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     settings["dataset"]["dataset_path"] = str(ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl")
     lora = {"lora_rank": RANK, "lora_alpha": 16, "training_steps": 8, "max_staleness": 1, "checkpoint_interval": 4}

@@ -1,4 +1,4 @@
-"""A stock environment of Atropos' trains the model: it speaks to the API's root, and generates from our vLLM."""
+"""A stock environment of Atropos' trains the model: it uses the API's root, and generates from our vLLM."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_stock_environment_of_atropos_is_learned(vllm: Vllm, tmp_path: Path, l
     rewards = [row["reward_mean"] for row in rows]
     assert len(rows) == STEPS
     assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2, rewards
-    # The first step's groups are of the weights that it begins from: both sides must agree on them.
+    # The first step's groups come from the initial weights, and both sides must agree on them.
     assert rows[0]["rollout_logprob_diff_max"] <= 0.01
     assert len(audit.trained) == STEPS * 128 // 8
     assert not audit.dead

@@ -1,4 +1,4 @@
-"""The real trainer is given batches that cannot be trained on: each is counted, and the run goes on to its end."""
+"""The real trainer gets batches that cannot be trained on: each is counted, and the run continues to its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _all_unknown(group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 def _without_end(group: TrajectoryGroup) -> TrajectoryGroup:
-    """Finite, as the checks want it, and beyond float32 once it is multiplied."""
+    """Finite, as the checks require, and beyond float32 after multiplication."""
     return dataclasses.replace(group, advantages=np.full(len(group.tokens), 3e38, np.float32))
 
 

@@ -23,7 +23,7 @@ QUICKSTART = (ROOT / "configs" / "quickstart.yaml").read_text()
 
 
 def _env(*arguments: str, timeout: float = 60, **environ: str) -> str:
-    """Run the environment, expect it to fail with one line, and return that line."""
+    """Runs the environment, expects it to fail with one line, and returns that line."""
     done = subprocess.run(
         [sys.executable, "-m", "gristmill_env", *arguments],
         cwd=ROOT,
@@ -108,7 +108,7 @@ def test_a_yaml_naming_another_model_says_what_to_change(vllm: Vllm) -> None:
 
 
 def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
-    """Redis goes away: the API says 503 and why, and whoever asks it says so too."""
+    """Redis stops: the API answers 503 with the reason, and its clients report that reason too."""
     output = Output()
     with LocalStack(output.add) as stack:
         redis_port, api_port = free_port(), free_port()
@@ -137,7 +137,7 @@ def test_an_api_started_without_redis_says_so_in_its_log(tmp_path: Path) -> None
 
 
 def test_a_run_with_a_plug_in_for_the_trainer_is_refused_by_the_trainer(tmp_path: Path) -> None:
-    """The API refuses such a run. The trainer checks again, because the record may have been written another way."""
+    """The API refuses such a run. The trainer checks again, because another client may have written the record."""
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(event): pass\n")
     output = Output()
     with LocalStack(output.add) as stack:

@@ -1,7 +1,7 @@
 """A run that is deleted or suspended while it has a trainer.
 
-A run that was deleted and created again is another run: its trainer settles nothing by checkpoints of the first. A run
-that was suspended is the same run when it is resumed.
+A run that was deleted and created again is another run: its trainer settles nothing by checkpoints of the first run. A
+run that was suspended is the same run when it is resumed.
 """
 
 from __future__ import annotations

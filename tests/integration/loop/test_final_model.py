@@ -1,4 +1,4 @@
-"""A finished run's folder is a model like any other to a vLLM server."""
+"""A finished run's folder is an ordinary model to a vLLM server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = "What is 3 + 4?"
 
 
 def test_a_server_serves_what_was_trained(vllm: Vllm, tmp_path: Path) -> None:
-    """With adapters, which are in its weights; by name, chat template and log-probabilities."""
+    """Trained with adapters, which are merged into the weights. Checks name, chat template and log-probabilities."""
     manifest = Manifest.read(vllm.models_dir)
     source = ModelSource(manifest.weights_path, manifest.tokenizer_path, Path(manifest.serve_path), 512)
     torch.manual_seed(0)

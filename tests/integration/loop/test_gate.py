@@ -11,7 +11,7 @@ ASK = {"model": "tiny", "prompt": "1", "max_tokens": 1}
 
 @pytest.mark.parametrize("host", ["rebind.evil.example:9001", "localhost.evil.example", "127.0.0.1.nip.io"])
 def test_request_for_an_unknown_host_is_refused(vllm: Vllm, host: str) -> None:
-    """Against DNS rebinding: reading, generating and the developer endpoints, and with the trainer's token as well."""
+    """Against DNS rebinding: reading, generating and the developer endpoints, also with the trainer's token."""
     for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/pause")):
         answer = httpx.request(method, f"{vllm.url}{path}", json=ASK, headers={"Host": host})
         assert (answer.status_code, answer.json()["error"]["code"]) == (421, "host_not_allowed"), path
@@ -25,7 +25,8 @@ def test_request_for_a_known_host_is_answered(vllm: Vllm, host: str) -> None:
 
 
 def test_page_of_another_site_reads_nothing(vllm: Vllm) -> None:
-    """Without CORS headers in the answer the browser withholds it, and a preflight lets no POST of JSON through."""
+    """Without CORS headers in the answer, the browser withholds it. A refused preflight lets no POST of JSON
+    through."""
     page = {"Origin": "http://evil.example"}
     assert "access-control-allow-origin" not in httpx.get(f"{vllm.url}/v1/models", headers=page).headers
     asked = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}

@@ -1,4 +1,4 @@
-"""The launcher: a whole training by one command, and nothing left behind."""
+"""The launcher: one command runs a whole training, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_terminal_shows_nothing_that_looks_like_damage(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None:
-    """What the containers' end-to-end test asserts of `docker compose up`, of `make local`."""
+    """Checks for `make local` the same facts that the containers' end-to-end test checks for `docker compose up`."""
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
     untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, None, 512), "cpu")
@@ -89,7 +89,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == rows[-1]["policy_version"]
     assert exact_match(vllm.url) >= 0.80
 
-    # The finished model is one that vLLM starts from.
+    # vLLM can start from the finished model.
     with LocalStack() as stack:
         port, finished = free_port(), str(tmp_path / "runs/quickstart/model")
         start_vllm(stack, tmp_path / "weights", port, finished, models_dir=tmp_path / "models")
@@ -114,19 +114,19 @@ def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
 
 
 class Launches:
-    """One launcher after another on the same folders."""
+    """Starts one launcher after another on the same folders."""
 
     def __init__(self, vllm: Vllm, folder: Path) -> None:
         self._vllm, self._folder = vllm, folder
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        """The exit code and the output of a launcher."""
+        """Returns the exit code and the output of a launcher."""
         process, _ = launch(self._folder, self._vllm, *arguments)
         output, _ = process.communicate(timeout=240)
         return process.returncode, output
 
     def steps(self, run: str) -> list[int]:
-        """The steps in the metrics of a run's folder."""
+        """Returns the steps in the metrics of a run's folder."""
         return [row["step"] for row in read_jsonl(self._folder / "runs" / run / "metrics.jsonl")]
 
 
@@ -154,7 +154,7 @@ def test_finished_run_is_refused_extended_and_trained_again(launches: Launches, 
     assert (tmp_path / "runs" / "quickstart.old-1" / "model").is_dir()
     code, output = launches("--close", "quickstart")
     assert code == 0, output
-    shutil.rmtree(model.parent)  # The files do not show any more that the run is finished; the store does.
+    shutil.rmtree(model.parent)  # The files no longer show that the run is finished; the store does.
     code, output = launches("--training_steps", "2")
     assert code == 1
     assert "error [run_finished]: " in output
@@ -179,7 +179,7 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
     assert "error [unknown_key]: " in output
     assert "learning_rate" in output
     assert not (tmp_path / "state" / "redis").exists(), "refused before a service starts"
-    # No check without the trainer's machine can find this one.
+    # A check cannot find this mistake without the trainer's machine.
     code, output = attempt(optimizer="adamw_8bit")
     assert code == 1
     assert "error [service_ended]: trainer " in output.splitlines()[-1]
@@ -214,7 +214,7 @@ def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
 def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")  # The launcher looks for no weights; the model service does.
+    (model / "config.json").write_text("{}")  # The launcher does not check the weights; the model service does.
     command = [sys.executable, str(SCRIPT), "--model", str(model), "--runs_dir", str(tmp_path / "runs")]
     command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""Every kind of weight reaches the running server: trainer and vLLM agree after each is changed."""
+"""Weights of every kind reach the running server: trainer and vLLM agree after each is changed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, pub
 
 
 def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
-    """As a server on CUDA gets them, which computes in bfloat16. This one computes in float32."""
+    """Publishes the weights in bfloat16, as for a server on CUDA. This server computes in float32."""
     policy.source = dataclasses.replace(policy.source, served_dtype="bfloat16")
     publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
     file = vllm.weights_dir / "perturbed" / "1.0" / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Who may publish into a real vLLM, and what is left behind by a publication that fails or loses its trainer."""
+"""Which trainer may publish into a real vLLM, and the server's state after a failed or interrupted publication."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _paused(vllm: Vllm) -> bool:
 
 
 def _sampled_under(vllm: Vllm) -> set[str]:
-    """The labels of a completion's tokens."""
+    """Returns the labels of a completion's tokens."""
     sampling = {"max_tokens": 8, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
     body = {"model": "tiny", "token_ids": [40, 41, 42], "sampling_params": sampling}
     answer = httpx.post(f"{vllm.url}/inference/v1/generate", json=body, timeout=60).json()
@@ -92,7 +92,8 @@ def test_the_trainer_before_is_refused_as_fenced_and_a_stranger_as_unauthorized(
 
 
 def test_a_trainer_that_is_stopped_within_its_request_is_refused_when_it_goes_on(vllm: Vllm, folder: Path) -> None:
-    """Its headers came while it was the run's trainer, the body came after its successor had published."""
+    """The request's headers came while its sender was the run's trainer; the body came after the successor had
+    published."""
     first = claim_publishing(vllm.weights_dir)
     body = f'{{"path": "{folder}", "version": "1.5"}}'.encode()
     url = httpx.URL(vllm.url)
@@ -118,7 +119,7 @@ def test_publications_under_way_and_waiting_end_before_the_successors(vllm: Vllm
         ]
         for thread in under_way:
             thread.start()
-        time.sleep(0.03 * turn)  # The successor comes before, among and after them.
+        time.sleep(0.03 * turn)  # The successor publishes before, among and after them.
         second = claim_publishing(vllm.weights_dir)
         assert _ask(vllm, second, folder, f"{2 * turn + 2}.0").status_code == 200
         for thread in under_way:
@@ -154,7 +155,7 @@ def test_a_trainer_that_is_killed_while_it_publishes_leaves_a_server_that_serves
         process.wait()
         process.stdout.close()
         _until_not_paused(vllm)
-        # Whichever publication was the last, it came to its end: what is sampled now is of one version.
+        # The last publication, whichever it was, completed: the server now samples from one version.
         (label,) = _sampled_under(vllm)
         assert PolicyVersion.parse(label).incarnation == 1
 
@@ -189,7 +190,7 @@ def test_a_load_that_fails_half_way_leaves_the_weights_and_the_version_from_befo
 def test_weights_that_may_be_loaded_in_part_are_no_version(
     vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
 ) -> None:
-    """Neither the new ones nor those from before can be read. The next publication heals it."""
+    """Neither the new weights nor the old weights can be read. The next publication heals the server."""
     before, torn = tmp_path / "before", tmp_path / "torn"
     for copy in (before, torn):
         shutil.copytree(folder, copy)
@@ -205,7 +206,7 @@ def test_weights_that_may_be_loaded_in_part_are_no_version(
 
 
 def _assert_sampled_by(vllm: Vllm, policy: Policy, version: str) -> None:
-    """The server samples by the policy's weights, and says that they are `version`."""
+    """Checks that the server samples by the policy's weights, and labels them `version`."""
     prompt = [40, 41, 42]
     sampling = {"max_tokens": 8, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
     body = {"model": "tiny", "token_ids": prompt, "sampling_params": sampling}
@@ -247,7 +248,8 @@ def _state(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_a_trainer_that_was_stopped_leaves_the_run_and_the_server_to_its_successor(vllm: Vllm, tmp_path: Path) -> None:
-    """SIGSTOP between the writing of its weights and their publication; SIGCONT when its successor is at work."""
+    """SIGSTOP after the trainer wrote its weights and before their publication; SIGCONT when its successor is at
+    work."""
     steps, output = 5, Output()
     with LocalStack(output.add) as stack:
         redis_port, api_port = free_port(), free_port()

@@ -1,4 +1,5 @@
-"""Killed between two checkpoints, the trainer is leased the same groups again and writes the same next checkpoint."""
+"""After a kill between two checkpoints, the trainer leases the same groups again and writes the same next
+checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from local_processes import LocalStack, Service
 STEPS = 4
 GROUPS = 2
 KILLED_AFTER = 3
-"""Its groups are trained and not acked: checkpoints are of every second step."""
+"""Its groups are trained and not acked, because a checkpoint is written every second step."""
 
 
 def _submit_step(api: SyncClient, run: str) -> None:
@@ -32,7 +33,7 @@ def _submit_step(api: SyncClient, run: str) -> None:
 
 
 def _train(vllm: Vllm, folder: Path, *, kill: bool) -> dict[str, Any]:
-    """SHA-256 of the files of the last checkpoint."""
+    """Returns the SHA-256 of the files of the last checkpoint."""
     folder.mkdir()
     with LocalStack(Output().add) as stack:
         redis_port, api_port = free_port(), free_port()
@@ -70,6 +71,6 @@ def _train(vllm: Vllm, folder: Path, *, kill: bool) -> dict[str, Any]:
 def test_the_same_groups_are_leased_again_and_give_the_same_bytes(vllm: Vllm, tmp_path: Path) -> None:
     straight = _train(vllm, tmp_path / "straight", kill=False)
     killed = _train(vllm, tmp_path / "killed", kill=True)
-    # The state tells the version, and with it which trainer wrote it; all else is the same.
+    # The state contains the version, and with it the trainer that wrote it; all else is the same.
     assert straight.keys() == killed.keys() >= {"model.safetensors", "optimizer.pt", "random.pt"}
     assert {name for name in straight if straight[name] != killed[name]} == {"trainer_state.json"}

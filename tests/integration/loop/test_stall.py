@@ -1,4 +1,4 @@
-"""A trainer whose loop hangs ends, wherever it hangs, and its groups are trained by the next one."""
+"""A trainer whose loop hangs exits, wherever it hangs, and the next trainer trains its groups."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from local_processes import LocalStack, answers
 
 
 def _blocks() -> list[str]:
-    """The shell blocks of the section, without the indentation of its list."""
+    """Returns the shell blocks of the section, without the indentation of its list."""
     section = (ROOT / "docs" / "quickstart.md").read_text().split("## Step by step")[1].split("\n## ")[0]
     return [re.sub("^   ", "", block, flags=re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
 

@@ -1,4 +1,4 @@
-"""An environment of several turns is trained: the reward rises, and both sides agree on what was sampled."""
+"""An environment of several turns is trained: the reward rises, and both sides agree on the sampled tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_game_in_turns_is_learned(vllm: Vllm, tmp_path: Path) -> None:
     assert process.returncode == 0, output
     rows = read_jsonl(tmp_path / "runs/guess/metrics.jsonl")
     rewards = [row["reward_mean"] for row in rows]
-    # `tiny` knows most sums, so the reward begins near 0.77; at least half of what is missing to 1 is learned.
+    # `tiny` knows most sums, so the reward begins near 0.77; training learns at least half of the rest to 1.
     first, last = fmean(rewards[:5]), fmean(rewards[-5:])
     assert first <= 0.85, rewards
     assert 1 - last <= 0.5 * (1 - first), rewards
@@ -31,7 +31,7 @@ def test_a_game_in_turns_is_learned(vllm: Vllm, tmp_path: Path) -> None:
 
 
 def _two_replies(group: TrajectoryGroup) -> bool:
-    """Whether a sequence of the group has two trained stretches."""
+    """Returns whether a sequence of the group has two trained stretches."""
     first = 0
     for length in group.lengths.tolist():
         mask = group.mask[first : first + length].astype(int)

@@ -1,4 +1,4 @@
-"""The whole trainer under torchrun: rank 0 talks to the API and the model server, two processes train."""
+"""The whole trainer under torchrun: rank 0 calls the API and the model server, two processes train."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_two_processes_train_and_one_goes_on(vllm: Vllm, tmp_path: Path) -> None
     assert [row["step"] for row in rows] == [row.step for row in told] == list(range(1, STEPS + 1))
     versions = [row["policy_version"] for row in rows]
     assert versions == [f"1.{step}" if step <= done else f"2.{step}" for step in range(1, STEPS + 1)]
-    # What two processes published is what they hold.
+    # The published weights equal the weights that the two processes hold.
     assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
     assert all(0.0 <= row["reward_mean"] <= 1.0 and row["grad_norm"] > 0 for row in rows)
     assert len(audit.trained) == STEPS * 16, "each group once"

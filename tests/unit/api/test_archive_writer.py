@@ -74,7 +74,7 @@ def test_any_zstd_reads_a_segment(tmp_path: Path) -> None:
     plain = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True).read()
     found = []
     while plain:
-        # An array of three: read as many bytes as it needs.
+        # An array of three: the header says how many bytes to read.
         for size in range(len(plain), 0, -1):
             try:
                 found.append(msgspec.msgpack.decode(plain[:size], type=tuple[str, str, bytes]))
@@ -159,7 +159,7 @@ def test_current_segment_stays_even_beyond_the_cap(tmp_path: Path) -> None:
 
 
 def test_a_write_cut_short_leaves_what_was_whole(tmp_path: Path) -> None:
-    """Files may not pass 256 KiB, as if the disk were full: the kernel writes a part of a group and then refuses."""
+    """Files may not exceed 256 KiB, as if the disk were full: the kernel writes a part of a group and then refuses."""
     done = subprocess.run([sys.executable, "-c", _FULL, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(ids(tmp_path)) == int(done.stdout)

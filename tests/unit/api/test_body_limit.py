@@ -1,4 +1,4 @@
-"""Request bodies in memory: counted together, let in in order, and forgotten when their requests end."""
+"""Request bodies in memory: counted together, admitted in order, and released when their requests end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_body_larger_than_the_bound_is_admitted_alone() -> None:
 
 
 def serve(bodies: Bodies, limit: int = MIB) -> BodyLimit:
-    """An application that reads its body, counts what it inflates to, and fails if the body says so."""
+    """An application that reads its body, counts the inflated bytes, and fails if the body says so."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -93,7 +93,7 @@ def serve(bodies: Bodies, limit: int = MIB) -> BodyLimit:
 
 
 async def request(app: BodyLimit, *parts: bytes | None, announced: bool = True, inflated_to: int = 0) -> int:
-    """Bytes held when the application had read it all. A part that is None never arrives."""
+    """Returns the bytes held when the application had read the whole body. A part that is None never arrives."""
     length = sum(1 if part is None else len(part) for part in parts)
     headers = [(b"content-length", str(length).encode())] if announced else []
     scope: Scope = {"type": "http", "headers": headers, "path": str(inflated_to)}
@@ -132,7 +132,7 @@ async def test_request_holds_its_body_and_its_inflated_copy_until_its_end() -> N
 
 
 async def test_copy_without_room_is_refused_at_once() -> None:
-    """A request that waited would keep its body from those that others wait for."""
+    """A waiting request would keep the room of its body, for which other requests may wait."""
     bodies = Bodies(MIB)
     await bodies.admit(MIB // 2)
     with pytest.raises(ApiProblem) as refused:

@@ -57,7 +57,7 @@ def test_white_space_in_a_stored_text_does_not_matter(space: str) -> None:
 
 
 def long_groups() -> list[bytes]:
-    """A binary group and one of Atropos', each of two sequences: a very long one and a short one."""
+    """A binary group and an Atropos group, each of two sequences: a very long one and a short one."""
     count = 50_000
     group = make_group(lengths=[(count, 4), (3, 2)])
     tokens = [list(range(count)), [1, 2]]
@@ -113,7 +113,7 @@ def test_messages_of_many_small_parts_are_cut(messages: list[Any]) -> None:
 
 
 def test_group_of_one_long_row_makes_no_object_per_token() -> None:
-    """A row of Atropos' JSON that is shown in part is read in part."""
+    """If only a part of a row of Atropos' JSON is shown, only that part is read."""
     row = b"[" + b",".join([b"7"] * 200_000) + b"]"
     text = stored().replace(b"[1,2]", row).replace(b"[-100,2]", row)
     found = shown(text)

@@ -1,4 +1,4 @@
-"""The middleware of the fast routes finds them also under a prefix, and leaves other paths to FastAPI."""
+"""The middleware finds the fast routes also under a prefix, and leaves other paths to FastAPI."""
 
 from __future__ import annotations
 

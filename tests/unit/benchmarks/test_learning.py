@@ -1,4 +1,4 @@
-"""What the learning benchmark makes of curves."""
+"""The learning benchmark's evaluation of curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's benchmark on small shapes: both sides compute the same, and every case is told of."""
+"""The trainer's benchmark on small shapes: both sides compute the same, and every case is reported."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "services" / "api" / "src"
 BOUNDS = {("too_many_runs", "409"), ("too_many_envs", "409"), ("too_many_sources", "409")}
-"""Codes that `errors.too_many` forms."""
+"""The codes that `errors.too_many` forms."""
 
 
 def raised() -> set[tuple[str, str]]:
-    """Code and status of each ApiProblem in the source."""
+    """Returns code and status of each ApiProblem in the source."""
     calls = [
         node
         for path in SOURCES.rglob("*.py")

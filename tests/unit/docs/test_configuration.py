@@ -30,7 +30,7 @@ def test_every_setting_has_words() -> None:
 
 
 def test_every_error_has_a_literal_code() -> None:
-    """The table and the readers of logs need it: a snake_case word at the place that makes the error."""
+    """The table and the readers of logs need a snake_case word at the place that raises the error."""
     found = error_codes.collect()
     assert len(found) > 300
     assert not [error for error in found if not error.code]

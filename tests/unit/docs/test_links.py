@@ -1,4 +1,4 @@
-"""Links of README.md, docs/ and the other pages, and the pages that the sources name, exist."""
+"""Links of README.md, docs/ and the other pages exist, and so do the pages that the sources name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def prose(text: str) -> str:
-    """The page without its fenced and inline code, in which brackets are no links."""
+    """Returns the page without its fenced and inline code, in which brackets are not links."""
     return re.sub(r"`[^`\n]*`", "`x`", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
 def anchors(text: str) -> set[str]:
-    """Ids that GitHub gives to the headings of a page."""
+    """Returns the ids that GitHub gives to the headings of a page."""
     seen: Counter[str] = Counter()
     found = set()
     for heading in re.findall(r"^#+ +(.+?) *$", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S), re.MULTILINE):
@@ -33,7 +33,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Relative links of the page whose file or heading does not exist."""
+    """Returns the relative links of the page whose file or heading does not exist."""
     wrong = []
     for link in LINK.findall(prose(page.read_text())):
         if re.match(r"\w+:", link):

@@ -1,4 +1,4 @@
-"""No service runs code that comes with a model: each loader of `transformers` is told so explicitly."""
+"""No service runs code that comes with a model: each loader of `transformers` gets an explicit option against it."""
 
 from __future__ import annotations
 

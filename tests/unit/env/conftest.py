@@ -38,9 +38,9 @@ Answer = tuple[int, Any]
 
 
 class FailingServer:
-    """Answers each path with what a test prescribes; never with a completion that could be trained on.
+    """Answers each path as a test prescribes, and never with a completion that could be trained on.
 
-    While `takes_tokens` is set, it has vLLM's route for token ids.
+    While `takes_tokens` is set, the server has vLLM's route for token ids.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class FailingServer:
         self.delay = 0.0
         """Seconds before each answer to a POST."""
         self.bodies: list[Any] = []
-        """What was posted, read as JSON."""
+        """The bodies of the POST requests, read as JSON."""
         self.now = threading.local()
-        """`now.body`: what was posted in the request that is being answered."""
+        """`now.body`: the body of the POST request that is being answered."""
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
         self.answers: dict[str, Callable[[], Answer]] = {

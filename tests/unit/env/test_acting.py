@@ -37,7 +37,7 @@ REPLY = Reply("2", "stop", 1)
 
 
 class Recorded(Environment):
-    """Notes what becomes of each of its objects."""
+    """Records the calls on each of its objects."""
 
     made: list[Recorded]
     let_go: threading.Event
@@ -93,7 +93,7 @@ class FailsToClose(Recorded):
 
 
 class Hangs(Recorded):
-    """In its second step. It ends only when the test lets it go."""
+    """Blocks in its second step. It ends only when the test releases it."""
 
     def step(self, reply: Reply) -> Turn:
         if self.number == 1:
@@ -130,7 +130,7 @@ Make = Callable[..., Roll]
 
 @pytest.fixture
 async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
-    """Makes what rolls a group of three in an environment, against a server that gives text."""
+    """Returns a generator that rolls a group of three in an environment, against a server that gives text."""
     failing_server.takes_tokens = False
     failing_server.answers[CHAT] = lambda: answers(said("2"))
     Recorded.made, Recorded.let_go = [], threading.Event()
@@ -155,7 +155,7 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
 
 
 def closed() -> list[int]:
-    """How often each environment was closed."""
+    """Returns how often each environment was closed."""
     return [environment.closed for environment in Recorded.made]
 
 

@@ -1,4 +1,4 @@
-"""The command as a process: one clear line and a non-zero exit for what is wrong."""
+"""The command as a process: one clear line and a non-zero exit code for each mistake."""
 
 from __future__ import annotations
 

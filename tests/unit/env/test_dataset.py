@@ -1,4 +1,4 @@
-"""Data sets: where they are found, what is said when they are not, and in which order rows come."""
+"""Data sets: where they are found, the errors for missing ones, and the order of the rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(folder: Path | None = None, **settings: Any) -> PromptDataset:
 
 
 def problems(error: ValidationError) -> list[tuple[str, str]]:
-    """The keys that are wrong, and the codes of what is wrong with them."""
+    """Returns the wrong keys, and the codes of their errors."""
     return [(".".join(map(str, item["loc"])), item["type"]) for item in error.errors()]
 
 
@@ -108,7 +108,7 @@ COMMIT = "8d846b5f723643358d846b5f723643358d846b5f"
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The offline cache, in which openai/gsm8k is there at the revision COMMIT."""
+    """The offline cache, which contains openai/gsm8k at the revision COMMIT."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     make_gsm8k_cache(tmp_path / "hub", tmp_path / "scratch")
@@ -124,7 +124,7 @@ def test_pinned_revision_is_loaded_or_refused(hub_cache: Path) -> None:
     pinned = load(dataset_revision=COMMIT, **gsm8k)
     assert len(pinned) == 64
     assert COMMIT in pinned.label
-    # `datasets` would take the rows of the cache without a word.
+    # `datasets` would silently take the rows of the cache.
     with raises(DatasetError, "revision_not_cached", revision="0" * 40, cached=COMMIT):
         load(dataset_revision="0" * 40, **gsm8k)
     with raises(DatasetError, "dataset_unavailable"):
@@ -215,7 +215,7 @@ def test_every_epoch_has_each_row_once_in_another_order_that_the_seed_fixes(tmp_
     epochs = [[one.item(epoch * 10 + n).index for n in range(10)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    # Asked for in any order, by any process: the same.
+    # The rows are the same for any order of requests and any process.
     assert [again.item(row).index for row in reversed(range(30))] == [i for e in epochs for i in e][::-1]
     assert [other.item(row).index for row in range(30)] != [i for e in epochs for i in e]
 

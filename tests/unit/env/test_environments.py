@@ -1,4 +1,4 @@
-"""Environments by name, and the game that ships."""
+"""Environments by name, and the game that ships with Gristmill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a rollout to a group: alignment of every array, and when there must be none."""
+"""From a rollout to a group: alignment of every array, and rollouts that make no group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gristmill_env.versions import version_spans
 
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Attempt:
-    """An attempt of one reply."""
+    """Returns an attempt of one reply."""
     transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
     logprobs = [-token / 10 for token in tokens]
     transcript.add_reply(Completion(list(tokens), logprobs, "stop", [LabelSpan(*span) for span in labels]), "text")
@@ -184,7 +184,7 @@ def test_a_hint_when_nearly_all_groups_score_the_same(caplog: pytest.LogCaptureF
     for number in range(200):
         tally.add(None if number % 20 == 0 else DropReason.SAME_SCORES)
     hints = [record.args for record in caplog.records]
-    assert 1 <= len(hints) <= 4  # said again now and then, not with every group
+    assert 1 <= len(hints) <= 4  # logged from time to time, not for every group
     assert all(DropReason.SAME_SCORES.value in (hint or ()) for hint in hints)
     assert str(tally) == "10 groups submitted, 190 same_scores dropped"
 

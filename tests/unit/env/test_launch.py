@@ -1,4 +1,4 @@
-"""Settings: the step-by-step flags, precedence, and what is said of mistakes."""
+"""Settings: the step-by-step flags, precedence, and the errors for mistakes."""
 
 from __future__ import annotations
 

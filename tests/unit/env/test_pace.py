@@ -1,4 +1,4 @@
-"""The line that tells how fast a run goes."""
+"""The line that reports a run's speed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rates_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_is_guessed(caplog: pytest.LogCaptureFixture) -> None:
-    """Before a step is done, and where nobody says how many there will be."""
+    """Before the first step is done, and if the number of steps is unknown."""
     caplog.set_level(logging.INFO)
     clock = Clock()
     pace = Pace("sums", clock)

@@ -1,4 +1,4 @@
-"""Prompts: the chat template with the generation marker, as the very ids that are sent."""
+"""Prompts: the chat template with the generation marker, as exactly the ids that are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A secret in a configuration is in nothing that is written: record, saved groups, evaluation, W&B, log, errors."""
+"""A secret in a configuration is in no written output: record, saved groups, evaluation, W&B, log, errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def leaks(text: str) -> list[str]:
 
 
 def settings_in(path: Path) -> str:
-    """The settings of each saved group. (The prompt itself is sent to the model as it is.)"""
+    """Returns the settings of each saved group. (The prompt itself is sent to the model unchanged.)"""
     return " ".join(json.dumps(json.loads(line)["settings"]) for line in path.read_text().splitlines())
 
 

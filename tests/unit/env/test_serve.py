@@ -1,4 +1,4 @@
-"""What `serve` says and resolves before there is a run to feed. (That it feeds one is in tests/integration/env.)"""
+"""The messages and decisions of `serve` before a run exists. (tests/integration/env shows that it feeds a run.)"""
 
 from __future__ import annotations
 

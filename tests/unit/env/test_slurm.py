@@ -1,4 +1,4 @@
-"""Model servers of a Slurm job. The node lists are such as Slurm writes; scontrol is no part of the test."""
+"""Model servers of a Slurm job. The node lists are in Slurm's format; the test does not use scontrol."""
 
 from __future__ import annotations
 

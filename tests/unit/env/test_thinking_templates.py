@@ -1,4 +1,5 @@
-"""Chat templates that open `<think>` themselves: rewards see the whole thought, training only what was sampled."""
+"""Chat templates that open `<think>` themselves: rewards see the whole thought, and only the sampled tokens are
+trained."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ HYBRID = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-"""Qwen3's: without thinking, it writes an empty thought."""
+"""Qwen3's template: without thinking, it writes an empty thought."""
 FORGETFUL = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n{% endif %}{% endfor %}"
 """Leaves earlier replies out."""
 
@@ -65,7 +66,8 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 async def rolling(
     tokenizer: PreTrainedTokenizerFast, server: FailingServer, *replies: tuple[str, str], **environment: Any
 ) -> AsyncIterator[Callable[[], Any]]:
-    """A roller whose model gives these (text, finish_reason) one after the other, under weights named "default"."""
+    """Returns a roller whose model gives these (text, finish_reason) one after the other, under weights named
+    "default"."""
     left = iter(replies)
 
     def answer() -> tuple[int, Any]:
@@ -113,7 +115,7 @@ async def test_finished_thought_has_the_strict_format_and_all_tags(
         rollout = await roll()
     (attempt,) = rollout.attempts
     assert parts(rollout) == (1.0, 1.0, 1.0)
-    # What is trained on is what was sampled, and the opened thought is in the prompt.
+    # The trained tokens are the sampled tokens, and the opened thought is in the prompt.
     sampled = tokenizer(reply, add_special_tokens=False)["input_ids"]
     assert attempt.token_ids == [*sampled, tokenizer.eos_token_id]
     assert attempt.prompt.text.endswith("<think>\n")

@@ -1,4 +1,4 @@
-"""A server for LoRA adapters: how vLLM is started, the first adapter, and who is led through it."""
+"""A server for LoRA adapters: how vLLM is started, the first adapter, and which requests use the adapter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_vllm_is_started_for_one_adapter_at_most_that_large(tmp_path: Path) -> N
     assert (options["--max-lora-rank"], options["--max-loras"]) == ("16", "1")
     assert json.loads(options["--lora-modules"]) == {"name": "lora", "path": str(folder)}
     layers = [command[place + 1] for place, text in enumerate(command) if text == "--middleware"]
-    # From the inside out: what /generate asks of /v1/completions goes through the adapter too.
+    # From the inside out: the request of /generate to /v1/completions goes through the adapter too.
     names = [layer.rpartition(".")[2] for layer in layers]
     assert names == ["ThroughAdapter", "AtroposGenerate", "DeveloperGate"]
     assert "--enable-lora" not in arguments(chosen, manifest)
@@ -85,7 +85,7 @@ def test_other_paths_are_left_alone() -> None:
 
 
 def _passed_on(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Scope and body that the application gets."""
+    """Returns scope and body that the application gets."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""The gate: generation and reading are open, everything else takes the trainer's token."""
+"""The gate: generation and reading are open, and everything else requires the trainer's token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill_model.gate import DeveloperGate
 
 
 class Answer:
-    """What a client sees: a status, a body, and whether the application was reached."""
+    """A client's view: a status, a body, and whether the application was reached."""
 
     def __init__(self) -> None:
         self.reached = False
@@ -31,7 +31,7 @@ class Answer:
         host: bytes = b"127.0.0.1:9001",
         gate: DeveloperGate | None = None,
     ) -> Answer:
-        """`gate`: one that was asked before, in place of a new one."""
+        """`gate`: a gate from an earlier request, in place of a new one."""
         headers = [(b"host", host), *([] if token is None else [(b"authorization", token)])]
         scope: dict[str, Any] = {"type": kind, "method": method, "path": path, "headers": headers}
 

@@ -1,4 +1,4 @@
-"""POST /generate as atroposlib's vLLM client asks and reads it; /v1/completions does the work."""
+"""POST /generate as atroposlib's vLLM client sends and reads it; /v1/completions does the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPLETIONS = {
 
 
 class Completions:
-    """An application that keeps what it was asked, and answers in two pieces."""
+    """An application that records its requests, and answers in two pieces."""
 
     def __init__(self, status: int = 200, answer: dict[str, Any] = COMPLETIONS) -> None:
         self.status = status
@@ -46,7 +46,7 @@ class Completions:
 
 
 def ask(app: Completions, body: bytes, path: str = "/generate") -> tuple[dict[bytes, bytes], int, bytes]:
-    """Headers, status and body of the answer. The question comes in two pieces."""
+    """Returns headers, status and body of the answer. The request comes in two pieces."""
     pieces = [body[:5], body[5:]]
     answer: list[Any] = []
 

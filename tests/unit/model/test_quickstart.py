@@ -1,4 +1,4 @@
-"""The quickstart's rows: what ships is what the module makes, and the test rows are held out."""
+"""The quickstart's rows: the shipped rows equal the module's rows, and the test rows are held out."""
 
 from __future__ import annotations
 

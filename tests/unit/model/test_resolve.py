@@ -1,4 +1,4 @@
-"""MODEL becomes folders; what cannot is told in one clear line."""
+"""MODEL becomes folders; an unusable MODEL is reported in one clear line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_hub_out_of_reach_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def hub_model(home: Path, commits: dict[str, int], refs: dict[str, str]) -> None:
-    """A hub's cache with the model owner/name, made from a seed at each commit."""
+    """Creates a hub's cache with the model owner/name, made from a seed at each commit."""
     folder = home / "models--owner--name"
     for commit, seed in commits.items():
         save_random(folder / "snapshots" / commit, tied=False, seed=seed)
@@ -96,7 +96,7 @@ def test_hub_errors_name_what_is_missing(
             self.end_headers()
 
         def log_message(self, *args: object) -> None:
-            """Log nothing."""
+            """Does not log anything."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

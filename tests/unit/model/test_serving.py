@@ -56,7 +56,7 @@ def test_server_is_told_what_rl_needs(tmp_path: Path, manifest: Manifest) -> Non
 
 
 def cuda(tmp_path: Path, manifest: Manifest, **environ: str) -> dict[str, str]:
-    """vLLM's options on CUDA. The value of one that takes none is the option after it."""
+    """Returns vLLM's options on CUDA. The value of an option without an argument is the option after it."""
     return dict(itertools.pairwise([*arguments(settings(tmp_path, DEVICE="cuda", **environ), manifest), ""]))
 
 

@@ -38,7 +38,8 @@ def test_build_writes_a_model_that_transformers_loads(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_recipe_trains_the_shipped_weights(tmp_path: Path) -> None:
-    """Equal bytes on one kind of processor; elsewhere rounding differs, so the loss on lessons is compared."""
+    """Equal bytes on one kind of processor. Rounding differs on other processors, so there the test compares the loss
+    on lessons."""
     tiny.build(tmp_path)
     shipped, trained = Qwen2ForCausalLM.from_pretrained(tmp_path), tiny.train()
     assert _loss(trained) == pytest.approx(_loss(shipped), abs=0.02)
@@ -47,7 +48,7 @@ def test_recipe_trains_the_shipped_weights(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def _loss(model: Qwen2ForCausalLM) -> float:
-    """Mean negative log-likelihood per trained token of held-out lessons, in nats."""
+    """Returns the mean negative log-likelihood per trained token of held-out lessons, in nats."""
     plan = WarmStart(steps=4, seed=11)
     total, count = 0.0, 0
     for tokens, targets in _batches(byte_tokenizer(tiny.MAX_LENGTH), split()[1], plan):

@@ -1,4 +1,4 @@
-"""The launcher refuses what cannot work before it starts a service."""
+"""The launcher refuses a setup that cannot work before it starts a service."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Launch = Callable[..., str]
 
 
 def dataset(**changes: object) -> dict[str, object]:
-    """Settings that replace those of `CONFIG`: its data set with `changes`."""
+    """Returns settings that replace those of `CONFIG`: its data set with `changes`."""
     return {"dataset": {**CONFIG["dataset"], **changes}}  # type: ignore[dict-item]
 
 
 @pytest.fixture
 def refusal(tmp_path: Path) -> Launch:
-    """The last line on standard error of a launcher that is refused, with `changes` to a config that works."""
+    """Returns the last line on standard error of a launcher that is refused, with `changes` to a config that works."""
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
 
     def run(*arguments: str, **changes: object) -> str:

@@ -1,4 +1,4 @@
-"""The commands that Redis allows the API are those of its scripts, and no others."""
+"""The commands that Redis allows the API are exactly the commands of its scripts."""
 
 from __future__ import annotations
 

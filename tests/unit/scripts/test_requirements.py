@@ -1,4 +1,4 @@
-"""requirements/: every pin has hashes, matches what was asked for, and is installed by its hashes."""
+"""requirements/: every pin has hashes, matches its request, and is installed by its hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH = r"--hash=sha256:[0-9a-f]{64}"
 
 
 def pins(name: str) -> dict[str, str]:
-    """Version by package. Fails for a pin without a hash and for any other content."""
+    """Returns version by package. Fails for a pin without a hash and for any other content."""
     found: dict[str, str] = {}
     text = re.sub(r"^#.*\n", "", (FOLDER / f"{name}.txt").read_text(), flags=re.MULTILINE)
     for line in text.replace("\\\n", " ").splitlines():
@@ -30,7 +30,7 @@ def pins(name: str) -> dict[str, str]:
 
 
 def asked(name: str) -> list[Requirement]:
-    """The requirements of an .in file and of those that it includes."""
+    """Returns the requirements of an .in file and of the .in files that it includes."""
     found: list[Requirement] = []
     for line in (FOLDER / f"{name}.in").read_text().splitlines():
         if line.startswith("-r "):
@@ -72,7 +72,7 @@ def test_files_name_no_address() -> None:
 
 
 def commands(path: Path) -> list[str]:
-    """The `pip install` commands of a Dockerfile or a script, each with its continued lines."""
+    """Returns the `pip install` commands of a Dockerfile or a script, each with its continued lines."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return re.findall(r"pip install[^|&;\n]*", text)
 

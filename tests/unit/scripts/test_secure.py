@@ -1,4 +1,4 @@
-"""`make secure`: files that only their owner reaches, the switch in .env, and back."""
+"""`make secure`: files that only their owner can read, the switch in .env, and the way back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_nobody_else_reaches_the_files(tmp_path: Path) -> None:
 
 
 def test_again_writes_only_what_is_missing(tmp_path: Path) -> None:
-    """So a token is rotated: remove its file, and again."""
+    """This is how a token is rotated: remove its file, and run `make secure` again."""
     main([], tmp_path)
     before = _contents(tmp_path)
     main([], tmp_path)

@@ -1,4 +1,5 @@
-"""zstd frames of strangers: whole ones are read, everything else is refused, and no bomb goes off."""
+"""zstd frames from unknown senders: whole frames are read, everything else is refused, and no bomb exhausts the
+memory."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LIMIT = 1 << 20
 
 
 def streamed(content: bytes) -> bytes:
-    """A frame that does not say its content size, as a client that compresses while it sends makes."""
+    """Returns a frame without its content size, as from a client that compresses while it sends."""
     compressor = zstandard.ZstdCompressor(level=3).compressobj()
     return compressor.compress(content) + compressor.flush()
 

@@ -1,4 +1,5 @@
-"""The group's bytes: what goes in comes out, and what cannot be trained on is refused with the reason."""
+"""The group's bytes: decoding returns the encoded group, and a group that cannot be trained on is refused with the
+reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values of `Host` are allowed: a name that an attacker can point at this machine never is."""
+"""Which values of `Host` are allowed: never a name that an attacker can point at this machine."""
 
 from __future__ import annotations
 

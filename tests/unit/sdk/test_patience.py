@@ -1,4 +1,4 @@
-"""A client tries on for as long as its patience lasts, and that may end while it tries."""
+"""A client retries until its patience ends, which may happen during an attempt."""
 
 from __future__ import annotations
 

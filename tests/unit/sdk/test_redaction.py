@@ -1,4 +1,4 @@
-"""What counts as a secret, and that it is masked in settings, texts, log lines and command lines."""
+"""Which values count as secrets, and that they are masked in settings, texts, log lines and command lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy does what its faults say: the tests that lean on it would pass over a proxy that does nothing."""
+"""The proxy causes the configured faults. Tests that rely on the proxy would not notice if it did nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 
 
 class Echo:
-    """Sends back what it gets, and keeps it."""
+    """Sends back the bytes that it gets, and keeps them."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The bookkeeping sees what it is there to see."""
+"""The bookkeeping detects each kind of violation."""
 
 from __future__ import annotations
 

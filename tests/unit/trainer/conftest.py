@@ -1,4 +1,4 @@
-"""A small random model, tied as Qwen2.5 is."""
+"""A small random model, with tied weights as in Qwen2.5."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def policy(model_dir: Path) -> Policy:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, which wait for one another where other tests run beside."""
+    """Tiny models gain nothing from threads, which wait for one another if other tests run at the same time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before the first step."""
+"""A run that cannot be trained is refused before the first step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gristmill_trainer.settings import TrainerSettings
 
 
 def test_dr_grpo_needs_a_longest_completion() -> None:
-    """Environments of Atropos' do not tell theirs."""
+    """Environments of Atropos' do not report a longest completion."""
     plan = LearnerPlan(ModelSource.of("nowhere"), None, TrainerSettings(objective="dr_grpo"), None)
     with raises(TrainerError, "max_completion_length_missing", objective="dr_grpo"):
         build_crew(plan, World())
@@ -40,7 +40,7 @@ def test_dr_grpo_with_scaled_advantages_warns(
 
 
 def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Path) -> None:
-    """Another one would scale what they learned, and nothing would tell."""
+    """Another value would scale the learned adapters, and no error would show it."""
     source = ModelSource.of(str(model_dir))
     settings = TrainerSettings(device="cpu", lora_rank=2, lora_alpha=4.5)
     build_crew(LearnerPlan(source, None, settings, None), World()).save_model(tmp_path)

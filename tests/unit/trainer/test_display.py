@@ -1,4 +1,4 @@
-"""What the user sees of a step."""
+"""The user's view of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FLOPs that MFU counts are those that a forward and backward pass really does."""
+"""The FLOPs that MFU counts equal the FLOPs of a real forward and backward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_formula_is_what_torch_counts(tied: bool, lora: bool) -> None:
     with FlopCounterMode(display=False) as counter:
         hidden = model.get_decoder()(input_ids=torch.tensor(sequences((length,))), use_cache=False).last_hidden_state
         model.get_output_embeddings()(hidden[0, :trained]).sum().backward()
-    # Eager attention computes the half that the mask takes away, too.
+    # Eager attention also computes the half that the mask removes.
     masked = 6 * flops.attention * length * length
     # Norms and biases are not products; the first layer's inputs get no gradient under LoRA.
     assert flops.step([length], trained) + masked == pytest.approx(

@@ -1,4 +1,4 @@
-"""`on_step`: a function of the user's own."""
+"""`on_step`: a function of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measures of a step's tokens, against plain arithmetic in float64."""
+"""The token statistics of a step, compared with plain arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def observed(count: int, seed: int = 0, *, reference: bool = True) -> Observed:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Linear between the two nearest."""
+    """Interpolates linearly between the two nearest values."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = math.floor(place)
@@ -77,7 +77,7 @@ def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
 
 
 def test_tokens_of_advantage_zero_are_neither_positive_nor_negative() -> None:
-    """By hand: 1 of advantage 2, 2 of advantage 0, and 1 of advantage -0.5."""
+    """By hand: 1 token of advantage 2, 2 of advantage 0, and 1 of advantage -0.5."""
     seen = replace(
         observed(4),
         logprobs=np.array([-1.0, -10.0, -20.0, -3.0], np.float32),
@@ -90,7 +90,7 @@ def test_tokens_of_advantage_zero_are_neither_positive_nor_negative() -> None:
 
 
 def test_the_order_of_tokens_is_no_matter() -> None:
-    """Micro-batches come in another order with another number of processes."""
+    """With another number of processes, micro-batches come in another order."""
     pieces = [observed(count, seed) for seed, count in enumerate((3, 11, 1, 7))]
     wanted = measure(Observed.join(pieces))
     random.Random(0).shuffle(pieces)

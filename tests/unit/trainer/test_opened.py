@@ -1,4 +1,4 @@
-"""What an environment of somebody else's may have told when it opened the run."""
+"""The configuration that a third party's environment may have sent when it opened the run."""
 
 from __future__ import annotations
 

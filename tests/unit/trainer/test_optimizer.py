@@ -39,7 +39,7 @@ def test_the_learning_rate_follows_the_formula() -> None:
     ("schedule", "wanted"), [("linear", [4, 3, 2, 1]), ("cosine", None), ("constant", [8, 8, 8, 8])]
 )
 def test_extended_run_continues_on_the_longer_curve(schedule: str, wanted: list[float] | None) -> None:
-    """4 steps of a run of 4, then 4 more of a run of 8: the rates are those of a run of 8 from the start."""
+    """4 steps in a run of 4, then 4 more in a run of 8: the rates match a run of 8 from the beginning."""
     settings = Hyperparameters.model_validate({"learning_rate": 8.0, "lr_schedule": schedule})
 
     def start(steps: int) -> tuple[torch.optim.Optimizer, LambdaLR]:

@@ -1,4 +1,4 @@
-"""The model being trained, as the server sees it."""
+"""The trained model, as the server sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's metrics: what goes into the file, to the API and to trackers."""
+"""A step's metrics in the file, in the API and in trackers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_steps_metrics() -> None:
 @pytest.mark.parametrize("done", [result(), result(count=0), result(flops=None), nothing()])
 @pytest.mark.parametrize("groups", [2, 0])
 def test_values_are_numbers_words_and_dicts_of_them(done: StepResult, groups: int) -> None:
-    """Whatever there is none of is left out, rather than told as null."""
+    """A missing value is left out, and is not reported as null."""
     found = metrics(statistics(groups), done)
     values = found.values()
     assert "step" not in values

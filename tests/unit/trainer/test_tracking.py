@@ -1,4 +1,4 @@
-"""What the trainer tells W&B, read back from an offline run."""
+"""The trainer's W&B entries, read back from an offline run."""
 
 from __future__ import annotations
 

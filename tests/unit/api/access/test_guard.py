@@ -1,4 +1,4 @@
-"""What the guard answers. The application behind it is the real one; Redis is away, so what passes is a 503."""
+"""The guard's answers. The application behind it is real; Redis is unreachable, so a request that passes gets a 503."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def api(prefix: str = "", /, **environ: str) -> httpx.AsyncClient:
     """`prefix`: the API is behind a reverse proxy that serves it there."""
-    # Atropos' endpoints wait for a store that is away.
+    # Atropos' endpoints wait for an unreachable store.
     app = create_app(Settings.read({"REDIS_URL": NOBODY_THERE, "API_MAX_WAIT_S": "0.01", **environ}))
     transport = httpx.ASGITransport(app, root_path=prefix)
     return httpx.AsyncClient(transport=transport, base_url=f"http://api:8000{prefix}")

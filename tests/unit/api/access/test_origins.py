@@ -1,4 +1,4 @@
-"""API_CORS_ORIGINS takes full origins, and says so."""
+"""API_CORS_ORIGINS takes full origins; the error for any other value says so."""
 
 from __future__ import annotations
 

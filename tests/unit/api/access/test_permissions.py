@@ -1,4 +1,4 @@
-"""Every route has a role, no role is for a route that is not there, and GET on /v1 only reads."""
+"""Every route has a role, every role belongs to an existing route, and GET on /v1 only reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gristmill_api.settings import Settings
 
 
 def _routes(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """Method and template of every route, nested routers and those that the schema hides included."""
+    """Returns method and template of every route, including nested routers and routes that the schema hides."""
     for route in iter_route_contexts(app.routes):
         path = route.path
         assert path is not None, f"{route} has no path: a mount or a WebSocket needs a rule in access/"
@@ -43,7 +43,7 @@ def test_every_route_has_a_role(app: FastAPI) -> None:
 
 
 def test_route_without_a_role_is_found_and_is_for_the_admin(app: FastAPI) -> None:
-    """The test above can fail. Until the table is fixed, only the admin may use the route."""
+    """Shows that the previous test can fail. Until the table is fixed, only the admin may use the route."""
     new = create_app(Settings())
     router = APIRouter(prefix="/v1/runs/{run_id}")
 
@@ -61,7 +61,7 @@ def test_table_lists_only_routes_that_exist(app: FastAPI) -> None:
 
 
 def test_no_two_lines_of_the_table_fit_one_request() -> None:
-    """No two lines fit one request, so the order in which the router tries its routes cannot matter."""
+    """No two lines match one request, so the order in which the router tries its routes cannot matter."""
     lines = [(method, path.split("/"), need) for method, path, need in rules()]
     for index, (method, path, _) in enumerate(lines):
         for other, rival, _ in lines[index + 1 :]:

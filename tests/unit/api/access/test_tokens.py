@@ -1,4 +1,4 @@
-"""Token files: every way they can be unsafe stops the start with a line that says what to do."""
+"""Token files: each way in which they can be unsafe stops the start with a line that says how to fix it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gristmill_api.store import Store
 
 
 class Body:
-    """The data of a request that waits."""
+    """The data of a waiting request."""
 
 
 async def here() -> bool:
@@ -32,7 +32,8 @@ def backpressure() -> Backpressure:
 
 
 async def test_backpressure_keeps_no_reference_to_a_request_after_its_wait(backpressure: Backpressure) -> None:
-    """Not until the garbage collector comes, which knows nothing of the megabytes behind a name."""
+    """The memory is freed at once, not when the garbage collector runs, which knows nothing of the megabytes behind a
+    name."""
     body = Body()
     alive = weakref.ref(body)
 

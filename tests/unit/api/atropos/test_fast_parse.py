@@ -1,4 +1,4 @@
-"""The fast way stores what the slow way would, which is what Atropos would."""
+"""The fast path stores the same as the slow path, which stores what Atropos would store."""
 
 from __future__ import annotations
 

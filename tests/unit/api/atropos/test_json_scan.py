@@ -31,7 +31,7 @@ def matrices(draw: st.DrawFn, number: st.SearchStrategy[str]) -> str:
 
 
 def as_json(text: str) -> Matrix:
-    """What scan must say."""
+    """The expected result of scan."""
     written: list[list[str]] = json.loads(text, parse_int="i{}".format, parse_float="f{}".format)
     numbers = [number for row in written for number in row]
     return Matrix(

@@ -1,4 +1,4 @@
-"""Bodies at the root that are not what they should be: refused as a list of problems, never a defect."""
+"""Invalid bodies at the root are refused as a list of problems, never as a defect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved groups as small as can be, and commands run as a user runs them."""
+"""Minimal saved groups, and commands run as a user runs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save(path: Path, groups: Sequence[SavedGroup]) -> Path:
 
 @pytest.fixture
 def console() -> Console:
-    """What a command shows is in `console.file.getvalue()`."""
+    """`console.file.getvalue()` returns the output of a command."""
     return Console(file=io.StringIO(), width=200, highlight=False)
 
 

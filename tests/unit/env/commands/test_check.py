@@ -1,4 +1,4 @@
-"""check: what is wrong with a run's data and rewards shows before a model is started."""
+"""check: reports faults in a run's data and rewards before a model is started."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def checked(folder: Path, console: Console, *flags: str, tokenizer: bool =
 
 
 def wrong(console: Console, code: str) -> str:
-    """The line about the one mistake of this code."""
+    """Returns the line about the one mistake of this code."""
     (line,) = [line for line in shown(console).splitlines() if line.startswith(f"wrong: [{code}] ")]
     return line
 
@@ -64,7 +64,7 @@ async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_sc
     assert text.count("as the model will see it") == 3
     assert "<|im_start|>system" in text
     assert "Add [b].<|im_end|>" in text
-    length = len("system\nAdd [b].\nuser\nWhat is 9 + 1?\nassistant\n") + 5  # a token a byte, and five marks
+    length = len("system\nAdd [b].\nuser\nWhat is 9 + 1?\nassistant\n") + 5  # one token per byte, and five marks
     quantiles = f"(50% ≤ {length}, 90% ≤ {length + 1}, 99% ≤ {length + 1})"
     assert f"prompt tokens over 20 rows: {length} to {length + 1} {quantiles}" in lines
     assert "│ accuracy │ 20   │ 20 (100.0%)         │ 0    │ 0        │" in lines

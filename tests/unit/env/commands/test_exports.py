@@ -1,4 +1,4 @@
-"""sft and dpo: what is taken of a group, what is left out and why, and that trainers can read it."""
+"""sft and dpo: which parts of a group are exported, which are left out and why. Trainers can read the exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of saved groups: whole in itself, and safe whatever a model wrote."""
+"""The page of saved groups: self-contained, and safe whatever text a model wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What a browser would make of it, as far as it matters here."""
+    """Parses the page like a browser, as far as these tests need it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -78,7 +78,7 @@ def test_what_would_be_taught_otherwise_is_counted() -> None:
 
     assert compared(totals(0, 1), totals(1, 0)) == (1, 2, 1)
     assert compared(totals(0, 1), totals(0, 5)) == (0, 0, 0)
-    assert compared(totals(0, 1), totals(1, 1)) == (0, 2, 1)  # nothing is taught any more
+    assert compared(totals(0, 1), totals(1, 1)) == (0, 2, 1)  # no longer taught
     assert compared(totals(0, 0.4, 1), totals(0, 0.6, 1)) == (0, 1, 1)  # below the mean before, above it now
     assert compared(totals(0, None), totals(1, 0)) == (0, 1, 1)  # of one score, only that one counts
     assert compared(totals(0.1 + 0.2, 0.3), totals(0.3, 0.1 + 0.2)) == (0, 0, 0)

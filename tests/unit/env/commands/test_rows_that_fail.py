@@ -1,4 +1,4 @@
-"""A row that cannot be used is skipped and told; it does not end a command, and a server that refuses all does."""
+"""An unusable row is skipped and reported, and does not end a command. A server that refuses all rows does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved groups on disk: nothing that was written is lost, and nothing torn is read."""
+"""Saved groups on disk: every written group is kept, and a torn group is never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups from elsewhere: what Atropos' environments saved, and what a run archived."""
+"""Groups from other sources: saved by Atropos' environments, or archived by a run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_atropos_groups_of_tokens_are_read_with_the_tokenizer(folder: Path) -> N
     answers = [
         list(load_tokenizer("tokenizer")(said)["input_ids"]) for said in ("it is 2<|im_end|>", "it is 3<|im_end|>")
     ]
-    # `include_messages` puts the whole sequence into one user message: that is no conversation.
+    # `include_messages` puts the whole sequence into one user message, which is not a conversation.
     filled = [[{"role": "user", "content": "whole"}]] * 2
     for messages in (None, filled, ["whole", "whole"]):
         path = folder / "their.jsonl"
@@ -119,7 +119,7 @@ def test_the_prompt_is_what_conversations_share_up_to_the_turn_before_an_answer(
 def archive(
     folder: Path, prompts: PromptBuilder, rows: list[int], *, untrained: Sequence[int] = (), **fields: Any
 ) -> Path:
-    """What the trajectory API leaves of a run that trained on these rows, one after another."""
+    """Writes the files that the trajectory API leaves of a run that trained on these rows, one after another."""
     whole = segment.opening("sums", 1)
     tokenizer = load_tokenizer("tokenizer")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Configuration files in Atropos' forms: all load, mean what they meant there, and tell what is different."""
+"""Configuration files in Atropos' forms: all load with their original meaning, and each difference is logged."""
 
 from __future__ import annotations
 
@@ -186,11 +186,11 @@ class Reader:
 
     @property
     def told(self) -> list[str]:
-        """The warnings, without the file's name."""
+        """Returns the warnings, without the file's name."""
         return [record.getMessage().removeprefix(f"{self.path}: ") for record in self._caplog.records]
 
     def told_of(self, *words: str) -> bool:
-        """Whether one of the warnings holds all of these names and values."""
+        """Returns whether one of the warnings contains all of these names and values."""
         return any(all(word in told for word in words) for told in self.told)
 
 

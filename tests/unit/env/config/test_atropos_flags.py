@@ -1,4 +1,4 @@
-"""Atropos' spellings of flags: the step-by-step guide's are in test_launch, these are its sections."""
+"""Atropos' spellings of flags: these are its sections. test_launch tests the flags of the step-by-step guide."""
 
 from __future__ import annotations
 

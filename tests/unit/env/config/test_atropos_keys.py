@@ -1,7 +1,7 @@
-"""The table of Atropos' keys: it is whole, and each key goes to a setting that there is.
+"""The table of Atropos' keys is complete, and each key belongs to an existing setting.
 
-The fields of atroposlib's own models are asked of atroposlib in tests/integration/atropos/test_configuration_keys.py;
-its dataset environment is in no package, so its fields stand here.
+tests/integration/atropos/test_configuration_keys.py reads the fields of atroposlib's own models. No package contains
+Atropos' dataset environment, so its fields are listed here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ tokenizer_name group_size use_wandb max_num_workers max_eval_workers steps_per_e
 total_steps rollout_server_url use_local_agents dataset max_token_length wandb_name ensure_scores_are_not_same
 server_configs env openai slurm testing data_path_to_save_groups include_messages generation <name>_reward_weight
 """
-"""Keys of the files that ship with Atropos, and of those in its documentation, beside the fields above."""
+"""Keys of the files that ship with Atropos, and of those in its documentation, in addition to the fields above."""
 
 SHIPPED_SERVER = "model_name api_key base_url timeout weight"
 

@@ -1,4 +1,4 @@
-"""Which files are read as Atropos': none of ours, whatever is mistyped in it."""
+"""Which files are read as Atropos' files: never one of ours, whatever mistake it contains."""
 
 from __future__ import annotations
 

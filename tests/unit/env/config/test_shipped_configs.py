@@ -1,4 +1,4 @@
-"""Every file in configs/ loads, names rewards that there are, and fills whole groups into every step."""
+"""Every file in configs/ loads, names existing rewards, and fills whole groups into every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas, against numbers worked out by hand and against brute force."""
+"""The formulas, against numbers computed by hand and against brute force."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gristmill_env.evaluation.estimators import Z95, majority, mean, pass_at_k, 
     [
         (4, 1, 1, 0.25),
         (4, 1, 2, 0.5),
-        (4, 2, 2, 5 / 6),  # of the 6 pairs one holds no right one
+        (4, 2, 2, 5 / 6),  # of the 6 pairs, one has no right completion
         (10, 3, 5, 11 / 12),  # C(7,5) / C(10,5) = 21 / 252
         (4, 0, 4, 0.0),
         (4, 4, 1, 1.0),
-        (4, 3, 2, 1.0),  # one wrong one cannot fill two places
+        (4, 3, 2, 1.0),  # one wrong completion cannot fill two places
         (1, 1, 1, 1.0),
         (1, 0, 1, 0.0),
     ],
@@ -63,8 +63,8 @@ MAJORITY = [
     ([R, ("7", False)], 0.5),
     ([R, ("7", False), ("8", False)], 1 / 3),
     ([R, R, ("7", False), ("7", False), ("8", False)], 0.5),
-    ([("72", True), ("72.0", True), ("7", False)], 1.0),  # right is one answer, however it is written
-    ([R, (None, False), (None, False)], 1.0),  # who gives no answer does not vote
+    ([("72", True), ("72.0", True), ("7", False)], 1.0),  # one right answer, however it is written
+    ([R, (None, False), (None, False)], 1.0),  # a completion without an answer does not vote
     ([(None, False)], 0.0),
     ([("7", False), ("8", False)], 0.0),
     ([(None, True)], 1.0),

@@ -1,4 +1,4 @@
-"""What is measured: which rows, sampled how, and what counts as right."""
+"""The plan of an evaluation: which rows it measures, how it samples them, and which answers count as right."""
 
 from __future__ import annotations
 

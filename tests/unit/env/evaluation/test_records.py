@@ -1,4 +1,4 @@
-"""From completions to what is kept of them, with real rewards: who votes for what, what is right, what failed."""
+"""From completions to their records, with real rewards: the votes, the right answers and the failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def summary(
     row: Mapping[str, Any] | None = None,
     tokens: Sequence[int] | None = (1, 2),
 ) -> Summary:
-    """The figures of one prompt. `rewards`: of weight 1, or (reward, weight)."""
+    """The values of one prompt. `rewards`: of weight 1, or (reward, weight)."""
     pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in rewards]
     weighted = [WeightedReward(create_reward(one), weight) for one, weight in pairs]
     columns = dict(row or {})
@@ -91,7 +91,8 @@ async def test_a_judge_of_the_ground_truth_decides() -> None:
 
 
 async def test_every_failure_is_counted_with_the_reward_that_failed() -> None:
-    """A second failing reward, a part, what it is a part of, and a metric: each its own, and none is a skip."""
+    """A second failing reward, a part, a reward with parts, and a metric: each has its own entry, and none is a
+    skip."""
     part = {"type": "combined", "params": {"rewards": [{"type": "cosine_length", "params": {"max_tokens": 9}}]}}
     metric = {"type": "soft_overlong", "params": {"max_tokens": 9}}
     found = await summary(["accuracy", "length", part, (metric, 0.0)], ["#### 2"], "2", tokens=None)

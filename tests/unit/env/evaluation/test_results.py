@@ -1,4 +1,4 @@
-"""The files that other tools read, and the tables that people do."""
+"""The files for other tools, and the tables for people."""
 
 from __future__ import annotations
 

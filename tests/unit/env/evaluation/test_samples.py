@@ -1,4 +1,4 @@
-"""What is done stays done: kills, torn lines, other settings, two processes."""
+"""Finished samples stay finished: kills, torn lines, other settings, two processes."""
 
 from __future__ import annotations
 

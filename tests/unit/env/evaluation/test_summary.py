@@ -1,4 +1,4 @@
-"""From records to figures, by hand."""
+"""From records to summary values, by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_majority_wants_an_answer_to_vote_on_and_more_than_one_completion() -> N
 
 def test_extraction_truncation_and_lengths() -> None:
     samples = [
-        sample(1, tokens=2, answer=None),  # right, so something was found in it
+        sample(1, tokens=2, answer=None),  # right, so an answer was found in it
         sample(0, tokens=4, answer=None),
         sample(0, tokens=6, answer="7", finish_reason="length"),
         sample(0, tokens=8, answer="7"),

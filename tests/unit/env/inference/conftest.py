@@ -1,4 +1,4 @@
-"""Parts of answers, and clients with short patience."""
+"""Parts of answers, and clients with short timeouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASK = GenerationRequest(token_ids=[1, 2], messages=[{"role": "user", "content": 
 def client(*servers: FailingServer | str, patience: float = 0.5, thinking: Thinking | None = None, **settings: Any) -> (
     ModelServers
 ):  # fmt: skip
-    """Of servers, or of their addresses, all with the same settings."""
+    """Builds clients of servers, or of their addresses, all with the same settings."""
     urls = [server if isinstance(server, str) else server.url for server in servers]
     configs = [ServerConfig(base_url=url, **settings) for url in urls]
     return ModelServers(configs, patience=patience, thinking=thinking or Thinking())

@@ -1,4 +1,4 @@
-"""Whose turn it is, how long the bench is sat on, and how often one may try again."""
+"""Which server is next, how long a failed server rests, and how often a request may be retried."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_pauses_grow_to_the_longest_and_are_not_all_alike() -> None:
 def test_retries_are_a_share_of_the_requests_and_a_few_each_second() -> None:
     now = 0.0
     budget = RetryBudget(lambda: now)
-    assert [budget.retry() for _ in range(100)] == [0.0] * 100  # saved up: a server that dies is left at once
+    assert [budget.retry() for _ in range(100)] == [0.0] * 100  # saved up, so requests leave a dead server at once
     assert [budget.retry() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
     for _ in range(20):
         budget.request()

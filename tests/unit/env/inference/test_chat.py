@@ -1,4 +1,5 @@
-"""What an OpenAI-compatible server is sent, and how its answer is read. (A real one is in tests/integration/env.)"""
+"""The requests to an OpenAI-compatible server, and how its answers are read. (tests/integration/env has a real
+server.)"""
 
 from __future__ import annotations
 

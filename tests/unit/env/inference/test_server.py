@@ -1,4 +1,4 @@
-"""What is said when a model server cannot be used. (That it works is tested against a real vLLM.)"""
+"""The errors for an unusable model server. (Other tests show with a real vLLM that a usable server works.)"""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_where_an_address_without_a_path_is_asked(
 
 async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer) -> None:
     async with client(f"{failing_server.url}/beta/openai", server_type="openai", model_name="m") as server:
-        assert (await server.connect(patience=1)).name == "m"  # no list of models there: the name is taken at its word
+        assert (await server.connect(patience=1)).name == "m"  # without a list of models, the name is trusted
         with raises(InferenceError, "request_refused", status=404):
             await server.generate(ASK)
     assert failing_server.asked == ["/beta/openai/models", "/beta/openai/chat/completions"]

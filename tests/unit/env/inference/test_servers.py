@@ -1,4 +1,4 @@
-"""Several servers as one. These fail or dawdle as told; what real ones give is tested with real ones."""
+"""Several servers used as one. These servers fail or delay on request; other tests use real servers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_failed_request_moves_on_at_once_and_the_server_is_left_alone(
         await servers.connect(patience=2)
         await many(servers, 20)
     assert worked(well) == 20
-    # Its share of the first wave, and one or two when it is tried again. Failing fast, it always has the least to do.
+    # Its share of the first wave, and one or two at its next trial. It fails fast, so it always has the least to do.
     assert 10 <= worked(sick) < 20
     assert caplog.text.count(line("model server", state="away", url=sick.url)) == 1
 
@@ -136,7 +136,7 @@ async def test_a_server_that_takes_requests_only_to_fail_them_is_asked_ever_more
         while time.monotonic() < until:
             await servers.generate(ASK)
     assert worked(well) > 50
-    assert worked(sick) <= 6  # 0.25 s, 0.5 s, 1 s, 2 s on the bench, half to one and a half of each
+    assert worked(sick) <= 6  # rests of 0.25 s, 0.5 s, 1 s, 2 s, each times 0.5 to 1.5
 
 
 async def test_when_all_are_away_a_call_waits_and_says_so_once(
@@ -184,7 +184,7 @@ async def test_a_dead_address_beside_a_living_one_costs_nothing(
 
 
 def slow_for(server: FailingServer, seconds: float, tokens: list[int]) -> None:
-    """Complete every prompt, but the prompt `tokens` only after `seconds`."""
+    """Completes every prompt at once, but the prompt `tokens` only after `seconds`."""
 
     def answer() -> tuple[int, Any]:
         if server.now.body["token_ids"] == tokens:
@@ -359,7 +359,7 @@ async def test_completions_are_asked_for_one_by_one_where_n_is_ignored(failing_s
     async with client(failing_server) as servers:
         await servers.connect(patience=2)
         assert len(await servers.generate(ASK.with_count(3))) == 3
-        assert [body.get("n", 1) for body in failing_server.bodies] == [3, 1, 1]  # found out, and made up for
+        assert [body.get("n", 1) for body in failing_server.bodies] == [3, 1, 1]  # detected, and compensated
         assert len(await servers.generate(ASK.with_count(3))) == 3
         assert [body.get("n", 1) for body in failing_server.bodies][3:] == [1, 1, 1]
 

@@ -1,4 +1,4 @@
-"""Single-turn environments of verifiers, as they are: rows, the reward, side by side with verifiers itself."""
+"""Unchanged single-turn environments of verifiers: rows and the reward, compared with verifiers itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Package = Callable[[str], str]
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
-    """Installs an environment with this code. Returns its id, another one each time."""
+    """Installs an environment with this code. Returns its id, a new one each time."""
     monkeypatch.syspath_prepend(tmp_path)
     names: list[str] = []
 
@@ -82,7 +82,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
 
 
 def simple(functions: str, listed: str, weights: str = "None", **changes: str) -> str:
-    """Code of an environment with one row and these reward functions."""
+    """Returns the code of an environment with one row and these reward functions."""
     kind, arguments = changes.get("kind", "vf.SingleTurnEnv"), changes.get("arguments", "")
     return (
         "import verifiers as vf\nfrom datasets import Dataset\n"
@@ -106,7 +106,7 @@ def scorer(settings: DatasetConfig, columns: Sequence[str]) -> Scorer:
 
 
 async def scores(settings: DatasetConfig, completions: Sequence[str], row: int = 1) -> list[Score]:
-    """Of a row's completions, as a run scores them."""
+    """Returns the scores of a row's completions, as a run scores them."""
     dataset = PromptDataset(settings, None)
     columns = dataset.item_at(row).columns
     async with scorer(settings, dataset.columns) as all_rewards:
@@ -114,7 +114,7 @@ async def scores(settings: DatasetConfig, completions: Sequence[str], row: int =
 
 
 async def their_scores(environment: Any, row: Mapping[str, Any], completions: Sequence[str]) -> list[Any]:
-    """What verifiers makes of them in a group of its own, with a client that says them in turn."""
+    """Returns verifiers' scores of the completions in a separate group, with a client that returns them in order."""
 
     class Saying(vf.OpenAIChatCompletionsClient):  # type: ignore[misc]
         async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
@@ -324,7 +324,7 @@ def test_the_reward_is_a_library_too(package: Package) -> None:
 
 def test_handlers_of_signals_stay_those_of_the_run(package: Package) -> None:
     def ours(number: int, frame: object) -> None:
-        """What a run has set up for its end."""
+        """The signal handler that the run has set."""
 
     before = signal.signal(signal.SIGTERM, ours)
     try:

@@ -12,7 +12,7 @@ from gristmill_env.symbolic.pool import SymbolicPool, symbolic_pool
 
 @pytest.fixture
 def untouched_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SymbolicPool]:
-    """A pool of the test's own in the place of the shared one, which the test means to leave alone."""
+    """A pool of the test's own in place of the shared pool, which the test must not change."""
     pool = SymbolicPool()
     monkeypatch.setattr(accuracy, "symbolic_pool", lambda: pool)
     yield pool

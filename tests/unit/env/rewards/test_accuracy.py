@@ -1,4 +1,4 @@
-"""Accuracy: what must score 1, what must score 0, and when nothing can be said."""
+"""Accuracy: which completions must score 1, which must score 0, and which have no score."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ EXACTLY_WRONG = [
     ("72", "It is 72."),
     ("72", ""),
     ("72", "<answer></answer>"),
-    ("72", "<answer>73</answer> The answer is 72."),  # the tag is what was asked for
+    ("72", "<answer>73</answer> The answer is 72."),  # the tag was required
     ("72", "<answer>72"),
     ("72", r"\boxed{72"),
     ("72", r"\boxed{}"),
@@ -136,7 +136,7 @@ EXACTLY_WRONG = [
     ("72", "The answer is 72 dozen."),
     ("72", "The answer is 72. No, the answer is unknown."),
     ("72", "<think>#### 72</think> I do not know."),
-    ("72", r"<think>It may be \boxed{72}, let me see"),  # cut before it was done thinking
+    ("72", r"<think>It may be \boxed{72}, let me see"),  # cut off while it was thinking
     ("72", "#### 72 is wrong"),
     ("72", "#### 1 000"),
     ("1000", "#### 1 000"),
@@ -145,7 +145,7 @@ EXACTLY_WRONG = [
     ("0.1", "#### 0.1000000000000000000001"),
     ("5", "#### -5"),
     ("-5", "#### 5"),
-    ("72", "#### ٧٢"),  # digits, but not what a table of results would take
+    ("72", "#### ٧٢"),  # digits, but not in a form that a table of results would accept
     ("0.5", "#### 0.5%"),
     ("1/3", "#### 0.33"),
     ("1/2", "#### 0.5000001"),

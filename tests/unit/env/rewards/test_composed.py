@@ -1,4 +1,4 @@
-"""Rewards made of others: values, what stays visible, and what a failing part costs."""
+"""Rewards made of other rewards: values, visible parts, and the cost of a failing part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_
 
 @pytest.fixture(autouse=True)
 def _rewards_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that say what a completion's words say: "up 3" is 3 for `up`, and no value for `down`."""
+    """Rewards that return the number in the completion: "up 3" is 3 for `up`, and no value for `down`."""
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
     def read(completion: str, word: str) -> float | None:

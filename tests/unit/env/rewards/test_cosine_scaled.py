@@ -1,4 +1,4 @@
-"""cosine_scaled: the arithmetic, the cache, and what goes wrong, against a server with vectors known by hand."""
+"""cosine_scaled: the arithmetic, the cache and the errors, against a server with vectors known by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = "sk-do-not-tell"
 
 @pytest.fixture
 def server() -> Iterator[LettersServer]:
-    cosine_scaled._answers.clear()  # a port may come again
+    cosine_scaled._answers.clear()  # a port may be used again
     server = LettersServer()
     yield server
     server.close()
@@ -93,7 +93,7 @@ async def test_answers_do_not_mix_between_samples_at_a_time(server: LettersServe
     reward: Any = create_reward("cosine_scaled", {"base_url": server.url})
     texts = ["a", "b", "c", "d"]
     samples = [Sample(completion, answer=answer) for completion in texts for answer in texts]
-    for _ in range(2):  # the second time by remembered answers
+    for _ in range(2):  # the second time from the cache
         said = await asyncio.gather(*(asyncio.to_thread(reward.score, sample) for sample in samples))
         assert said == pytest.approx([float(sample.completion == sample.answer) for sample in samples])
 
@@ -164,7 +164,7 @@ def test_an_address_without_http_is_refused_at_the_start() -> None:
 
 
 def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [])  # nothing that is not imported yet is found
+    monkeypatch.setattr(sys, "meta_path", [])  # no module is found that is not imported yet
     with raises(RewardError, "package_missing", extra="embeddings") as raised:
         create_reward("cosine_scaled", {"local": True})
     assert 'pip install "sentence-transformers>=3"' in str(raised.value)

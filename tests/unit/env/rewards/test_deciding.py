@@ -1,4 +1,4 @@
-"""Which reward says what is right: one rule, for evaluations and for W&B."""
+"""Which reward is the correctness reward: one rule, for evaluations and for W&B."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact match: the same text, but for what does not count."""
+"""Exact match: the same text, except for differences that do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`extract: anywhere` against Math-Verify itself, and where the marked form differs from it."""
+"""`extract: anywhere` compared with Math-Verify itself, and the differences of the marked form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def differences() -> list[tuple[str, str, float, float]]:
 
 
 def accepts(gold: str, completion: str) -> bool:
-    """What Math-Verify says, with its own settings."""
+    """Returns Math-Verify's score, with its own settings."""
     golds, found = (parse(side, parsing_timeout=None) for side in (as_latex(gold_answer(gold)), completion))
     return bool(verify(golds, found, timeout_seconds=None))
 

@@ -1,4 +1,4 @@
-"""Where the final answer of a text is found."""
+"""The position of the final answer in a text."""
 
 from __future__ import annotations
 

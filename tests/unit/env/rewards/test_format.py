@@ -1,4 +1,4 @@
-"""The format reward: which shapes are right, which are not."""
+"""The format reward: which shapes are right, and which are wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT: list[tuple[dict[str, Any], str, float]] = [
     ({}, "25</answer>", 0.0),
     ({}, "</answer>25<answer>", 0.0),
     ({}, "<answer> </answer>", 0.0),
-    ({}, "<answer></answer><answer></answer>", 0.0),  # what stands between two empty pairs is not inside of one
+    ({}, "<answer></answer><answer></answer>", 0.0),  # text between two empty pairs is not inside a pair
     ({}, "<answer>25 <answer></answer>", 0.0),  # the innermost pair, as accuracy reads it
     ({}, "<answer>25</think>", 0.0),
     ({}, "<answers>25</answers>", 0.0),

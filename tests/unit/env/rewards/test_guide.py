@@ -1,4 +1,4 @@
-"""docs/rewards.md lists the rewards as they are, and its examples do what it says."""
+"""docs/rewards.md lists the rewards as they are, and its examples have the documented results."""
 
 from __future__ import annotations
 

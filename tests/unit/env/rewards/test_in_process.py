@@ -1,4 +1,4 @@
-"""Rewards with `process: true`: the same scores as without, and calls that are killed whatever they do."""
+"""Rewards with `process: true`: the same scores as without, and calls that can always be killed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_call_that_overruns_is_killed_and_costs_its_own_sample(
 
 
 async def test_waiting_for_a_process_is_not_the_calls_own_time(scorer: Make) -> None:
-    """Ten calls queue for one process: all together they take longer than one may."""
+    """Ten calls queue for one process: all together they take longer than one call may take."""
     made = scorer({"type": "code.py:naps", "process": True}, limits=Limits(60.0, 2.0))
     assert all(score.error is None for score in await made.score([Sample(str(n)) for n in range(10)]))
 

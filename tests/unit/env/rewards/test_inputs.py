@@ -1,4 +1,4 @@
-"""Signature injection: what an argument's name means, and what is refused before the run begins."""
+"""Signature injection: the meaning of an argument's name, and which signatures are refused before the run begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Seen = list[dict[str, Any]]
 
 
 def seen(function: Callable[..., Any], columns: Sequence[str] = ("topic", "entry")) -> Seen:
-    """The arguments of each call that scores the group."""
+    """Returns the arguments of each call that scores the group."""
     task = create_reward(function, name="reward").bind(Known(columns), "reward")
     return [dict(task.gather(call.samples)) for call in task.calls(GROUP)]  # type: ignore[union-attr]
 

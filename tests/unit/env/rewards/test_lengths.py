@@ -1,4 +1,4 @@
-"""The rewards that look at the number of tokens: length, soft_overlong, cosine_length."""
+"""The rewards that depend on the number of tokens: length, soft_overlong, cosine_length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards as a library: two lines, no event loop of one's own, errors that are raised."""
+"""Rewards as a library: two lines, without a user's event loop, with errors that are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiple choice: letters, indices and texts; and that guessing twice does not pay."""
+"""Multiple choice: letters, indices and texts. Guessing twice does not increase the score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward may tell what its value is made of."""
+"""A reward may report the parts of its value."""
 
 from __future__ import annotations
 

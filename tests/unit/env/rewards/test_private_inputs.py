@@ -1,4 +1,4 @@
-"""Rewards get copies: what one of them changes, the row, other rewards and later calls do not see."""
+"""Rewards get copies: a change by one reward does not reach the row, other rewards or later calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reasoning_steps: what marks a step, what does not, and that one step counts once."""
+"""reasoning_steps: which text marks a step, which does not, and that one step counts once."""
 
 from __future__ import annotations
 

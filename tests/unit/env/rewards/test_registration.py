@@ -1,4 +1,4 @@
-"""The four ways by which a reward gets into a run, and what is told when it does not."""
+"""The four ways by which a reward gets into a run, and the errors when it does not."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_by_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str, code: str) -> None:
-    """Install a package, as far as Python can tell, that offers a reward."""
+    """Installs a package, as far as Python can tell, that offers a reward."""
     information = folder / "some_rewards-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: some-rewards\nVersion: 1.0\n")
@@ -197,7 +197,7 @@ def test_user_code_that_fails_on_import_is_shown_with_its_traceback(folder: Path
         create_reward("broken.py:f", folder=folder)
     assert "'helper_of_rewards'" in str(error.value)
     path.write_text("def f(completion): return 1.0")
-    assert create_reward("broken.py:f", folder=folder).score([""]) == [1.0]  # mended: nothing of it has stayed
+    assert create_reward("broken.py:f", folder=folder).score([""]) == [1.0]  # fixed: nothing of the error remains
 
 
 def test_two_rewards_cannot_have_one_name() -> None:

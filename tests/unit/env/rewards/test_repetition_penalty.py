@@ -1,4 +1,4 @@
-"""repetition_penalty: what is punished, how much, and that short right answers are not."""
+"""repetition_penalty: which texts it penalizes, how much, and that it does not penalize short right answers."""
 
 from __future__ import annotations
 

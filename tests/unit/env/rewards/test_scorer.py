@@ -1,4 +1,4 @@
-"""The scorer: weights, outcomes, and what of a configuration is refused."""
+"""The scorer: weights, outcomes, and which configurations it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., Scorer]
 
 @pytest.fixture
 async def scorer() -> AsyncIterator[Make]:
-    """Makes a scorer of (reward, weight) pairs, closed at the end."""
+    """Makes a scorer of (reward, weight) pairs, which is closed at the end."""
     made: list[Scorer] = []
 
     def make(*rewards: tuple[Reward, float], **options: Any) -> Scorer:
@@ -70,7 +70,7 @@ async def test_a_part_without_a_value_leaves_the_sum(scorer: Make) -> None:
 async def test_no_value_at_all_is_no_score(scorer: Make) -> None:
     made = scorer((custom(lambda completion: None), 1.0), (create_reward("format"), 0.0))
     [score] = await made.score([Sample("<answer>1</answer>")])
-    assert score.total is None  # what a metric says is no score
+    assert score.total is None  # the value of a metric is not a score
     assert score.error is None
 
 
@@ -88,7 +88,7 @@ async def test_weights_hold_to_a_billionth(scorer: Make) -> None:
         assert score.total == pytest.approx(expected, rel=1e-9)
     tenths = [(custom(lambda completion: 1.0, f"r{n}"), 0.1) for n in range(10)]
     [score] = await scorer(*tenths).score([Sample("")])
-    assert score.total == 1.0  # a plain sum of ten tenths is not
+    assert score.total == 1.0  # a plain sum of ten tenths is not 1
 
 
 async def test_a_sum_that_overflows_is_an_error(scorer: Make) -> None:
@@ -195,7 +195,7 @@ async def test_more_than_a_few_failures_are_warned_of_once_per_64_completions(
 
 
 async def test_answers_never_mix_between_concurrent_groups(scorer: Make) -> None:
-    """Every reward sees its own group's answer and its own completion, whatever the interleaving."""
+    """Every reward gets its own group's answer and its own completion, whatever the interleaving."""
     draw = random.Random(9)
 
     async def judged(completion: str, answer: str) -> float:

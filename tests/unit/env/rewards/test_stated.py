@@ -1,4 +1,4 @@
-"""What a completion states, in one form: wrong answers that mean the same are one party in a vote."""
+"""The canonical form of a completion's answer: wrong answers with the same meaning are one candidate in a vote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tag_count: a share for every tag that is there once."""
+"""tag_count: an equal part for every tag that occurs once."""
 
 from __future__ import annotations
 

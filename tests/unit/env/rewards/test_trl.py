@@ -1,4 +1,4 @@
-"""TRL's own reward functions run as they are, and ones that use everything TRL gives them."""
+"""TRL's own reward functions run unchanged, and so do functions that use everything TRL passes to them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_in_a_run() -> None:
 
 
 class Seen:
-    """What a TRL function was given."""
+    """Records the arguments that a TRL function received."""
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Jobs of worker processes that are asked to misbehave."""
+"""Jobs of worker processes that misbehave on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gristmill_env.errors import RewardError
 
 
 def worker(settings: bytes) -> Callable[[bytes], bytes]:
-    """Does what a job names, and answers with the settings and the job."""
+    """Returns a function that does the named job, and returns the settings and the job."""
     if settings == b"broken":
         raise ValueError("there is nothing to work with")
     if settings == b"refused":
@@ -36,7 +36,7 @@ def _compute(seconds: str) -> None:
 
 
 def _stick_in_c(_: str) -> None:
-    re.match("(a+)+$", "a" * 60 + "b")  # takes for ever, and lets the interpreter's lock never go
+    re.match("(a+)+$", "a" * 60 + "b")  # takes forever, and never releases the interpreter's lock
 
 
 def _raise(_: str) -> None:

@@ -1,4 +1,4 @@
-"""The pool of killable processes: limits in processor time, what a bad job costs, and what is left behind."""
+"""The pool of killable processes: limits in processor time, the cost of a bad job, and leftovers."""
 
 from __future__ import annotations
 

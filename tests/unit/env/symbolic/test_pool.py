@@ -1,4 +1,4 @@
-"""The pool of symbolic checks: what it finds, and what a check that goes wrong costs."""
+"""The pool of symbolic checks: its results, and the cost of a failed check."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_no_process_runs_before_the_first_check(single: SymbolicPool) -> N
         (*GOOD, Outcome.SAME),
         (r"3\sqrt{2}", r"\sqrt{17}", Outcome.DIFFERENT),
         ("1 < x < 2", "(1,2)", Outcome.SAME),
-        ("(1,2)", "1 < x < 2", Outcome.DIFFERENT),  # not symmetric: the gold has to come first
+        ("(1,2)", "1 < x < 2", Outcome.DIFFERENT),  # not symmetric: the gold must come first
         (r"\dfrac{9}{7}", "9/7", Outcome.SAME),  # without its box this gold parses to nothing
         ("72", r"\frac{", Outcome.DIFFERENT),
         (r"\frac{", "72", Outcome.UNREADABLE_GOLD),
@@ -229,7 +229,7 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether it exists and is no zombie."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         return _stat(pid)[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -237,7 +237,8 @@ def _runs(pid: int) -> bool:
 
 
 def _busy(pid: int) -> Callable[[], bool]:
-    """Whether it has computed for a while from now on: it is at a bomb, not at the end of what came before."""
+    """Returns a check whether the process computes for a while from now on. Then it is at a bomb, not at the end of an
+    earlier check."""
     started = _cpu_seconds(pid)
     return lambda: _cpu_seconds(pid) - started > 0.3
 
@@ -247,7 +248,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of proc(5)'s stat, from the state on."""
+    """Returns the fields of proc(5)'s stat, from the state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

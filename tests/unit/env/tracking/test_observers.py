@@ -1,4 +1,4 @@
-"""Observers that fail cost the training nothing, and their errors are counted."""
+"""Observers that fail do not affect the training, and their errors are counted."""
 
 from __future__ import annotations
 

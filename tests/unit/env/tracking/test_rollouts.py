@@ -1,4 +1,4 @@
-"""Which rollouts are kept to be read."""
+"""Which rollouts are kept for reading."""
 
 from __future__ import annotations
 

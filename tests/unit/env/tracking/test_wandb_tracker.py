@@ -1,4 +1,4 @@
-"""A real W&B run, offline, read back from what it has written."""
+"""A real W&B run, offline, read back from its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gristmill_env.tracking import ScoredPrompt, WandbTracker
 
 
 class Told:
-    """A tracker that is told as the worker tells it, and what it wrote."""
+    """A tracker that gets the same calls as from the worker, and the entries that it wrote."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.tally = Tally()
@@ -80,7 +80,7 @@ def test_metrics_are_logged_every_so_many_groups(tmp_path: Path) -> None:
         told.submitted(number, step=number // 2)
     history = told.read().history
     assert [entry["policy_step"] for entry in history] == [0, 1, 2]
-    assert [entry["train/items_sent_to_api"] for entry in history] == [2, 2, 1]  # what is left is logged at the end
+    assert [entry["train/items_sent_to_api"] for entry in history] == [2, 2, 1]  # the rest is logged at the end
     assert [entry["train/items_rejected"] for entry in history] == [2, 2, 1]
     assert [entry["groups/submitted"] for entry in history] == [2, 4, 5]
     assert [entry["groups/dropped_same_scores"] for entry in history] == [2, 4, 5]
@@ -161,7 +161,7 @@ def test_credentials_are_a_key_or_a_netrc_entry(tmp_path: Path) -> None:
 
 
 class _Wandb(BaseHTTPRequestHandler):
-    """Records who asks, and refuses."""
+    """Records the caller, and refuses."""
 
     keys: ClassVar[list[str]] = []
 
@@ -177,7 +177,7 @@ class _Wandb(BaseHTTPRequestHandler):
         self.do_POST()
 
     def log_message(self, *args: object) -> None:
-        """Log nothing."""
+        """Does not log anything."""
 
 
 def test_key_comes_from_the_file_and_stays_out_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

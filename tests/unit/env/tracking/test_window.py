@@ -1,4 +1,4 @@
-"""What the metrics between two log entries are."""
+"""The metrics between two log entries."""
 
 from __future__ import annotations
 

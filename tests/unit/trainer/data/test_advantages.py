@@ -1,4 +1,5 @@
-"""Advantages against plain float64, punishment and filter of long completions, and what the environment says itself."""
+"""Advantages compared with plain float64 arithmetic, length penalty and filter of long completions, and advantages from
+the environment."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
 
 
 def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
-    """max_tokens is each reply's."""
+    """max_tokens applies to each reply."""
     group = make_group(lengths=((3, 9), (3, 9)), rewards=(1, 1), version="1.5")
     mask = group.mask.copy()
     mask[[7, 8]] = False  # replies of 4 and 3 tokens, and one of 9
@@ -98,7 +99,7 @@ def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None
     assert not cut.rollout_logprobs.any()
     assert prepared.statistics.overlong_filtered == 1
     assert prepared.statistics.cut_off_share == 0.5
-    # It was part of the baseline.
+    # The baseline included it.
     np.testing.assert_allclose(whole.advantages, -0.5 / (np.sqrt(0.5) + 1e-4), rtol=1e-6)
     kept = to_samples([group], limits(), Hyperparameters())
     assert [sample.trained_tokens for sample in kept.samples] == [4, 2]

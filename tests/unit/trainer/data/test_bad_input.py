@@ -1,4 +1,4 @@
-"""What cannot be trained on is dropped with a counted reason; what is beside it is trained on."""
+"""Data that cannot be trained on is dropped with a counted reason; the rest of its group is trained on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gone_whole(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = Non
 
 
 def gone_alone(bad: TrajectoryGroup, reason: Reason, bounds: Limits | None = None) -> None:
-    """Its first sequence is dropped. The second has the advantage that it has beside the first."""
+    """Its first sequence is dropped. The second sequence keeps the advantage that it has together with the first."""
     prepared = prepare(bad, bounds=bounds)
     assert [(one.group_id, one.sequence, one.reason) for one in prepared.rejected] == [("g00000001", 0, reason)]
     assert prepared.statistics.rejected == {reason: 1}
@@ -170,7 +170,7 @@ def test_an_empty_completion_drops_its_sequence() -> None:
     bad = group_with()
     bad.mask[:7] = False
     gone_alone(bad, Reason.NOTHING_TRAINED)
-    bad.mask[0] = True  # which nothing predicts
+    bad.mask[0] = True  # no logit predicts the first token
     gone_alone(bad, Reason.NOTHING_TRAINED)
 
 

@@ -46,7 +46,7 @@ def make_sample(rng: np.random.Generator, length: int, teacher: int = 0) -> Samp
 
 
 def sequences(micro: MicroBatch) -> list[npt.NDArray[np.int64]]:
-    """The token sequences, read from the layout alone."""
+    """Returns the token sequences, read from the layout alone."""
     layout = micro.layout
     if layout.starts is not None:
         row = layout.tokens[0].numpy()
@@ -79,7 +79,7 @@ def test_a_micro_batch_gives_its_samples_back(packing: bool, lengths: list[int],
         sample, own = samples[place], micro.sequence == number
         trained = np.flatnonzero(sample.trained)
         np.testing.assert_array_equal(micro.targets[own], sample.tokens[trained])
-        # The logits that predict a token are those of its predecessor, in the same sequence.
+        # The logits that predict a token are the logits of its predecessor, in the same sequence.
         np.testing.assert_array_equal(flat_tokens[micro.sources[own]], sample.tokens[trained - 1])
         np.testing.assert_array_equal(flat_positions[micro.sources[own]], trained - 1)
         np.testing.assert_array_equal(micro.rollout_logprobs[own], sample.rollout_logprobs[trained])

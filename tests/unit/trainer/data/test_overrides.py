@@ -1,4 +1,4 @@
-"""What an Atropos environment overrides, from its JSON through the API's translation to the samples."""
+"""Overrides by an Atropos environment, from its JSON through the API's translation to the samples."""
 
 from __future__ import annotations
 

@@ -35,10 +35,11 @@ def test_each_sample_is_in_one_micro_batch_and_ranks_have_as_many(
 
 @given(lengths=LENGTHS.filter(bool), spare=st.integers(0, 200), ranks=RANKS)
 def test_micro_batches_are_few(lengths: list[int], spare: int, ranks: int) -> None:
-    """Best-fit decreasing needs at most 11/9 of the fewest and one; the rest is for as many a rank."""
+    """Best-fit decreasing needs at most 11/9 of the fewest micro-batches plus one. The rest makes the number equal on
+    all ranks."""
     budget = max(lengths) + spare
     rounds = len(plan(lengths, budget=budget, batch_size=1, ranks=ranks)[0])
-    # Two micro-batches that are together within the budget would have been one.
+    # If two micro-batches fit the budget together, they would have been one.
     assert rounds <= -(-(2 * sum(lengths) // budget + 1) // ranks)
 
 

@@ -1,4 +1,4 @@
-"""Two processes that share the policy out (FSDP2 over gloo) train as one process does."""
+"""Two processes that share the policy (FSDP2 over gloo) train as one process does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
 BOTH_WAYS = ("passes with penalties", "checkpointed")
-"""Settings whose checkpoints are carried over from one process to two, and back."""
+"""Settings whose checkpoints are loaded by the other number of processes."""
 
 
 def torchrun(what: str, folder: Path, jobs: Sequence[Job]) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def torchrun(what: str, folder: Path, jobs: Sequence[Job]) -> subprocess.Complet
 
 @dataclass(frozen=True)
 class Trainings:
-    """The same jobs with one process and with two, by what they are called."""
+    """The same jobs with one process and with two, by name."""
 
     one: dict[str, Job]
     two: dict[str, Job]
@@ -82,8 +82,8 @@ def served(job: Job) -> dict[str, torch.Tensor]:
 
 
 def assert_same_tensors(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """But for the biases of keys: they add the same to all of a query's scores, which softmax does not see. Their
-    gradients are rounding alone, and Adam takes rounding to full size."""
+    """Except for the biases of keys: they add the same value to all of a query's scores, which does not change the
+    softmax. Their gradients are only rounding errors, and Adam scales these errors up to full step size."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if name.endswith("k_proj.bias"):
@@ -99,7 +99,7 @@ def assert_same_rows(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) 
 
 
 def _flat(value: Any) -> dict[str, float]:
-    """Numbers by their path; what is None is not there."""
+    """Returns numbers by their path; None values are left out."""
     if isinstance(value, dict):
         return {f"{name}.{key}": item for name, inner in value.items() for key, item in _flat(inner).items()}
     if isinstance(value, list):
@@ -119,7 +119,7 @@ def test_two_processes_give_what_one_gives(trainings: Trainings, name: str) -> N
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_a_checkpoint_is_resumed_by_another_number_of_processes(trainings: Trainings, name: str) -> None:
-    """From one to two, and from two to one: the next step is what it would have been."""
+    """From one to two processes, and from two to one: the next step is the same as without the change."""
     for jobs in (trainings.one, trainings.two):
         resumed = jobs[f"{name}, resumed"]
         assert_same_rows(told(resumed), told(trainings.one[name])[RESUMED:])

@@ -1,4 +1,4 @@
-"""A training of a few steps, put together as the trainer does it, for any number of processes."""
+"""A training of a few steps, assembled as the trainer does it, for any number of processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gristmill_trainer.settings import TrainerSettings
 
 STEPS = 3
 RESUMED = 2
-"""The step whose checkpoint the other number of processes goes on from."""
+"""The step from whose checkpoint the other number of processes continues."""
 _BASE: dict[str, Any] = {
     "device": "cpu", "batch_size": 2, "training_steps": 8, "learning_rate": 1e-3, "warmup_steps": 1,
     "lr_schedule": "linear", "weight_decay": 0.1, "max_grad_norm": 0.5,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
-    # 7 samples are 4 micro-batches; 5 are 3, and the second rank goes without in the second round.
+    # 7 samples are 4 micro-batches; 5 are 3, and the second rank has none in the second round.
     "plain": _BASE,
     "passes": _BASE | {"objective": "grpo", "num_epochs": 2, "minibatches": 2},
     "penalties": _BASE | {"kl_beta": 0.2, "entropy_coef": 0.05, "kl_estimator": "k2"},
@@ -39,23 +39,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"objective": "gspo", "num_epochs": 2, "minibatches": 3, "kl_beta": 0.2, "entropy_coef": 0.05},
     "checkpointed": _BASE | {"objective": "bnpo", "gradient_checkpointing": True, "token_budget": 32},
     "padded": _BASE | {"objective": "cispo", "packing": False, "max_grad_norm": 100.0},
-    # One micro-batch, padded: the second rank never has any.
+    # One padded micro-batch: the second rank never has any.
     "alone": _BASE | {"packing": False, "batch_size": 16, "entropy_coef": 0.05, "kl_beta": 0.1},
 }
 GIVEN_UP = ("plain", "penalties")
-"""Their second step is begun, given up after a micro-batch, and begun once more."""
+"""Their second step is started, abandoned after a micro-batch, and started again."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training, whose files lie in `folder`."""
+    """One training, whose files are in `folder`."""
 
     settings: str
     """A name of SETTINGS."""
     model: Path
     folder: Path
     resume: Path | None = None
-    """A checkpoint of step RESUMED; training goes on with the step after it."""
+    """A checkpoint of step RESUMED; training continues with the step after it."""
 
     @property
     def plan(self) -> LearnerPlan:
@@ -69,7 +69,7 @@ class Job:
 
 
 def samples(step: int) -> list[Sample]:
-    """Ragged; some of unknown rollout log-probabilities, one without a trained token."""
+    """Sequences of different lengths; some with unknown rollout log-probabilities, one without a trained token."""
     rng = np.random.default_rng(step)
     found = []
     for number in range(7 if step % 2 else 5):
@@ -94,7 +94,7 @@ def samples(step: int) -> list[Sample]:
 
 
 def run(job: Job, world: World) -> None:
-    """Train, on every rank. Leaves told.json (a row a step), a checkpoint, served.safetensors and whole/."""
+    """Trains, on every rank. Writes told.json (one row per step), a checkpoint, served.safetensors and whole/."""
     crew = build_crew(job.plan, world)
     if not world.leads:
         crew.follow()

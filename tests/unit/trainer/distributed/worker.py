@@ -1,4 +1,5 @@
-"""What torchrun starts: `python -m torch.distributed.run ... -m tests.unit.trainer.distributed.worker WHAT FOLDER`.
+"""The process that torchrun starts: `python -m torch.distributed.run ... -m tests.unit.trainer.distributed.worker WHAT
+FOLDER`.
 
 WHAT is `train`, for the jobs pickled in FOLDER, or a way for rank 0 to die between two orders.
 """
@@ -21,7 +22,7 @@ from gristmill_trainer.stop import leave_to_rank_0
 
 
 def main(what: str, folder: Path) -> int:
-    """The exit code, as the trainer's."""
+    """Returns the exit code, as in the trainer."""
     setup(f"rank{os.environ['RANK']}")
     world = join(os.environ, "cpu")
     jobs: list[Job] = pickle.loads((folder / "jobs").read_bytes())

@@ -20,7 +20,7 @@ def build(model_dir: Path) -> Build:
     """A learner on the small model, with these settings."""
 
     def learner(*, reference: Policy | None = None, plain: bool = False, **settings: Any) -> Learner:
-        """`plain`: plain steps along the gradient, which hide nothing of it. Adam's hide its size."""
+        """`plain`: plain steps along the gradient, which preserve its size. Adam's steps hide it."""
         defaults: dict[str, Any] = {"device": "cpu", "batch_size": 8, "learning_rate": 1e-3}
         chosen = TrainerSettings(**(defaults | settings))
         source = ModelSource(str(model_dir), str(model_dir), None, 512)

@@ -1,4 +1,4 @@
-"""A learner on the small model, samples for it, and what became of its weights."""
+"""A learner on the small model, samples for it, and the changes of its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Build = Callable[..., Learner]
 
 
 def make_samples(count: int = 8, seed: int = 0) -> list[Sample]:
-    """Ragged, in groups of two, with rollout log-probabilities near those of a random model."""
+    """Sequences of different lengths, in groups of two, with rollout log-probabilities near those of a random model."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -38,7 +38,7 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def moments(learner: Learner) -> list[torch.Tensor]:
-    """The optimizer's whole state."""
+    """Returns the optimizer's whole state."""
     return [value.clone() for state in learner.optimizer.state.values() for value in state.values()]
 
 

@@ -1,4 +1,4 @@
-"""However a batch is cut up, packed or spread over micro-batches, a step is the same."""
+"""However a batch is divided, packed or distributed over micro-batches, a step is the same."""
 
 from __future__ import annotations
 

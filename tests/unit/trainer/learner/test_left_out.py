@@ -1,4 +1,4 @@
-"""Updates and steps that are left out or given up: whole, or not at all."""
+"""Skipped or abandoned updates and steps: skipped completely, or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gristmill_trainer.optimizer import learning_rate_factor
 
 
 def test_an_update_without_a_trained_token_moves_nothing(build: Build) -> None:
-    """Nor is it in the means that are told."""
+    """An update without a trained token also does not count in the reported means."""
     learner, samples = build(minibatches=2, seed=1), make_samples()
     learner.step(samples, 1)
     groups = [one.group_id for one in samples]
@@ -94,7 +94,7 @@ def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
 
 @pytest.mark.parametrize("settings", [{"minibatches": 2}, {"kl_beta": 0.1, "lora_rank": 2}])
 def test_a_step_that_is_given_up_before_its_first_update_is_untouched(build: Build, settings: dict[str, Any]) -> None:
-    """While the old policy, or the reference, is still asked for its log-probabilities."""
+    """While the old policy, or the reference policy, still computes log-probabilities."""
     learner = build(**settings)
     before = weights(learner)
     answers: Iterator[bool] = iter([False])

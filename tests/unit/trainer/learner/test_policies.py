@@ -1,4 +1,4 @@
-"""The policies beside the one that is trained: old, rollout, reference, teacher."""
+"""The policies in addition to the trained policy: old, rollout, reference, teacher."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_reference_model_speaks_where_groups_do_not(build: Build) -> None:
     spoken = moved.logprobs(samples)
     brought = [replace(one, ref_logprobs=row) for one, row in zip(samples, spoken, strict=True)]
     wanted = own.step(brought, 1)
-    # One group brings its own, and it stands.
+    # One group brings its own value, which is kept.
     found = model.step([*brought[:2], *samples[2:]], 1)
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
     assert found.seen.ref_logprobs == pytest.approx(wanted.seen.ref_logprobs, abs=1e-6)
@@ -119,13 +119,14 @@ def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(build: Build, direction: str) -> None:
-    """Of a teacher of two tokens, some places bring one, and others none: what is absent must not pull."""
+    """With a teacher of two tokens, some positions bring one token and others none. Absent tokens must not affect the
+    gradient."""
     learner = build(distill_divergence=direction, plain=True, max_grad_norm=1e6)
     silent = [replace(one, advantages=np.zeros_like(one.advantages)) for one in make_samples()]
     ids = [np.stack([one.tokens, (one.tokens + 1) % 64], axis=1).astype(np.int32) for one in silent]
     spoken = []
     for column in (0, 1):
-        # The policy's own words: its log-probability of each token where it would stand.
+        # The policy's own words: its log-probability of each token at that position.
         asked = [
             replace(one, tokens=np.where(one.trained, own[:, column], one.tokens).astype(np.int32))
             for one, own in zip(silent, ids, strict=True)
@@ -141,12 +142,12 @@ def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(buil
     result = learner.step(taught, 1)
     assert result.loss == pytest.approx(0, abs=1e-6)
     assert result.grad_norm <= 1e-4
-    # And one that differs is learned from.
+    # The policy learns from a teacher that differs.
     apart = [replace(one, teacher=Teacher(one.teacher.ids, one.teacher.logprobs - 1)) for one in taught if one.teacher]
     assert build(distill_divergence=direction).step(apart, 1).loss > 1e-3
 
 
 def _first_trained(learner: Learner, one: Sample, other: Sample) -> float:
-    """The policy's log-probability of `other`'s first trained token, after `one`'s prompt."""
+    """Returns the policy's log-probability of `other`'s first trained token, after `one`'s prompt."""
     first = int(np.flatnonzero(one.trained)[0])
     return float(learner.logprobs([other])[0][first])

@@ -1,4 +1,4 @@
-"""What a step tells: clips, weights, log-probabilities."""
+"""The metrics of a step: clips, weights, log-probabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill_trainer.observed import measure
 
 
 def test_what_is_told_of_clips_is_what_the_objective_clips(build: Build) -> None:
-    """Ratios that moved far, by old log-probabilities that are far away: the share of tokens without a gradient."""
+    """Ratios that moved far, because the old log-probabilities are far away: the share of tokens without a gradient."""
     samples = make_samples()
     now = build().logprobs(samples)
     moved = [

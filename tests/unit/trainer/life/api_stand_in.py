@@ -1,4 +1,4 @@
-"""Stands in for a trajectory API that fails on command, or that counts what it is told, in this process."""
+"""Replaces a trajectory API with one in this process that fails on request, or that counts reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
 
 
 class ApiStandIn:
-    """Lends the groups that it is given, in their order, and keeps what is acked."""
+    """Leases the given groups in their order, and keeps the acked groups."""
 
     def __init__(self, groups: Sequence[TrajectoryGroup] = ()) -> None:
         self.ready = list(groups)
@@ -21,7 +21,7 @@ class ApiStandIn:
         self.error: Exception | None = None
         """Raised instead of an answer."""
         self.refusal: ApiError | None = None
-        """Raised when it is told metrics."""
+        """Raised when the trainer reports metrics."""
 
     @property
     def client(self) -> SyncClient:

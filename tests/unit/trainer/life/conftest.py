@@ -1,4 +1,4 @@
-"""A learner as the trainer puts it together, on a small random model."""
+"""A learner as the trainer assembles it, on a small random model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Training:
         return self.learner.learner.policy
 
     def step(self, step: int) -> None:
-        # What is drawn at random must come again after a resume.
+        # The random draws must repeat after a resume.
         noise = 1 + 0.01 * (float(torch.rand(())) + np.random.random())
         samples = to_samples(step_groups(step), LIMITS, SETTINGS).samples
         for sample in samples:
@@ -69,7 +69,7 @@ def progress(
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """A StopRequest leaves its own."""
+    """Restores the signal handlers, because a StopRequest leaves its own handlers."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in kept.items():

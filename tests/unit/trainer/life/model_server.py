@@ -1,4 +1,4 @@
-"""Stands in for a vLLM that dies, comes back with its first weights, or is slow: no real one fails on command."""
+"""Replaces a vLLM that dies, comes back with its first weights, or is slow, because no real vLLM fails on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 class ModelServerStandIn:
-    """The endpoints of one server that the trainer calls. It may be stopped and started on its port."""
+    """The endpoints of one server that the trainer calls. The server may be stopped and started on its port."""
 
     def __init__(self) -> None:
         self.version = "default"
@@ -20,7 +20,7 @@ class ModelServerStandIn:
         """Status and code of every answer to a publication."""
         self.load_seconds = 0.0
         self.broken = False
-        """Answers with what is no JSON."""
+        """Answers with text that is not valid JSON."""
         self.loads: list[str] = []
         self._http: ThreadingHTTPServer | None = None
         self._port = 0
@@ -41,7 +41,7 @@ class ModelServerStandIn:
                 outer._answer(self, self.rfile.read(int(self.headers.get("Content-Length", 0))).decode())
 
             def log_message(self, *args: object) -> None:
-                """Say nothing."""
+                """Logs nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         self._port = self._http.server_port

@@ -1,4 +1,4 @@
-"""A publication under way is of the weights as they were, and its error is not lost."""
+"""A background publication uses the weights as they were at its start, and its error is not lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gristmill_trainer.stop import StoppedError, StopRequest
 
 
 class _Slow:
-    """Publishes when it is let."""
+    """Publishes when the test allows it."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -64,7 +64,7 @@ def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
 
 
 def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
-    """As of a full disk: unheard, the run would end with its old weights on the server."""
+    """An error as from a full disk. Without a report, the run would end with its old weights on the server."""
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = OSError(28, "No space left on device")
     slow.go.set()
@@ -77,7 +77,7 @@ def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
 
 
 def test_a_publication_under_way_ends_before_the_process_does() -> None:
-    """Cut off between pause and resume it would leave the model server standing still."""
+    """A publication that is cut off between pause and resume would leave the model server paused."""
     slow, told = _Slow(), list[PolicyVersion]()
     publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, are checked before they are used, and the last ones are kept."""
+"""A checkpoint is complete or does not exist, is checked before use, and the last checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_p
 
 @pytest.mark.parametrize("size", [4, 4096, 30_000])
 def test_one_that_does_not_fit_leaves_the_one_before(training: Training, tmp_path: Path, size: int) -> None:
-    """As on a full disk: no file may grow beyond so many bytes, whoever writes it."""
+    """As on a full disk: no process may write a file larger than this many bytes."""
     store = CheckpointStore(tmp_path, kept=2)
     store.save(training.learner, progress(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -92,7 +92,7 @@ def test_a_kill_within_pruning_leaves_nothing_in_the_way(
 
 
 def test_one_that_does_not_tell_its_version_does_not_end_a_training(training: Training, tmp_path: Path) -> None:
-    """Nor does it stand in the way of one that is named, or of a checkpoint of its step."""
+    """A checkpoint without a version also does not block a named checkpoint, or a new checkpoint of its step."""
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
         store.save(training.learner, progress(step))

@@ -1,4 +1,4 @@
-"""The finished model is what transformers loads, its card tells no secrets, and a push fails early or clearly."""
+"""transformers loads the finished model, its card contains no secrets, and a push fails early or clearly."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_tokenizer_that_is_not_there_leaves_the_last_model(policy: Policy, tok
 def test_a_disk_that_takes_no_more_is_told_in_a_line(
     policy: Policy, tokenizer: Path, tmp_path: Path, size: int
 ) -> None:
-    """No file may grow beyond so many bytes."""
+    """No file may grow larger than this many bytes."""
 
     def save(folder: Path) -> None:
         if size == 5_000:  # room for the configuration
@@ -149,7 +149,7 @@ def test_a_push_that_fails_says_where_the_model_is(tmp_path: Path) -> None:
             self.end_headers()
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Does not log anything."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""A trainer that was replaced ends as fenced, whatever it noticed first; one that was not ends with its own error."""
+"""A replaced trainer ends as fenced, whichever error it noticed first. Any other trainer ends with its own error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTICED = [
 
 
 class _Api:
-    """Says which trainer took the run last, or raises."""
+    """An API that returns which trainer took the run last, or raises."""
 
     def __init__(self, answer: str | Exception) -> None:
         self._answer = answer
@@ -71,7 +71,7 @@ def test_a_replaced_trainer_ends_as_fenced(noticed: Exception) -> None:
     ids=["opened again", "replaced by a run that nobody took", "away", "deleted"],
 )
 def test_another_error_stays_what_it_is(noticed: Exception, answer: str | Exception) -> None:
-    """It ends the trainer with a failure, so that a restart policy brings the next one."""
+    """The error ends the trainer with a failure, so that a restart policy starts the next trainer."""
     assert _ended(noticed, answer) is noticed
 
 

@@ -1,4 +1,4 @@
-"""The folder of published weights holds what the servers need, and nothing else."""
+"""The folder of published weights contains exactly the files that the servers need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
 
 
 def test_a_new_run_of_an_old_id_keeps_its_own_versions(tmp_path: Path) -> None:
-    """Versions start again: those that the earlier run left behind are higher, and still the first to go."""
+    """Versions start again: the earlier run's versions are higher, and are still deleted first."""
     server = ModelServerStandIn()
     for version in (PolicyVersion(3, 59), PolicyVersion(3, 60), PolicyVersion(1, 0), PolicyVersion(1, 1)):
         publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)

@@ -1,4 +1,4 @@
-"""The loop, with a real learner and real checkpoints: what it keeps when it ends before its time."""
+"""The loop, with a real learner and real checkpoints: the state that it saves when it ends early."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Trainer:
         self.settings = SKIPS
         self.grace = 50.0
         self.leased: Callable[[int], object] = lambda step: None
-        """Called with a step whose groups are there."""
+        """Called with a step whose groups are available."""
         self.hook: Hook | None = None
 
     def run(self) -> None:
-        """As setup.py puts it together."""
+        """Assembles the loop as setup.py does."""
         stop = StopRequest(self.grace)
         store = CheckpointStore(self.folder / "checkpoints", 2, "c0ffee")
         resumption = find_resumption(store, "auto")
@@ -131,7 +131,7 @@ def source(model_dir: Path) -> ModelSource:
 
 
 def test_the_bound_on_skipped_steps_holds_over_restarts(source: ModelSource, tmp_path: Path) -> None:
-    """The container is started again for ever; it must not skip on for ever."""
+    """A restart policy starts the container again forever; the trainer must not skip forever."""
     api = ApiStandIn(_steps([2, 3, 4, 5, 6, 7], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
     files = [str(tmp_path / "aside" / f"step-{step:06d}.1.groups") for step in (2, 3, 4)]
@@ -295,7 +295,7 @@ def test_on_step_is_called_with_each_step_once_it_is_served(source: ModelSource,
 
 
 def test_nothing_is_begun_on_a_step_once_a_stop_was_asked_for(source: ModelSource, tmp_path: Path) -> None:
-    """A hook may take minutes: those of the grace."""
+    """A hook may take minutes, which count as part of the grace period."""
     hooked: list[int] = []
 
     def stopped(version: PolicyVersion) -> None:

@@ -1,5 +1,4 @@
-"""One server that is away, or does not come to an end, is waited for as long as patience and nobody's request to stop
-last."""
+"""The trainer waits for an unreachable or unfinished server, until its patience ends or a stop is requested."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn) -> None:
 
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_request_to_stop_ends_the_wait_for_one_that_hangs(server: ModelServerStandIn, synchronous: bool) -> None:
-    """In the background it may take the rest of the grace: nobody stands still for it."""
+    """In the background, a publication may use the rest of the grace period, because nothing waits for it."""
     stop = StopRequest(50.0)
     stop.grace = 3.0
     model_server = ModelServer(server.url, "token", lambda: 0.5 if stop.requested else 600.0)

@@ -1,4 +1,4 @@
-"""OpenMP as the trainer's process has it: the library itself tells."""
+"""OpenMP's settings in the trainer's process, as reported by the library itself."""
 
 from __future__ import annotations
 

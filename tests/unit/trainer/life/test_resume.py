@@ -61,7 +61,7 @@ def test_another_runs_schedule_stays_behind(store: CheckpointStore, training: Tr
 def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(
     store: CheckpointStore, training: Training
 ) -> None:
-    """A container is started again with the command it had; it must not lose what it did since."""
+    """A container is started again with the same command; the trainer must not lose its work since then."""
     named = str(store.folder / "step-000002")
     store.save(training.learner, progress(3, 2, origin=named))
     found = find_resumption(store, named)
@@ -89,7 +89,7 @@ def test_a_folder_of_this_run_is_known_by_any_of_its_names(store: CheckpointStor
 
 
 def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> None:
-    """As the error about the broken one advises."""
+    """Follows the advice of the error about the broken checkpoint."""
     (store.folder / "step-000004" / "optimizer.pt").unlink()
     found = find_resumption(store, str(store.folder / "step-000002"))
     assert found is not None
@@ -132,6 +132,6 @@ def test_a_checkpoint_of_an_earlier_run_that_is_named_lends_its_weights_only(
         again = find_resumption(CheckpointStore(tmp_path, kept=1, creation="new"), resume)
         assert again is not None
         assert (again.step, again.covered, again.own, again.checkpoint.path.name) == (4, ["g4"], True, "step-000004")
-    # What was named stays, under another name if this run has come as far.
+    # The named checkpoint stays, under another name if this run has reached the same step.
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {"step-000004", f"step-000004-of-{creation or 'unknown'}"}

@@ -27,7 +27,7 @@ if sys.argv[4] == "kill":
 
 
 def run(folder: Path, model: str, last: int) -> None:
-    """Train up to step `last`, from the newest checkpoint, and write one after every second step."""
+    """Trains up to step `last` from the newest checkpoint, and writes a checkpoint after every second step."""
     store = CheckpointStore(folder, kept=5)
     resumption = find_resumption(store, "auto")
     weights = None if resumption is None else str(resumption.checkpoint.path)

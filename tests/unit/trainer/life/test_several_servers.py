@@ -1,4 +1,4 @@
-"""Every server gets every publication; one that is away holds up nobody for longer than it must."""
+"""Every server gets every publication; an unreachable server never delays the others longer than necessary."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_grace_ends_before_compose_kills() -> None:
 
 
 def test_the_grace_may_change_while_a_run_lasts() -> None:
-    """It is the machine's, and a run may move."""
+    """The grace period belongs to the machine, and a run may move to another machine."""
     assert "stop_grace_seconds" not in TrainerSettings(stop_grace_seconds=20).record()
 
 
@@ -81,7 +81,7 @@ def test_the_other_ranks_leave_a_stop_to_rank_0() -> None:
 
 
 def test_the_grace_begins_when_the_signal_comes() -> None:
-    """The main thread may be in a long backward pass then, and hears of it afterwards."""
+    """The main thread may be in a long backward pass then, and receives the request afterwards."""
     stop = StopRequest(100.0)
     sent: list[float] = []
 
@@ -107,7 +107,7 @@ def test_a_second_signal_of_either_kind_ends_the_process(first: signal.Signals, 
 
 
 def test_a_fork_that_is_ended_is_no_request() -> None:
-    """As of a hook that evaluates in processes of its own."""
+    """As with a hook that evaluates in separate processes."""
     stop = StopRequest(100.0)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()

@@ -1,4 +1,4 @@
-"""What a thread beside the training ends with is raised where its owner next looks, whatever it is."""
+"""The error that ends a background thread is raised where the thread's owner next checks, whatever its type."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_prefetch() -> None:
 
 
 class _Defect(ModelServer):
-    """Fails as nobody foresaw, once it is told to."""
+    """Fails with an unexpected error, on request."""
 
     fails = True
 

@@ -1,4 +1,4 @@
-"""The line says who waits for whom."""
+"""The log line reports which process waits for which."""
 
 from __future__ import annotations
 

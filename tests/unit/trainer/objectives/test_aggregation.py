@@ -1,4 +1,4 @@
-"""Shares of micro-batches add up to the update's loss, however its sequences are cut up."""
+"""Shares of micro-batches add up to the update's loss, however its sequences are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratios beyond a float32 spoil nothing where they are discarded, and are seen where they are not."""
+"""Ratios beyond a float32 have no effect if they are discarded, and are reported if they are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _objective(**settings: Any) -> Objective:
 
 
 def _tokens(log_ratio: float, advantage: float, log_importance: float = 0.0) -> TrainedTokens:
-    """Two tokens of one sequence: one as said, and one on policy."""
+    """Two tokens of one sequence: one with the given values, and one on policy."""
     logprobs = torch.tensor([-1.0, -2.0])
     old = logprobs - torch.tensor([log_ratio, 0.0])
     return TrainedTokens(
@@ -69,7 +69,7 @@ def test_a_weight_beyond_all_bounds_is_the_cap(level: str) -> None:
 
 
 def test_a_ratio_that_counts_is_not_hidden() -> None:
-    """A negative advantage has no upper clip: the loss is inf, for the loop to see and skip the step."""
+    """A negative advantage has no upper clip, so the loss is inf; the loop detects that and skips the step."""
     assert _objective().loss(_tokens(FAR, -1.0)).item() == float("inf")
 
 

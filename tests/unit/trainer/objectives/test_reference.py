@@ -1,4 +1,4 @@
-"""Loss and gradients against a plain float64 reference: also what TRL lacks."""
+"""Loss and gradients compared with a plain float64 reference, including objectives that TRL lacks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _loss(settings: Hyperparameters, tokens: Any) -> torch.Tensor:
 
 
 def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:
-    """Central difference of the reference."""
+    """Returns the central difference of the reference."""
 
     def at(offset: float) -> float:
         before = getattr(token, name)

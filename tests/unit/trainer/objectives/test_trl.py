@@ -1,10 +1,12 @@
-"""Loss and every gradient against TRL's `_compute_loss`, over all variants that both have.
+"""Loss and every gradient compared with TRL's `_compute_loss`, over all variants that both implement.
 
-Bounds, in float32: |loss - TRL's| <= 1e-6; and for every parameter, the norm of the difference of its gradient is at
-most 1e-5 of the norm of the whole gradient. Some batches make more of rounding: a loss of 10 has digits no finer than
-1e-6, and of a gradient that almost cancels, such as that of a KL term near its minimum, little but rounding is left.
-Where a bound is passed, the difference has to be within what log-probabilities that are off by 2e-6 do to that very
-batch, worked out in float64: so far off are the worst of a hundred (`test_how_far_off_log_probabilities_are`).
+Bounds, in float32: |loss - TRL's| <= 1e-6. For every parameter, the norm of the difference of its gradient is at most
+1e-5 of the norm of the whole gradient. Some batches amplify rounding. A loss of 10 has no digits finer than 1e-6. A
+gradient that almost cancels, as for a KL term near its minimum, consists mostly of rounding.
+
+If a difference exceeds a bound, the test computes in float64 how much log-probabilities that are off by 2e-6 change
+that batch. The difference must not be larger than that change. The worst of a hundred log-probabilities are off by 2e-6
+(`test_how_far_off_log_probabilities_are`).
 """
 
 from __future__ import annotations
@@ -52,10 +54,11 @@ def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Va
         epsilon_high=draw(st.sampled_from(highs)),
         beta=draw(st.sampled_from([0.0, 0.04])),
         kl_bias_correction=draw(st.booleans()),
-        # TRL takes the mean of the entropy over a micro-batch, we take it over the update: one where there is one.
+        # TRL takes the mean of the entropy over a micro-batch, we take it over the update. With one micro-batch both
+        # agree.
         entropy_coef=draw(st.sampled_from([0.0, 0.01])) if micro_batches == 1 else 0.0,
         temperature=draw(st.sampled_from([1.0, 0.7])),
-        # With a correction TRL always works out the old policy beforehand. Here it keeps the weights, which multiply up
+        # With a correction TRL always computes the old policy beforehand. Here it keeps the weights, which multiply up
         # the roundings of a whole sequence, the same on both sides.
         old_given=draw(st.booleans()) if correction == "none" else True,
         micro_batches=micro_batches,
@@ -63,7 +66,8 @@ def variants(draw: st.DrawFn, loss_type: str, level: str, correction: str) -> Va
 
 
 def make_batch(rng: np.random.Generator, sequences: int, prompt: int, completion: int, model_dir: Path) -> PaddedBatch:
-    """Ragged, with holes; policies around the model's own, near enough that some ratios are clipped and some not."""
+    """Sequences of different lengths, with holes. The policies are near the model's own policy, so that some ratios are
+    clipped and some are not."""
     shape = (sequences, completion)
     lengths = rng.integers(0, completion + 1, sequences)
     prompt_lengths = rng.integers(1, prompt + 1, sequences)
@@ -91,7 +95,7 @@ def _model(model_dir: Path, dtype: torch.dtype) -> Qwen2ForCausalLM:
 
 
 def _forward(model: Qwen2ForCausalLM, batch: PaddedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, T] log-probabilities and entropies in the model's dtype, by a softmax over everything."""
+    """Returns [B, T] log-probabilities and entropies in the model's dtype, by a softmax over the whole vocabulary."""
     tokens = torch.cat([batch.prompts, batch.completions], dim=1)
     attention = torch.cat([batch.prompt_mask, batch.completion_mask], dim=1)
     first = batch.prompts.shape[1] - 1
@@ -125,7 +129,7 @@ def our_loss(
         entropy_coef=variant.entropy_coef,
     )
     objective = Objective.of(chosen)
-    # TRL combines any aggregation with a ratio of the sequence; we offer gspo alone, and can compute them all.
+    # TRL combines any aggregation with a ratio of the sequence. We offer only gspo, and can compute all of them.
     objective = Objective(**{**vars(objective), "level": Level(variant.level)})
     trained = batch.mask.sum(dim=1).numpy()
     weights = token_weights(name, trained, len(trained) // variant.micro_batches, MAX_COMPLETION_LENGTH)
@@ -165,8 +169,8 @@ class _Rounding(NamedTuple):
 
 
 def _rounding(variant: Variant, batch: PaddedBatch, model_dir: Path) -> _Rounding:
-    """How far loss and gradient go, in float64, when each log-probability goes up or down by 2e-6: the furthest of
-    some random choices."""
+    """Returns how far loss and gradient move, in float64, when each log-probability goes up or down by 2e-6: the
+    largest move of some random choices."""
     exact = _in_float64(batch)
     loss, here = our_loss(variant, exact, model_dir)
     here = {name: value.clone() for name, value in here.items()}
@@ -191,7 +195,7 @@ def _norm(of: Gradient) -> float:
 
 def _check(data: st.DataObject, loss_type: str, level: str, correction: str, model_dir: Path) -> None:
     variant = data.draw(variants(loss_type, level, correction))
-    # The first example is the least of all: it must be worth something.
+    # Hypothesis tries the minimal example first, so this example must test something.
     sequences = variant.micro_batches * data.draw(st.integers(1, 3).map(lambda n: 4 - n))
     prompt, completion = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9).map(lambda n: 10 - n))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -199,7 +203,7 @@ def _check(data: st.DataObject, loss_type: str, level: str, correction: str, mod
 
 
 def test_how_far_off_log_probabilities_are(oracle_model: Path) -> None:
-    """In float32, of those in float64: what `_rounding` takes for granted."""
+    """The error of float32 compared with float64, which `_rounding` assumes."""
     errors = []
     for seed in range(60):
         batch = make_batch(np.random.default_rng(seed), 4, 5, 9, oracle_model)
@@ -211,7 +215,7 @@ def test_how_far_off_log_probabilities_are(oracle_model: Path) -> None:
     assert 1e-6 < worst < 2e-6
 
 
-# No shrinking: an example makes a trainer, and hundreds of them would take minutes to say what the first one says.
+# No shrinking: each example creates a trainer, and hundreds of them would take minutes without more information.
 SOME = settings(
     max_examples=2,
     deadline=None,

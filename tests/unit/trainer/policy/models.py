@@ -19,7 +19,7 @@ ARCHITECTURES = {
 
 
 def tiny(name: str = "qwen2", *, tied: bool = True, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A model with the same weights at every call: large ones, so that what is wrong shows."""
+    """Returns a model with the same weights at every call. The weights are large, so that errors show."""
     config_class, model_class = ARCHITECTURES[name]
     shape = {
         "vocab_size": VOCABULARY,

@@ -1,4 +1,4 @@
-"""How a CUDA card's kernel for packed rows is called, with one of torch's own making in its place."""
+"""How the trainer calls a CUDA kernel for packed rows. An implementation in plain torch replaces the kernel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_kernel_gives_what_a_call_a_sequence_gives(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_layers_are_one_graph_with_the_kernel_in_it(checkpointing: bool) -> None:
-    """A break would leave layers that are computed twice without any graph."""
+    """A break would leave recomputed layers without any graph."""
     scorer = Scorer(tiny(), packing=True)
     plain = _gradients(scorer, (7, 2, 19))
     if checkpointing:

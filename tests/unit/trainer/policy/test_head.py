@@ -1,4 +1,4 @@
-"""The chunked head: the same numbers and gradients as all logits at once."""
+"""The chunked head: the same numbers and gradients as with all logits at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIM, VOCABULARY, TEACHER = 8, 23, 3
 
 
 def test_a_weight_in_bfloat16_gets_the_sum_of_its_chunks_and_not_of_their_roundings() -> None:
-    """As FSDP hands it over on a GPU."""
+    """As FSDP passes it on a GPU."""
     states, weight, targets, scale, _ = inputs(600, 3, torch.float32)
     low = weight.detach().to(torch.bfloat16).requires_grad_()
     given = states.detach().to(torch.bfloat16)
@@ -32,7 +32,7 @@ def test_a_weight_in_bfloat16_gets_the_sum_of_its_chunks_and_not_of_their_roundi
 def plain(
     states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, teacher: torch.Tensor
 ) -> Scores:
-    """Scores by autograd, from all logits."""
+    """Returns the scores by autograd, from all logits."""
     logprobs = (states @ weight.T * scale[:, None]).log_softmax(dim=1)
     student = logprobs.gather(1, teacher.clamp(min=0)).masked_fill(teacher < 0, 0.0)
     entropy = -(logprobs.exp() * logprobs).sum(dim=1)
@@ -124,7 +124,7 @@ def test_under_autocast_only_the_products_are_in_bfloat16(chunk_rows: int) -> No
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches every operation, in the backward pass too, for the most numbers that a result holds."""
+    """Watches every operation, also in the backward pass, for the largest number of elements in a result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

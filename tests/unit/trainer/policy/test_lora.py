@@ -51,7 +51,7 @@ def test_only_adapters_are_trained_and_they_start_as_nothing(source: ModelSource
     assert torch.equal(policy.scorer(batch()).logprobs, before)
     torch.autograd.backward([policy.scorer(batch()).logprobs.sum()])
     with_gradient = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
-    # Two matrices on each of seven linear layers in two blocks; none on the head.
+    # Two matrices on each of seven linear layers in two blocks, and none on the head.
     assert len(with_gradient) == len(policy.trained_parameters()) == 2 * 7 * 2
     assert all(".lora_" in name for name in with_gradient)
 

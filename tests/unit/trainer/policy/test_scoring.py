@@ -32,7 +32,7 @@ RAGGED = (7, 2, 19, 1, 11)
 
 
 def learn(scorer: Scorer, micro: MicroBatch, entropy: Entropy = "gradient") -> tuple[Scores, dict[str, torch.Tensor]]:
-    """Scores, and the gradients of a loss that has all of them in it."""
+    """Returns the scores, and the gradients of a loss that depends on all of them."""
     scores = scorer(micro, entropy=entropy)
     loss = torch.zeros((), dtype=scores.logprobs.dtype)
     for values in scores:
@@ -71,7 +71,7 @@ def test_packed_padded_and_plain_agree_to_the_last_digits(name: str, tied: bool)
         for packing in (True, False)
     ]
     assert_same(results[0], results[1], 1e-10)
-    # Once more from the model's own logits, one sequence at a time, by autograd.
+    # The same from the model's own logits, one sequence at a time, by autograd.
     model = tiny(name, tied=tied, dtype=torch.float64)
     parts = []
     for one, temperature in zip(tokens, temperatures, strict=True):
@@ -92,7 +92,7 @@ def test_packed_padded_and_plain_agree_to_the_last_digits(name: str, tied: bool)
         ]
     )
     plain = {f"model.{key}": value.grad for key, value in model.named_parameters()}
-    # transformers' norms are in float32 whatever the model is in.
+    # transformers' norms compute in float32, whatever the model's dtype.
     assert_same(results[0], (scores, plain), 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Rewards that misbehave on a completion that says so, and are right on all others."""
+"""Rewards that misbehave if the completion asks for it, and are right on all other completions."""
 
 from __future__ import annotations
 

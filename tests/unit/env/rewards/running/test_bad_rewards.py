@@ -1,4 +1,4 @@
-"""Rewards that give no number, or raise: a counted error of exactly the samples concerned, and nothing else stops."""
+"""Rewards that return no number, or raise: exactly the affected samples get a counted error, and nothing else stops."""
 
 from __future__ import annotations
 

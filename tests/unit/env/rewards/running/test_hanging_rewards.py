@@ -1,4 +1,4 @@
-"""Rewards that hang, spin or block their loop: an error of exactly the samples concerned, and nothing else waits."""
+"""Rewards that hang, spin or block their loop: exactly the affected samples get an error, and nothing else waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: W
     scores = await made.score(GROUP)
     assert [sorted(score.failed) for score in scores] == [[], [name], [], []]
     failure = scores[1].failed[name]
-    # Which limit: one that spins has used up both of its limits at nearly the same time.
+    # Either limit: a spinning reward uses up both of its limits at nearly the same time.
     assert (failure.code, failure.values["seconds"]) == (HANGS[name], 0.3)
     assert scores[1].error == str(failure)
     assert [score.total for score in scores] == [3.0, None, 3.0, 3.0]
@@ -123,7 +123,7 @@ async def test_cancelled_score_cancels_its_async_calls(scorer: Make) -> None:
 async def test_thread_is_not_interrupted_inside_of_the_standard_library(
     scorer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception there could leave a lock of logging's taken for ever."""
+    """An exception there could leave a lock of logging locked forever."""
     logger = logging.getLogger("test.endless")
     inside: list[str] = []
 
@@ -161,9 +161,10 @@ async def test_thread_is_not_interrupted_inside_of_the_standard_library(
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
 async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, waiting: Waiting, name: str) -> None:
-    """Fifty groups are scored, by rewards of both kinds, while one still hangs; nothing waits for its deadline.
+    """The scorer scores fifty groups, by rewards of both kinds, while one reward still hangs. No group waits for that
+    reward's deadline.
 
-    The group's other rewards are not waited for by anybody else either.
+    No other group waits for the other rewards of the hanging group either.
     """
     made = scorer(fine, getattr(waiting, name))
     stuck = asyncio.create_task(made.score([BAD, GOOD]))
@@ -177,13 +178,13 @@ async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, w
 
 @pytest.mark.parametrize("name", ["blocks", "spins_async"])
 async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make, waiting: Waiting, name: str) -> None:
-    """Also where the blocked thread can be freed at once, and so cancels them itself."""
+    """Also if the blocked thread can be freed at once, and so cancels the calls itself."""
     called: list[str] = []
 
     async def judge(completion: str) -> float:
         called.append(completion)
         if len(called) <= 2:
-            await asyncio.get_running_loop().create_future()  # what it waits for comes by the loop that is blocked
+            await asyncio.get_running_loop().create_future()  # only the blocked loop could finish this
         await asyncio.sleep(0.05)
         return 1.0
 
@@ -192,7 +193,7 @@ async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make
     assert [score.parts["judge"] for score in scores] == [1.0, 1.0]
     assert [score.error is None for score in scores] == [False, True]
     assert sorted(called) == ["bad", "bad", "good", "good"]
-    # From now on it blocks a loop of its own: a judge that waits is not begun a second time.
+    # From now on the reward blocks a separate loop: a waiting judge is not started a second time.
     called[:] = ["", ""]
     assert [score.parts["judge"] for score in await made.score([BAD, GOOD])] == [1.0, 1.0]
     assert called[2:] == ["bad", "good"]
@@ -209,7 +210,7 @@ async def test_a_stopped_loop_goes_on(scorer: Make) -> None:
 
 
 async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> None:
-    """What the others wait for comes while the loop is blocked, and is seen only after their deadline."""
+    """The results for the other rewards arrive while the loop is blocked, and are seen only after their deadline."""
 
     async def blocks_for_a_while(completion: str) -> float:
         await asyncio.sleep(2.0)
@@ -227,7 +228,7 @@ async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> 
 async def test_a_process_that_stood_still_blames_nobody(scorer: Make) -> None:
     def holds_the_lock(completion: str) -> float:
         if completion == "bad":
-            ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL: the interpreter's lock is not let go
+            ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL: the interpreter's lock is not released
         return 1.0
 
     async def waits(completion: str) -> float:
@@ -244,7 +245,7 @@ async def test_a_process_that_stood_still_blames_nobody(scorer: Make) -> None:
 
 async def test_threads_that_spin_are_reclaimed(scorer: Make) -> None:
     made = scorer(spins, timeout=0.1)
-    for _ in range(runner.MOST_HANGING + 2):  # more than may hang: none of them does for good
+    for _ in range(runner.MOST_HANGING + 2):  # more than may hang: none of them hangs forever
         [score] = await made.score([BAD])
         assert score.error is not None
     [score] = await made.score([GOOD])

@@ -1,4 +1,4 @@
-"""How many threads and waits rewards are given, and that they are given back."""
+"""How many threads and waits rewards get, and that they are returned."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def computing() -> Iterator[Computing]:
 async def test_a_reward_that_computes_gets_few_threads_and_others_pass_it(
     scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More threads would only make everybody wait longer for the interpreter's lock."""
+    """More threads would only make all of them wait longer for the interpreter's lock."""
     monkeypatch.setattr(workers, "STUCK", 1000.0)
     called = 0
 
