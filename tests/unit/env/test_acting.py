@@ -174,7 +174,7 @@ async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make
     assert len(Recorded.made) >= 2
 
 
-async def test_environment_that_fails_to_close_costs_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_environment_that_fails_to_close_fails_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:
     rollout: Rollout = await rolls(FailsToClose)()
     assert [attempt.reward for attempt in rollout.attempts] == [1.0] * 3
     assert "the sandbox is gone" in caplog.text
@@ -289,14 +289,14 @@ async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make
         await stuck
 
 
-async def test_what_begins_an_attempt_alone_closes_it(rolls: Make) -> None:
+async def test_runner_closes_an_environment_that_is_only_opened(rolls: Make) -> None:
     Recorded.made.clear()
     async with EnvironmentRunner(EnvironmentFactory(Recorded), 60) as environments:
         assert await environments.opening(ITEM) == [user("? 0")]
     assert closed() == [1]
 
 
-async def test_our_own_errors_pass_as_they_are(rolls: Make) -> None:
+async def test_own_errors_are_raised_unchanged(rolls: Make) -> None:
     class Refuses(Recorded):
         def reset(self, item: Item) -> Sequence[Message]:
             raise DatasetError("row_unplayable", "not this row", row=item.row)

@@ -81,7 +81,7 @@ def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None
     assert "http://127.0.0.1:1" in lines[-1]
 
 
-def test_slurm_outside_slurm_says_what_is_used(folder: Path) -> None:
+def test_slurm_outside_slurm_reports_the_used_servers(folder: Path) -> None:
     _, lines = run(
         folder, "--config", "sums", "--slurm", "--startup_patience", "0.2", "--base_url", "http://127.0.0.1:1"
     )
@@ -117,7 +117,7 @@ def test_commands_are_known_before_anything_heavy_is_imported() -> None:
         (["check", "--config", "sums", "--dataset_path", "half.jsonl"], "check_failed", [" 1 "]),
     ],
 )
-def test_what_is_wrong_with_a_command_is_one_line_and_exit_1(
+def test_mistake_in_a_command_is_one_line_and_exit_1(
     folder: Path, arguments: list[str], code: str, quoted: list[str]
 ) -> None:
     (folder / "half.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?"}\n')

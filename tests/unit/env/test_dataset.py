@@ -91,7 +91,7 @@ def test_a_folder_with_a_file_a_split(tmp_path: Path) -> None:
         load(dataset_path=str(tmp_path))
 
 
-def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_missing_dataset_file_reports_the_searched_paths(tmp_path: Path) -> None:
     candidates = [tmp_path / "nope.jsonl", Path("nope.jsonl").absolute()]
     with raises(DatasetError, "dataset_missing", path="nope.jsonl", candidates=candidates):
         load(tmp_path, dataset_path="nope.jsonl")
@@ -220,7 +220,7 @@ def test_every_epoch_has_each_row_once_in_another_order_that_the_seed_fixes(tmp_
     assert [other.item(row).index for row in range(30)] != [i for e in epochs for i in e]
 
 
-def test_without_shuffle_rows_come_as_they_stand(tmp_path: Path) -> None:
+def test_dataset_without_shuffle_keeps_the_order_of_rows(tmp_path: Path) -> None:
     dataset = load(dataset_path=str(write(tmp_path, ".jsonl")))
     assert [dataset.item(row).index for row in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 
@@ -246,7 +246,7 @@ def test_fields_are_found_by_path(tmp_path: Path) -> None:
         nested(tmp_path, prompt_field="choices.text.2", answer_field=None)
 
 
-def test_a_column_whose_name_holds_a_dot_stands_before_a_path(tmp_path: Path) -> None:
+def test_dataset_column_with_a_dot_overrides_a_path(tmp_path: Path) -> None:
     dataset = nested(tmp_path, [{"a.b": "column", "a": {"b": "path"}}], prompt_field="a.b", answer_field=None)
     assert dataset.item(0).prompt == "column"
 
@@ -266,13 +266,13 @@ def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
         ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}], "ends_with_assistant"),
     ],
 )
-def test_what_is_no_conversation_is_an_error_of_its_row(tmp_path: Path, chat: list[Any], code: str) -> None:
+def test_dataset_invalid_conversation_is_an_error_of_its_row(tmp_path: Path, chat: list[Any], code: str) -> None:
     dataset = nested(tmp_path, [{"chat": chat}], prompt_field="chat", answer_field=None)
     with raises(DatasetError, code, row=0, field="chat"):
         dataset.item(0)
 
 
-def test_the_ground_truth_stands_above_the_answer(tmp_path: Path) -> None:
+def test_dataset_ground_truth_overrides_the_answer(tmp_path: Path) -> None:
     dataset = nested(tmp_path, prompt_field="chat", answer_field="metadata.answer_cot", ground_truth_field="gold")
     assert dataset.item(0).answer == "4"
 
@@ -292,7 +292,7 @@ def test_a_template_writes_the_prompt(tmp_path: Path) -> None:
         ("{{ chat ", "template_syntax", {"line": 1}),
     ],
 )
-def test_a_template_that_cannot_work_is_told_at_the_start(
+def test_dataset_invalid_template_is_reported_at_the_start(
     tmp_path: Path, template: str, code: str, values: dict[str, Any]
 ) -> None:
     with raises(DatasetError, code, **values):

@@ -30,7 +30,7 @@ async def start(**params: Any) -> Environment:
     return environment
 
 
-async def test_hints_lead_to_the_number_and_each_costs_a_share() -> None:
+async def test_guess_hints_lead_to_the_number_and_reduce_the_reward() -> None:
     game = await start(tries=4)
     for guess, hint in (
         ("<answer>20</answer>", "Higher."),
@@ -43,7 +43,7 @@ async def test_hints_lead_to_the_number_and_each_costs_a_share() -> None:
     assert await step(game, "\\boxed{25}") == Turn.end(0.25)
 
 
-async def test_a_right_first_guess_is_worth_one_and_none_at_all_nothing() -> None:
+async def test_guess_reward_is_one_for_a_right_first_guess_and_zero_for_none() -> None:
     assert await step(await start(), "25") == Turn.end(1.0)
     game = await start(tries=1)
     assert await step(game, "24") == Turn.end(0.0)
@@ -58,7 +58,7 @@ async def test_attempts_share_nothing() -> None:
     assert (await step(other, "25")).reward == 1.0
 
 
-async def test_a_row_that_is_no_guess_is_an_error_of_that_row() -> None:
+async def test_guess_invalid_row_is_an_error_of_that_row() -> None:
     with raises(DatasetError, "answer_not_a_number", row=7):
         await create_environment("guess")().reset(Item(row=1, index=7, prompt="?", answer="Paris"))  # type: ignore[misc]
 
@@ -98,7 +98,7 @@ number = 5
 """
 
 
-def test_a_class_of_ones_own_is_found_beside_the_configuration(tmp_path: Path) -> None:
+def test_custom_environment_class_is_found_next_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     environment = create_environment("own.py:Echo", folder=tmp_path)()
     assert environment.step(Reply("x", "stop", 1)) == Turn.end(1.0)

@@ -74,7 +74,7 @@ def test_a_group_holds_the_tokens_as_they_were_sent_and_sampled() -> None:
         ((1.0,), None),
     ],
 )
-def test_groups_of_one_score_are_dropped(totals: tuple[float, ...], reason: DropReason | None) -> None:
+def test_groups_with_equal_scores_are_dropped(totals: tuple[float, ...], reason: DropReason | None) -> None:
     assert drop_reason(scored(*totals), ensure_scores_are_not_same=True) is reason
     assert drop_reason(scored(*totals), ensure_scores_are_not_same=False) is None
 
@@ -98,7 +98,7 @@ def test_a_group_with_fewer_than_two_scores_is_dropped(scores: tuple[Score, ...]
         assert drop_reason(rollout(*scores), ensure_scores_are_not_same=same) is reason
 
 
-def test_what_has_no_score_leaves_its_group_and_the_rest_is_trained_on() -> None:
+def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
     made = rollout(GOOD, FAILED, BAD, SILENT, completions=[completion(number) for number in (1, 2, 3, 4)])
     assert drop_reason(made, ensure_scores_are_not_same=True) is None
     spans = [[VersionSpan(f"1.{number}", 0, 1)] for number in range(4)]
@@ -121,7 +121,7 @@ def test_an_attempt_with_nothing_to_train_on_leaves_its_group() -> None:
     assert trainable(made) == [0, 2]
 
 
-def test_of_several_turns_only_what_was_sampled_is_trained_on() -> None:
+def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
     transcript = Transcript(Prompt("?", (100, 101), (user("?"),)))
     transcript.add_reply(Completion([1, 2], [-0.1, -0.2], "stop", [LabelSpan("1.3", 0, 2)]), "one")
     transcript.add_messages([user("Lower.")], [50, 51, 52])

@@ -77,7 +77,7 @@ def test_command_line_over_variables_over_file_over_defaults(tmp_path: Path) -> 
     assert told.config.server.base_url == "http://told:3"
 
 
-def test_one_address_does_not_stand_above_a_list_of_several(tmp_path: Path) -> None:
+def test_single_address_does_not_override_a_list_of_addresses(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{base_url: http://a:1}, {base_url: http://b:2, weight: 2}]\n")
     servers = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_MODEL_URL="http://model:9001").config
     assert [(server.base_url, server.weight) for server in servers.server_configs] == [
@@ -110,7 +110,7 @@ def test_variables_in_a_file(tmp_path: Path) -> None:
     assert (server.api_key, server.model_name) == (SecretStr("secret"), "tiny")
 
 
-def test_the_record_says_what_the_run_is_and_keeps_no_address_or_secret(tmp_path: Path) -> None:
+def test_record_describes_the_run_without_addresses_or_secrets(tmp_path: Path) -> None:
     quiet = read("--dataset_name a/b --reward_functions length --total_steps 7")
     loud = read(
         "--dataset_name a/b --reward_functions length --total_steps 7 --api_key secret --base_url http://host:1 "
@@ -144,7 +144,7 @@ class _Options(Settings):
     samples: int = Field(default=1, ge=1)
 
 
-def test_a_commands_own_flags_stand_beside_the_runs() -> None:
+def test_command_flags_are_read_together_with_the_runs_flags() -> None:
     launch, options = Launch.read_with(_Options, ["--samples", "4", "--group_size", "3"], {}, "test")
     assert (options.samples, launch.config.group_size) == (4, 3)
     with raises(ConfigError, "invalid_settings", where="command line", problems={"samples": "greater_than_equal"}):
@@ -178,7 +178,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "values", "quoted"), MISTAKES)
-def test_mistakes_are_told_with_what_is_right(
+def test_mistakes_are_reported_with_the_correction(
     tmp_path: Path, arguments: str, code: str, values: dict[str, Any], quoted: str
 ) -> None:
     config_file(tmp_path, "dataset: {promt_field: question}\n", "bad")

@@ -21,7 +21,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_rates_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_pace_logs_rates_and_the_remaining_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
     pace = Pace("sums", clock)
@@ -34,7 +34,7 @@ def test_rates_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_nothing_is_guessed(caplog: pytest.LogCaptureFixture) -> None:
+def test_pace_logs_no_remaining_time_if_it_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
     """Before the first step is done, and if the number of steps is unknown."""
     caplog.set_level(logging.INFO)
     clock = Clock()

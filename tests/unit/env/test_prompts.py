@@ -25,7 +25,7 @@ def test_the_system_prompt_comes_first(tokenizer: PreTrainedTokenizerFast) -> No
     assert prompt.text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
 
 
-def test_the_ids_are_those_of_the_text_with_each_special_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_ids_match_the_text_with_each_special_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
     prompts = PromptBuilder(tokenizer)
     prompt = prompts.build("What is 1 + 1?")
     marker = tokenizer.convert_tokens_to_ids("<|im_start|>")
@@ -38,7 +38,7 @@ def test_completions_are_read_without_special_tokens_and_with_their_spaces(token
     assert PromptBuilder(tokenizer).decode([*ids, tokenizer.eos_token_id]) == " <answer>25</answer> ."
 
 
-def test_without_a_template_the_text_is_sent_as_it_is(
+def test_prompt_without_a_template_is_the_unchanged_text(
     tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = copy.deepcopy(tokenizer)
@@ -65,23 +65,21 @@ def test_a_saved_tokenizer_is_loaded_and_a_missing_one_named(
         PromptBuilder.load(str(tmp_path / "empty"))
 
 
-def test_a_prefill_is_the_beginning_of_the_answer_and_not_a_turn_of_its_own(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prefill_begins_the_answer_and_is_not_a_separate_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     prompt = PromptBuilder(tokenizer, prefill="<think>\n").build("Hi")
     assert prompt.text.endswith("<|im_start|>assistant\n<think>\n")
     assert prompt.prefill == "<think>\n"
     assert prompt.token_ids[-8:] == tuple(tokenizer("<think>\n", add_special_tokens=False)["input_ids"])
 
 
-def test_a_rows_own_system_message_stands_above_the_runs(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_rows_system_message_overrides_the_runs(tokenizer: PreTrainedTokenizerFast) -> None:
     own = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "Hi"}]
     assert "Mine." in PromptBuilder(tokenizer, "Be brief.").build(own).text
     assert "Be brief." not in PromptBuilder(tokenizer, "Be brief.").build(own).text
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_what_follows_a_reply_continues_its_tokens_as_the_template_would(
-    tokenizer: PreTrainedTokenizerFast, ended: bool
-) -> None:
+def test_continuation_tokens_match_the_template(tokenizer: PreTrainedTokenizerFast, ended: bool) -> None:
     prompts = PromptBuilder(tokenizer, "Be brief.")
     opening = prompts.build("Guess.")
     reply = tokenizer("<answer>5</answer>", add_special_tokens=False)["input_ids"]
@@ -100,7 +98,7 @@ def test_without_a_template_turns_follow_one_another_as_paragraphs(tokenizer: Pr
     assert prompts.decode(between.token_ids) == "\n\nGo on."
 
 
-def test_a_template_is_told_what_the_run_says_of_thinking(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_template_gets_the_runs_thinking_option(tokenizer: PreTrainedTokenizerFast) -> None:
     knowing = copy.deepcopy(tokenizer)
     knowing.chat_template = (
         "{{ enable_thinking if enable_thinking is defined else 'unsaid' }} "

@@ -38,7 +38,7 @@ def test_node_lists(listed: str, names: list[str]) -> None:
     ["", " ", ",a", "a,", "a,,b", "a[", "a]", "a[]", "a[1-]", "a[-1]", "a[3-1]", "a[x-y]", "a[1-3]]", "a[[1]]",
      "a[1-9999999]", "a[1-999]b[1-999]"],
 )  # fmt: skip
-def test_what_is_no_node_list_is_told(listed: str) -> None:
+def test_invalid_slurm_node_list_is_reported(listed: str) -> None:
     with raises(ConfigError, "not_a_node_list", value=listed):
         expand_nodes(listed)
 
@@ -51,7 +51,7 @@ def found(**changes: str) -> list[str]:
     return [server.base_url for server in discover(CONFIGURED, JOB | changes)]
 
 
-def test_the_nodes_after_the_training_ones_run_servers() -> None:
+def test_slurm_nodes_after_the_training_nodes_run_servers() -> None:
     assert found() == [f"http://gpu{node}:{port}" for node in (2, 3) for port in range(9000, 9008)]
     assert found(INFER_TP="4") == [f"http://gpu{node}:{port}" for node in (2, 3) for port in (9000, 9001)]
     assert found(INFER_TP="8", NUM_TRAINING_NODES="2") == ["http://gpu3:9000"]
@@ -65,7 +65,7 @@ def test_the_nodes_after_the_training_ones_run_servers() -> None:
     ("environ", "quoted"),
     [({}, ("http://here:1",)), ({"SLURM_JOB_NODELIST": "gpu1"}, ("gpu1", "http://here:1"))],
 )
-def test_where_there_is_nothing_to_discover_base_url_is_used(
+def test_base_url_is_used_if_slurm_has_no_servers(
     environ: dict[str, str], quoted: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert discover(CONFIGURED, environ) == CONFIGURED
@@ -81,7 +81,7 @@ def test_where_there_is_nothing_to_discover_base_url_is_used(
         ("INFER_TP", "16", (1, 8)),
     ],
 )
-def test_variables_that_make_no_sense_are_told(variable: str, value: str, bounds: tuple[int, int]) -> None:
+def test_invalid_slurm_variables_are_reported(variable: str, value: str, bounds: tuple[int, int]) -> None:
     at_least, at_most = bounds
     with raises(ConfigError, "number_out_of_range", variable=variable, value=value, at_least=at_least, at_most=at_most):
         found(**{variable: value})

@@ -159,7 +159,7 @@ def test_only_an_open_thought_belongs_to_the_reply(
     assert prompt.text.endswith(begun)
 
 
-def test_thought_in_the_middle_of_a_prompt_is_none_of_the_replys() -> None:
+def test_thought_in_the_middle_of_a_prompt_is_not_part_of_the_reply() -> None:
     assert opened_thought("Write <think>...</think>, then the answer.\nassistant:") == ""
     assert opened_thought("Begin with <think>\nassistant:") == ""
 

@@ -13,7 +13,7 @@ from gristmill_trainer.policy.lora import Lora, attach
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("lora", [True, False])
-def test_the_formula_is_what_torch_counts(tied: bool, lora: bool) -> None:
+def test_flops_formula_matches_torch_counts(tied: bool, lora: bool) -> None:
     model = tiny(tied=tied, attn_implementation="eager", attention_bias=False)
     if lora:
         attach(model, Lora(2, 2.0))
@@ -31,13 +31,13 @@ def test_the_formula_is_what_torch_counts(tied: bool, lora: bool) -> None:
     )
 
 
-def test_each_sequence_attends_to_itself() -> None:
+def test_flops_formula_counts_attention_per_sequence() -> None:
     flops = ModelFlops(trained=1000, frozen=0, head=50, head_is_trained=True, attention=10)
     assert flops.step([3, 5], 4) == 6 * 1000 * 8 + 6 * 10 * (9 + 25) + 6 * 50 * 4
     assert ModelFlops(0, 1000, 50, False, 10).step([3, 5], 4) == 4 * 1000 * 8 + 6 * 10 * 34 + 4 * 50 * 4
 
 
-def test_peaks_by_the_names_that_devices_go_by() -> None:
+def test_peak_flops_are_found_by_device_name() -> None:
     assert peak_tflops("NVIDIA H100 80GB HBM3") == 989
     assert peak_tflops("NVIDIA H100 PCIe") == 756
     assert peak_tflops("NVIDIA H200") == 989

@@ -13,12 +13,12 @@ from gristmill.errors import PluginError
 from gristmill_trainer.hooks import load_hook
 
 
-def test_a_function_of_a_file(tmp_path: Path) -> None:
+def test_hook_loads_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def seen(event):\n    return ('seen', event)\n")
     assert load_hook(f"{tmp_path}/mine.py:seen")(7) == ("seen", 7)  # type: ignore[arg-type]
 
 
-def test_a_function_of_a_package() -> None:
+def test_hook_loads_a_function_of_a_package() -> None:
     assert load_hook("json:dumps") is __import__("json").dumps
 
 
@@ -32,7 +32,7 @@ def test_a_function_of_a_package() -> None:
         ("json:__name__", "not_a_function", {"name": "json:__name__"}),
     ],
 )
-def test_what_is_not_there_is_named(name: str, code: str, values: dict[str, Any]) -> None:
+def test_hook_that_does_not_exist_is_named(name: str, code: str, values: dict[str, Any]) -> None:
     with raises(PluginError, code, **values):
         load_hook(name)
     assert "mine" not in sys.modules

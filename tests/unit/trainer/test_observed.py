@@ -44,7 +44,7 @@ def k3(differences: list[float]) -> float:
 
 
 @given(st.integers(1, 60), st.integers(0, 1000))
-def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
+def test_token_statistics_match_plain_arithmetic(count: int, seed: int) -> None:
     seen = observed(count, seed)
     found = measure(seen)
     new, old, rollout, advantages, entropy = (
@@ -76,7 +76,7 @@ def test_each_measure_is_what_its_name_says(count: int, seed: int) -> None:
     assert found.importance_capped_share == near(fmean(seen.capped.tolist()))
 
 
-def test_tokens_of_advantage_zero_are_neither_positive_nor_negative() -> None:
+def test_token_statistics_count_zero_advantage_as_neither_sign() -> None:
     """By hand: 1 token of advantage 2, 2 of advantage 0, and 1 of advantage -0.5."""
     seen = replace(
         observed(4),
@@ -89,7 +89,7 @@ def test_tokens_of_advantage_zero_are_neither_positive_nor_negative() -> None:
     assert (found.pos_logp, found.neg_logp) == (None, None)
 
 
-def test_the_order_of_tokens_is_no_matter() -> None:
+def test_token_statistics_do_not_depend_on_token_order() -> None:
     """With another number of processes, micro-batches come in another order."""
     pieces = [observed(count, seed) for seed, count in enumerate((3, 11, 1, 7))]
     wanted = measure(Observed.join(pieces))
@@ -99,27 +99,27 @@ def test_the_order_of_tokens_is_no_matter() -> None:
         assert getattr(found, field.name) == pytest.approx(getattr(wanted, field.name), rel=1e-12), field.name
 
 
-def test_joining_keeps_every_token() -> None:
+def test_joined_token_statistics_keep_every_token() -> None:
     pieces = [observed(3, 1), observed(0, 2), observed(5, 3)]
     joined = Observed.join(pieces)
     assert joined.logprobs.tolist() == [*pieces[0].logprobs.tolist(), *pieces[2].logprobs.tolist()]
     assert len(joined.ref_logprobs) == len(joined.capped) == 8
 
 
-def test_a_reference_that_some_tokens_lack_is_none() -> None:
+def test_token_statistics_omit_a_reference_that_some_tokens_lack() -> None:
     joined = Observed.join([observed(3, 1), observed(2, 2, reference=False)])
     assert len(joined.logprobs) == 5
     assert measure(joined).kl_ref is None
 
 
-def test_without_tokens_there_is_nothing_to_tell() -> None:
+def test_token_statistics_without_tokens_report_no_values() -> None:
     empty = Observed.join([])
     assert len(empty.logprobs) == len(Observed.of([]).capped) == 0
     assert measure(empty) == TokenMeasures()
     assert measure(observed(0)) == TokenMeasures()
 
 
-def test_small_differences_keep_their_digits() -> None:
+def test_token_statistics_keep_the_digits_of_small_differences() -> None:
     old = np.full(4, -1.0, np.float32)
     seen = replace(observed(4), old_logprobs=old, rollout_logprobs=old - np.float32(1e-4))
     assert measure(seen).kl_rollout == pytest.approx(5e-9, rel=0.01)

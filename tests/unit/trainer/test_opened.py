@@ -15,7 +15,7 @@ def _run(env: dict[str, Any], protocol: Protocol = Protocol.GRISTMILL) -> RunRec
     return RunRecord.model_construct(run_id="run", state=RunState.OPEN, env=env, protocol=protocol, group_size=2)
 
 
-def test_what_our_environment_tells() -> None:
+def test_run_config_reads_our_environments_report() -> None:
     rewards = ["length", {"type": "accuracy", "weight": 2}]
     run = _run(
         {"dataset": {"dataset_name": "a/b", "max_tokens": 24, "reward_functions": rewards}, "trainer": {"seed": 1}}
@@ -25,7 +25,7 @@ def test_what_our_environment_tells() -> None:
 
 
 @pytest.mark.parametrize("dataset", [None, "sums", ["sums"], {"max_tokens": "many", "reward_functions": "length"}])
-def test_what_others_tell_is_not_made_sense_of(dataset: Any) -> None:
+def test_run_config_ignores_reports_of_unknown_form(dataset: Any) -> None:
     """docs/api.md opens a run with {"dataset": "sums"}."""
     run = _run({"dataset": dataset})
     assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("not told", None, [])

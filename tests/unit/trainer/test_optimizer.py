@@ -66,7 +66,7 @@ def test_a_warm_up_as_long_as_the_run_ends_below_the_peak() -> None:
     assert rates("linear", 3, 3) == [2, 4, 6]
 
 
-def test_the_step_is_adamw_with_the_settings() -> None:
+def test_optimizer_step_matches_adamw_with_the_settings() -> None:
     settings = Hyperparameters(learning_rate=0.1, weight_decay=0.5, adam_beta1=0.8, adam_beta2=0.9)
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 5)) for _ in range(2))
     optimizer = build_optimizer(settings, [ours])
@@ -79,11 +79,11 @@ def test_the_step_is_adamw_with_the_settings() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_eight_bits_without_cuda_are_refused() -> None:
+def test_optimizer_with_eight_bits_is_refused_without_cuda() -> None:
     with raises(OptimizerError, "needs_cuda", setting="optimizer"):
         build_optimizer(Hyperparameters(optimizer="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
 
 
-def test_nothing_to_train_is_refused() -> None:
+def test_optimizer_without_parameters_is_refused() -> None:
     with raises(OptimizerError, "parameters_missing"):
         build_optimizer(Hyperparameters(), [])

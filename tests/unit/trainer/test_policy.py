@@ -32,7 +32,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_the_served_head_is_written_out_although_it_is_tied(policy: Policy) -> None:
+def test_served_tensors_include_a_tied_head(policy: Policy) -> None:
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
     tensors = policy.served_tensors()
     assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
@@ -40,7 +40,7 @@ def test_the_served_head_is_written_out_although_it_is_tied(policy: Policy) -> N
 
 
 @pytest.mark.parametrize("lora", [None, Lora(2, 8.0)], ids=["whole", "merged"])
-def test_served_tensors_have_the_servers_type_and_the_policys_values(model_dir: Path, lora: Lora | None) -> None:
+def test_served_tensors_have_the_servers_dtype_and_the_policys_values(model_dir: Path, lora: Lora | None) -> None:
     source = ModelSource(str(model_dir), str(model_dir), None, 512)
     policy = Policy(source, "cpu", lora=lora)
     whole = policy.served_tensors()
@@ -54,7 +54,7 @@ def test_served_tensors_have_the_servers_type_and_the_policys_values(model_dir: 
 
 
 @pytest.mark.parametrize("name", ["moe", "own_head"])
-def test_what_is_served_has_the_names_and_shapes_of_the_models_files(name: str, tmp_path: Path) -> None:
+def test_served_tensors_match_names_and_shapes_of_the_models_files(name: str, tmp_path: Path) -> None:
     """Experts are joined in memory; not every head is called lm_head."""
     folder = tmp_path / name
     MODELS[name]().save_pretrained(folder)
@@ -67,7 +67,7 @@ def test_what_is_served_has_the_names_and_shapes_of_the_models_files(name: str, 
     assert all(torch.equal(tensor, files[name]) for name, tensor in served.items())
 
 
-def test_a_device_that_is_not_there_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_on_a_missing_device_names_the_device(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with raises(ModelError, "no_gpu"):
         Policy(ModelSource.of(str(model_dir)), "cuda")

@@ -53,7 +53,7 @@ def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:
     return step_metrics(PolicyVersion(1, 4), known, done, SECONDS, **arguments)
 
 
-def test_a_steps_metrics() -> None:
+def test_step_metrics_contain_all_values() -> None:
     found = metrics(statistics(), result(), devices=2, peak=16.0)
     assert (found.step, found.policy_version) == (4, "1.4")
     assert (found.loss, found.grad_norm, found.learning_rate) == (0.25, 1.5, 1e-3)
@@ -86,7 +86,7 @@ def test_values_are_numbers_words_and_dicts_of_them(done: StepResult, groups: in
     assert ("ratio" in values) == (len(done.seen.logprobs) > 0)
 
 
-def test_only_what_has_no_value_is_not_a_number() -> None:
+def test_step_metrics_are_nan_only_without_a_value() -> None:
     def not_numbers(found: StepMetrics) -> set[str]:
         return {name for name, value in found.values().items() if isinstance(value, float) and not math.isfinite(value)}
 
@@ -97,7 +97,7 @@ def test_only_what_has_no_value_is_not_a_number() -> None:
     assert not_numbers(metrics(statistics(0), nothing())) == of_groups | {"loss", "grad_norm", "zero_advantage_share"}
 
 
-def test_a_line_of_the_file_is_strict_json() -> None:
+def test_metrics_line_is_strict_json() -> None:
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no JSON")
 
@@ -108,13 +108,13 @@ def test_a_line_of_the_file_is_strict_json() -> None:
     assert row["step"] == 4
 
 
-def test_dropped_sequences_are_told_by_reason() -> None:
+def test_dropped_sequences_are_reported_by_reason() -> None:
     known = replace(statistics(), rejected={Reason.STALE: 2, Reason.LOGPROBS: 1})
     assert metrics(known, result()).values()["rejected"] == {"stale": 2, "logprobs": 1}
     assert "rejected" not in metrics(statistics(), result()).values()
 
 
-def test_without_a_peak_there_is_no_mfu() -> None:
+def test_step_metrics_without_a_known_peak_have_no_mfu() -> None:
     assert metrics(statistics(), result()).mfu is None
     assert metrics(statistics(), nothing(), peak=16.0).mfu is None
     assert metrics(statistics(), result(flops=None), peak=16.0).mfu is None

@@ -13,7 +13,7 @@ from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.tracking import WandbTracker
 
 
-def test_a_steps_metrics_are_told_by_policy_step(tmp_path: Path) -> None:
+def test_tracker_logs_a_steps_metrics_by_policy_step(tmp_path: Path) -> None:
     settings = TrainerSettings(device="cpu", wandb_name="sums-1", learning_rate=1e-4)
     tracker = WandbTracker("sums", settings, tmp_path, {"NETRC": str(tmp_path / "none")})
     told = metrics(statistics(), result())
@@ -31,7 +31,7 @@ def test_a_steps_metrics_are_told_by_policy_step(tmp_path: Path) -> None:
     assert "train/skipped" not in entry, "words are no metrics"
 
 
-def test_errors_of_wandb_are_counted_and_do_not_end_a_training(
+def test_tracker_counts_wandb_errors_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*arguments: object, **named: object) -> None:
@@ -47,7 +47,7 @@ def test_errors_of_wandb_are_counted_and_do_not_end_a_training(
     assert "the run is gone" in caplog.text
 
 
-def test_a_wandb_that_does_not_start_does_not_end_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_if_wandb_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(**named: object) -> None:
         raise OSError("no space left on device")
 

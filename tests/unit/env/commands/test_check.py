@@ -103,7 +103,7 @@ async def test_rows_without_text_or_answer_are_counted_and_fail(folder: Path, co
     assert "[field_missing] row 20 of data set 'rows.jsonl'" in told
 
 
-async def test_answers_that_a_reward_cannot_read_fail_where_they_are_many(folder: Path, console: Console) -> None:
+async def test_check_fails_if_many_answers_are_unreadable_to_a_reward(folder: Path, console: Console) -> None:
     write(folder, [*ROWS, {"question": "Who?", "answer": "Ada Lovelace"}])
     lines = await checked(folder, console)
     assert "│ accuracy │ 21   │ 20 (95.2%)          │ 0    │ 1        │" in lines
@@ -195,7 +195,7 @@ async def test_rewards_that_are_not_tried_are_named(folder: Path, console: Conso
     assert "no reward was tried on the rows' own answers" in lines
 
 
-async def test_what_cannot_be_loaded_ends_it(folder: Path, console: Console) -> None:
+async def test_check_ends_if_the_data_set_cannot_be_loaded(folder: Path, console: Console) -> None:
     with raises(DatasetError, "field_missing", field="questoin"):
         await checked(folder, console, "--prompt_field", "questoin")
 
@@ -212,7 +212,7 @@ async def test_rows_that_the_environment_refuses_are_counted(folder: Path, conso
     assert "'Ada'" in told
 
 
-async def test_a_prefill_is_shown_where_the_answer_begins(folder: Path, console: Console) -> None:
+async def test_check_shows_a_prefill_at_the_beginning_of_the_answer(folder: Path, console: Console) -> None:
     lines = await checked(folder, console, "--max_token_length", "200", "--prefill", "<think>")
     assert any(line.startswith("│ <think>") for line in lines)
     console.file.truncate(0)

@@ -74,7 +74,7 @@ def test_dpo_takes_the_pair_that_differs_most_and_never_a_tie_or_a_cut_answer_as
     assert paired(worse)[0] == [("a", "b")]
 
 
-def test_an_answer_that_was_begun_for_the_model_is_one_message() -> None:
+def test_exports_join_a_prefilled_answer_into_one_message() -> None:
     messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>"}]
     begun = group(completion("2</think>", 1.0), completion("3</think>", 0.5), messages=messages)
     assert taken(begun)[0] == ["<think>2</think>"]

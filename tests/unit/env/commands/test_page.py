@@ -86,7 +86,7 @@ def full_of(text: str) -> list[SavedGroup]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_model_or_a_row_says_is_shown_and_never_obeyed(text: str, tmp_path: Path) -> None:
+def test_page_shows_texts_of_models_and_rows_without_executing_them(text: str, tmp_path: Path) -> None:
     page = page_of(full_of(text), tmp_path / "page.html", text)
     harmless = page_of(full_of("words"), tmp_path / "harmless.html", "words")
     assert page.balanced
@@ -95,7 +95,7 @@ def test_what_a_model_or_a_row_says_is_shown_and_never_obeyed(text: str, tmp_pat
     assert page.text.count(text) >= 10
 
 
-def test_nothing_but_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path: Path) -> None:
+def test_page_allows_only_its_own_script_and_fetches_nothing(tmp_path: Path) -> None:
     page = page_of([group(completion("x", 1.0))], tmp_path / "page.html")
     policy = next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs) or ""
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -104,12 +104,12 @@ def test_nothing_but_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_pat
     assert "://" not in page.text
 
 
-def test_what_cannot_be_seen_is_shown(tmp_path: Path) -> None:
+def test_page_shows_invisible_characters(tmp_path: Path) -> None:
     page = page_of([group(completion("\x1b[31m\u202eevil\x00 é 漢 👩‍🚀\ttab", 1.0))], tmp_path / "page.html")
     assert "[U+001B][31m[U+202E]evil[U+0000] é 漢 👩‍🚀\ttab" in page.text
 
 
-def test_a_page_tells_what_the_groups_are_like(tmp_path: Path) -> None:
+def test_page_summarizes_the_groups(tmp_path: Path) -> None:
     groups = [
         group(
             completion("a", 1.0, scores={"accuracy": 1.0}, token_ids=[1, 2, 3]),
@@ -133,7 +133,7 @@ def test_a_page_tells_what_the_groups_are_like(tmp_path: Path) -> None:
         assert text in page.text
 
 
-def test_a_page_of_no_groups_says_so(tmp_path: Path) -> None:
+def test_page_without_groups_reports_that(tmp_path: Path) -> None:
     assert "No groups." in page_of([], tmp_path / "page.html").text
 
 

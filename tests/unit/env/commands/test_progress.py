@@ -9,7 +9,7 @@ from rich.console import Console
 from gristmill_env.commands.progress import Steps
 
 
-def test_plain_lines_where_there_is_no_terminal() -> None:
+def test_progress_without_a_terminal_prints_plain_lines() -> None:
     now = [100.0]
     out = io.StringIO()
     with Steps("groups", 100, Console(file=out, width=30), lambda: now[0]) as steps:
@@ -23,7 +23,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert out.getvalue().splitlines()[-1] == "12 of 100 groups, 0.5/s, 25 tokens/s, about 3 min left"
 
 
-def test_what_is_left_is_told_in_words_one_can_use() -> None:
+def test_progress_reports_the_remaining_time_in_readable_units() -> None:
     now = [0.0]
     told = []
     for seconds, total in ((1.0, 9), (60.0, 82), (60.0, 81), (1.0, 1)):

@@ -31,7 +31,7 @@ def launch(*flags: str) -> Launch:
     return Launch.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
 
 
-async def test_new_scores_are_those_of_the_new_rewards_and_the_rest_stays(tmp_path: Path, console: Console) -> None:
+async def test_replay_replaces_scores_and_keeps_the_rest(tmp_path: Path, console: Console) -> None:
     by_format = {"dataset": {"reward_functions": [{"type": "format", "weight": 1.0, "params": {}}]}, "group_size": 3}
     old = [
         group(
@@ -67,7 +67,7 @@ async def test_new_scores_are_those_of_the_new_rewards_and_the_rest_stays(tmp_pa
     ]  # other orders; other signs of the advantage
 
 
-def test_what_would_be_taught_otherwise_is_counted() -> None:
+def test_replay_counts_changed_orders_and_advantage_signs() -> None:
     def totals(*values: float | None) -> SavedGroup:
         return group(*(completion(str(at), value) for at, value in enumerate(values)))
 
@@ -86,7 +86,7 @@ def test_what_would_be_taught_otherwise_is_counted() -> None:
     assert compared(totals(0.5), totals(-0.5)) == (0, 1, 1)  # a group of one: its raw reward
 
 
-async def test_without_rewards_of_its_own_it_takes_the_saved_ones(tmp_path: Path, console: Console) -> None:
+async def test_replay_without_rewards_uses_the_saved_rewards(tmp_path: Path, console: Console) -> None:
     spec = {"type": "accuracy", "weight": 0.5, "params": {}}
     old = group(completion(RIGHT, 0.0), settings={"dataset": {"reward_functions": [spec]}})
     options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
@@ -115,7 +115,7 @@ async def test_another_column_may_hold_the_answer(tmp_path: Path, console: Conso
         ([], group(completion("2", 0.0)), "rewards_not_saved", {}),
     ],
 )  # fmt: skip
-async def test_what_was_not_saved_cannot_be_scored(
+async def test_replay_refuses_rewards_that_need_unsaved_values(
     tmp_path: Path, console: Console, flags: list[str], old: SavedGroup, code: str, values: dict[str, object]
 ) -> None:
     saved = save(tmp_path / "groups.jsonl", [old])
@@ -124,13 +124,13 @@ async def test_what_was_not_saved_cannot_be_scored(
     assert names_in(tmp_path) == ["groups.jsonl"]
 
 
-async def test_a_mistyped_reward_is_told(tmp_path: Path, console: Console) -> None:
+async def test_replay_reports_a_mistyped_reward(tmp_path: Path, console: Console) -> None:
     saved = save(tmp_path / "groups.jsonl", [group(completion("2", 0.0))])
     with raises(RewardError, "unknown_reward", reward="acuracy"):
         await replay(launch("--reward_functions", "acuracy"), ReplayOptions(saved=saved), console)
 
 
-async def test_what_the_environment_gave_is_saved_and_counts_again(tmp_path: Path, console: Console) -> None:
+async def test_replay_counts_the_saved_environment_reward_again(tmp_path: Path, console: Console) -> None:
     turns = [{"role": "assistant", "content": "3"}, {"role": "user", "content": "Lower."},
              {"role": "assistant", "content": "2"}]  # fmt: skip
     old = group(completion("2", 0.0, messages=turns, episode_reward=0.75), completion("3", 0.0, episode_reward=0.0))

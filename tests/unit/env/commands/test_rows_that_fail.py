@@ -61,7 +61,7 @@ def launch(folder: Path, url: str, questions: list[str | None] = QUESTIONS, **se
     return Launch.read(["--config", str(folder / "run.yaml"), "--base_url", url], environ, "test")
 
 
-async def test_process_goes_on_after_a_prompt_that_the_server_refuses(
+async def test_process_continues_after_a_prompt_that_the_server_refuses(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:
     server = Server(failing_server, {LONG})
@@ -113,7 +113,7 @@ async def test_a_server_that_refuses_every_prompt_ends_the_command_with_its_word
     assert read_samples(tmp_path / "out") == [], "nothing is taken for done"
 
 
-async def test_a_server_that_comes_to_refuse_everything_ends_it_too(
+async def test_command_ends_if_the_server_starts_to_refuse_everything(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:
     server = Server(failing_server, {"2 + 2?", "Hi"})

@@ -16,7 +16,7 @@ from gristmill_env.saved import GroupWriter, read_groups
 from .conftest import completion, group, save
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_saved_groups_are_read_back(tmp_path: Path) -> None:
     whole = group(
         completion(
             "2\u2028\x00", 1.0, token_ids=[5, 6], logprobs=[-0.25, -1e-7], scores={"accuracy": 1.0, "mcq": None}
@@ -32,9 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert list(read_groups(save(tmp_path / "new" / "groups.jsonl", [whole, group(row=1)]))) == [whole, group(row=1)]
 
 
-def test_a_torn_last_line_is_told_of_and_the_next_group_takes_its_place(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_saved_groups_report_and_replace_a_torn_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
     whole = path.read_bytes()
     for end in range(len(whole) // 2 + 1, len(whole) - 1):
@@ -46,7 +44,7 @@ def test_a_torn_last_line_is_told_of_and_the_next_group_takes_its_place(
         assert [one.row for one in read_groups(path)] == [0, 2]
 
 
-def test_a_whole_last_line_needs_no_newline_and_is_kept_when_writing_goes_on(
+def test_saved_groups_keep_a_whole_last_line_without_a_newline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = save(tmp_path / "groups.jsonl", [group(row=0), group(row=1)])
@@ -57,7 +55,7 @@ def test_a_whole_last_line_needs_no_newline_and_is_kept_when_writing_goes_on(
     assert caplog.text == ""
 
 
-def test_a_whole_last_line_that_is_no_group_is_named(tmp_path: Path) -> None:
+def test_saved_groups_name_a_last_line_that_is_not_a_group(tmp_path: Path) -> None:
     path = save(tmp_path / "groups.jsonl", [group()])
     path.write_bytes(path.read_bytes() + b'{"answer": 1}')
     with raises(SavedError, "not_a_saved_group", where=f"line 2 of {path}"):
@@ -80,7 +78,7 @@ def _write(path: Path, first: int) -> None:
             writer.append(group(completion("x" * 9000, 1.0), row=row))
 
 
-def test_several_processes_write_one_file(tmp_path: Path) -> None:
+def test_saved_groups_of_several_processes_go_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write, args=(path, first)) for first in (0, 50, 100)]
@@ -115,7 +113,7 @@ def test_keys_of_a_newer_gristmill_are_passed_over(tmp_path: Path) -> None:
     assert [one.prompt for one in read_groups(path)] == ["1 + 1?"]
 
 
-def test_places_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+def test_saved_groups_report_unusable_paths(tmp_path: Path) -> None:
     with raises(SavedError, "saved_groups_unreadable", path=tmp_path / "gone.jsonl"):
         list(read_groups(tmp_path / "gone.jsonl"))
     with raises(SavedError, "output_unwritable", path=tmp_path):

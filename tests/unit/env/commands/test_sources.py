@@ -104,7 +104,7 @@ def test_atropos_groups_that_do_not_add_up_are_named(
         groups_of(path)
 
 
-def test_the_prompt_is_what_conversations_share_up_to_the_turn_before_an_answer() -> None:
+def test_source_prompt_is_the_shared_conversation_before_the_answer() -> None:
     def turn(role: str, content: str) -> dict[str, str]:
         return {"role": role, "content": content}
 
@@ -156,7 +156,7 @@ def test_archived_groups_hold_text_and_scores(folder: Path) -> None:
     assert first.completions[1].logprobs == [-0.5]
 
 
-def test_the_runs_data_set_brings_what_an_archive_lacks(folder: Path) -> None:
+def test_source_reads_values_that_an_archive_lacks_from_the_data_set(folder: Path) -> None:
     run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer"), [1, 7])
     first, second = groups_of(run, *SUMS, "--no-shuffle_dataset")
     assert (first.messages, first.answer) == ([{"role": "user", "content": "1 + 1?"}], "#### 2")

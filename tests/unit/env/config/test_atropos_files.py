@@ -231,7 +231,7 @@ def test_a_nested_file_with_legacy_rewards(read: Reader) -> None:
     assert (config.group_size, config.trainer_block()["batch_size"]) == (1, 1)
 
 
-def test_no_workers_for_evaluation_are_no_evaluation() -> None:
+def test_atropos_file_without_evaluation_workers_disables_evaluation() -> None:
     assert translate(yaml.safe_load(DEBUG), "file").values.get("steps_per_eval", 0) == 0
     assert "max_eval_workers" not in translate(yaml.safe_load(DEBUG), "file").values
 
@@ -273,7 +273,7 @@ def test_the_generation_section_is_below_the_dataset_section(read: Reader) -> No
     assert config.dataset.rewards() == [RewardSpec(type="accuracy")]
 
 
-def test_what_a_file_leaves_out_is_as_in_atropos(read: Reader) -> None:
+def test_atropos_file_uses_atropos_defaults_for_missing_keys(read: Reader) -> None:
     config = read("dataset: {dataset_name: a/b, prompt_field: q, reward_funcs: [format]}\n")
     assert (config.group_size, config.max_num_workers, config.workers) == (4, -1, 8)
     assert (config.dataset.temperature, config.dataset.top_p, config.dataset.max_tokens) == (0.7, 0.9, 4096)
@@ -283,7 +283,7 @@ def test_what_a_file_leaves_out_is_as_in_atropos(read: Reader) -> None:
     assert read.told_of("temperature 0.7", "top_p 0.9")
 
 
-def test_flags_and_variables_stand_above_the_file(read: Reader) -> None:
+def test_flags_and_variables_override_an_atropos_file(read: Reader) -> None:
     config = read(
         LOCAL,
         "--temperature",
@@ -308,7 +308,7 @@ def test_values_that_mean_not_set(read: Reader) -> None:
     assert (config.server.model_name, config.server.api_key, config.tokenizer_name) == (None, None, None)
 
 
-def test_a_local_path_stands_above_a_name(read: Reader) -> None:
+def test_atropos_local_path_overrides_a_name(read: Reader) -> None:
     config = read("dataset: {dataset_name: a/b, dataset_path: rows.jsonl, prompt_field: q, reward_funcs: [format]}\n")
     assert (config.dataset.dataset_name, config.dataset.dataset_path) == (None, "rows.jsonl")
     assert read.told_of("dataset_name", "dataset_path")
@@ -344,7 +344,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "code", "place", "values"), MISTAKES)
-def test_what_cannot_be_honoured_is_refused_with_the_reason(
+def test_atropos_file_with_unsupported_settings_is_refused_with_the_reason(
     read: Reader, text: str, code: str, place: str, values: dict[str, Any]
 ) -> None:
     with raises(ConfigError, code, where=f"{read.path}{place}", **values):

@@ -23,7 +23,7 @@ def test_flags_may_name_their_section() -> None:
     assert (config.slurm, config.testing) == (False, True)
 
 
-def test_a_mistyped_one_is_an_error() -> None:
+def test_mistyped_atropos_flag_is_an_error() -> None:
     with raises(ConfigError, "unknown_flag", name="--gruop_size") as raised:
         Launch.read(["--env.gruop_size", "4"], {}, "test")
     assert "'group_size'" in str(raised.value)

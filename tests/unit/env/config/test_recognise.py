@@ -49,7 +49,7 @@ def test_marks_of_atropos(values: dict[str, object], quoted: str) -> None:
         {"config_format": "gristmill", "env": {}},
     ],
 )
-def test_files_of_ours(values: dict[str, object]) -> None:
+def test_gristmill_files_are_not_read_as_atropos_files(values: dict[str, object]) -> None:
     assert sign_of_atropos(values, "file") is None
 
 
@@ -69,7 +69,7 @@ def test_keys_of_both_kinds_are_an_error_that_names_both(tmp_path: Path, text: s
     assert f"'{ours}'" in str(raised.value)
 
 
-def test_the_format_can_be_told(tmp_path: Path) -> None:
+def test_config_format_can_be_named_explicitly(tmp_path: Path) -> None:
     plain = tmp_path / "plain.yaml"
     plain.write_text("dataset: {dataset_name: a/b, prompt_field: q}\nmy_note: x\n")
     problems = {"my_note": "unknown_key"}

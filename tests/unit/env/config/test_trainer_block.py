@@ -30,7 +30,7 @@ from gristmill_env.settings import EnvConfig
         ({"total_steps": 3, "trainer": {"training_steps": 3}}, {"training_steps": 3}),
     ],
 )
-def test_what_the_trainer_gets(values: dict[str, Any], block: dict[str, Any]) -> None:
+def test_trainer_block_contains_the_trainers_settings(values: dict[str, Any], block: dict[str, Any]) -> None:
     config = EnvConfig.model_validate(values)
     assert config.recorded("tiny")["trainer"] == block
 

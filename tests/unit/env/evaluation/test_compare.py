@@ -42,7 +42,7 @@ def test_the_difference_is_taken_prompt_by_prompt(tmp_path: Path) -> None:
     assert found.cautions == []
 
 
-def test_pairing_sees_what_two_separate_intervals_do_not(tmp_path: Path) -> None:
+def test_paired_comparison_detects_a_difference_within_separate_intervals(tmp_path: Path) -> None:
     """Nine prompts, each a little better than before, and very different from one another."""
     before = [prompt(n, [sample(0, length=n / 10)]) for n in range(9)]
     after = [prompt(n, [sample(0, length=n / 10 + 0.04 + 0.01 * (n % 3))]) for n in range(9)]
@@ -55,14 +55,14 @@ def test_pairing_sees_what_two_separate_intervals_do_not(tmp_path: Path) -> None
     assert length.estimate.low > 0.04
 
 
-def test_the_same_evaluation_twice_is_no_difference(tmp_path: Path) -> None:
+def test_comparison_of_an_evaluation_with_itself_finds_no_difference(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 0, 1), judged(1, 1, 1)])
     for difference in compare(a, a).differences:
         assert (difference.estimate.value, difference.estimate.stderr, difference.p_value) == (0, 0, None)
         assert (difference.better, difference.worse, difference.same) == (0, 0, 2)
 
 
-def test_only_what_both_have_is_compared_and_what_else_differs_is_told(tmp_path: Path) -> None:
+def test_comparison_uses_shared_values_and_reports_other_differences(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 1, 1), judged(1, 1, 1), prompt(2, [], skipped="too_long")])
     other = plan(samples=1, model="other", dataset="elsewhere")
     b = evaluation(tmp_path / "b", [judged(1, 0), judged(2, 1), prompt(3, [sample(1)])], other)
@@ -73,7 +73,7 @@ def test_only_what_both_have_is_compared_and_what_else_differs_is_told(tmp_path:
     assert [caution.partition(" ")[0] for caution in found.cautions] == ["the", "samples"]
 
 
-def test_other_prompts_of_the_same_rows_are_told(tmp_path: Path) -> None:
+def test_comparison_reports_different_prompts_of_the_same_rows(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 1), judged(1, 1)])
     b = evaluation(tmp_path / "b", [judged(0, 1), prompt(1, [sample(1)], prompt="Think! What is 1 + 1?")])
     assert compare(a, b).cautions == ["1 of 2 prompts are not the same, word for word"]

@@ -34,7 +34,7 @@ def test_pass_at_k(samples: int, right: int, k: int, value: float) -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(outcomes: list[bool], data: st.DataObject) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_completion(outcomes: list[bool], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(outcomes)))
     subsets = list(itertools.combinations(outcomes, k))
     assert pass_at_k(len(outcomes), sum(outcomes), k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
@@ -52,7 +52,7 @@ def test_pass_at_k_of_more_than_there_are(samples: int, right: int, k: int) -> N
 
 
 @pytest.mark.parametrize(("samples", "ks"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
-def test_the_k_that_are_told(samples: int, ks: list[int]) -> None:
+def test_pass_at_k_reports_the_expected_values_of_k(samples: int, ks: list[int]) -> None:
     assert pass_ks(samples) == ks
 
 
@@ -77,7 +77,9 @@ def test_majority(votes: list[tuple[str | None, bool]], value: float) -> None:
 
 
 @given(st.lists(st.sampled_from([R, ("7", False), ("8", False), (None, False)]), min_size=1, max_size=8))
-def test_majority_is_the_chance_of_the_right_one_among_the_most_frequent(votes: list[tuple[str | None, bool]]) -> None:
+def test_majority_is_the_chance_of_the_right_answer_among_the_most_frequent(
+    votes: list[tuple[str | None, bool]],
+) -> None:
     counts = Counter(answer for answer, _ in votes if answer is not None)
     winners = [answer for answer, count in counts.items() if count == max(counts.values())]
     assert majority(votes) == pytest.approx(winners.count("72") / len(winners) if winners else 0.0)
@@ -98,7 +100,7 @@ def test_a_mean_and_its_interval_by_hand() -> None:
     assert cut.low == pytest.approx(estimate.low)
 
 
-def test_one_prompt_has_no_error_and_none_no_mean() -> None:
+def test_mean_of_one_prompt_has_no_error_and_of_none_no_value() -> None:
     one = mean([0.5])
     assert one is not None
     assert (one.stderr, one.low, one.high) == (None, None, None)
@@ -111,7 +113,7 @@ def test_one_prompt_has_no_error_and_none_no_mean() -> None:
         lambda n: st.lists(st.lists(st.floats(-10, 10), min_size=n, max_size=n), min_size=2, max_size=12)
     )
 )
-def test_the_error_is_the_clustered_one_of_all_completions(groups: list[list[float]]) -> None:
+def test_standard_error_is_clustered_over_all_completions(groups: list[list[float]]) -> None:
     """Cluster-robust, from every single completion, with the usual factor m / (m − 1) for m clusters."""
     values = [value for group in groups for value in group]
     centre, m = statistics.fmean(values), len(groups)

@@ -63,7 +63,7 @@ def test_the_evaluation_set(folder: Path, flags: tuple[str, ...], first: str, co
     assert has_evaluation_set(launch(folder, *flags).config.dataset) == bool([f for f in flags if "--eval" in f])
 
 
-def test_one_completion_is_greedy_and_several_are_sampled_as_in_training(folder: Path) -> None:
+def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder: Path) -> None:
     greedy, sampled = planned(folder).sampling, planned(folder, "--eval_samples", "4").sampling
     assert (greedy.temperature, greedy.top_p) == (0, 1)
     assert (sampled.temperature, sampled.top_p) == (0.7, 0.9)

@@ -57,13 +57,13 @@ async def test_unmarked_answers_vote_where_the_reward_takes_them() -> None:
     assert found.passes[1].value == 0.25
 
 
-async def test_wrong_choices_are_one_party_however_they_are_written() -> None:
+async def test_records_count_equal_wrong_choices_as_one_candidate() -> None:
     said = ["answer: A", "answer: A", "<answer>(B)</answer>", "<answer>B) Paris</answer>", "Answer: B"]
     found = await summary(["mcq"], said, "A", {"choices": ["Oslo", "Paris", "Rome"]})
     assert (majority(found), found.unextracted) == (0.0, 0.0)
 
 
-async def test_wrong_mathematics_is_one_party_however_it_is_written() -> None:
+async def test_records_count_equal_wrong_mathematics_as_one_candidate() -> None:
     found = await summary(
         ["accuracy"], ["#### 2", "#### 2", r"#### $\sqrt2$", r"\boxed{\sqrt{2}}", r"#### \sqrt 2"], "2"
     )

@@ -17,7 +17,7 @@ from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, SampleFile
 from .made import PLAN, judged, plan, prompt, sample
 
 
-async def test_a_resumed_evaluation_has_what_was_done(tmp_path: Path) -> None:
+async def test_resumed_evaluation_keeps_finished_samples(tmp_path: Path) -> None:
     with SampleFile(tmp_path / "e", PLAN, resume=False) as file:
         assert file.done == {}
         for number in (2, 0):
@@ -85,7 +85,7 @@ def test_two_processes_do_not_share_an_evaluation(tmp_path: Path) -> None:
         SampleFile(tmp_path, PLAN, resume=True)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_evaluation_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with raises(EvaluationError, "output_unwritable", path=tmp_path / "file" / "e"):
         SampleFile(tmp_path / "file" / "e", PLAN, resume=False)
@@ -108,7 +108,7 @@ asyncio.run(main())
 """
 
 
-def test_a_kill_loses_nothing_that_was_told_as_done(tmp_path: Path) -> None:
+def test_evaluation_keeps_samples_reported_as_done_after_a_kill(tmp_path: Path) -> None:
     told = -1
     for _ in range(3):
         command = [sys.executable, "-c", APPENDS, str(tmp_path)]

@@ -26,7 +26,7 @@ def test_pass_mean_and_groups() -> None:
     assert (found.asked, found.completions, found.skipped) == (4, 8, {})
 
 
-def test_every_reward_has_its_own_figures_and_what_it_did_not_score_is_no_zero() -> None:
+def test_summary_has_values_per_reward_and_unscored_completions_are_not_zero() -> None:
     failing = "accuracy: ValueError: no"
     records = [
         prompt(0, [sample(1, length=0.2), sample(None, length=0.4)]),  # accuracy skips the second
@@ -57,7 +57,7 @@ def test_prompts_with_fewer_judged_completions_count_as_far_as_they_go() -> None
     assert found.asked == 3
 
 
-def test_majority_wants_an_answer_to_vote_on_and_more_than_one_completion() -> None:
+def test_summary_majority_needs_answers_and_several_completions() -> None:
     record = prompt(0, [sample(1), sample(0, answer="7"), sample(0, answer="7")])
     assert summarise(plan(samples=3), [record]).majority.value == 0.0  # type: ignore[union-attr]
     assert summarise(plan(samples=3, compares=False), [record]).majority is None
@@ -83,7 +83,7 @@ def test_prompts_that_were_not_asked_are_counted_and_in_no_figure() -> None:
     assert (found.asked, found.skipped, found.passes[1].value) == (1, {"too_long": 2}, 1.0)
 
 
-def test_weights_that_changed_on_the_way_are_told() -> None:
+def test_summary_reports_weights_that_changed_during_the_evaluation() -> None:
     records = [judged(0, 1, 1), prompt(1, [sample(1, versions=["1.20", "1.21"]), sample(1, versions=["1.21"])])]
     assert summarise(plan(), records).versions == {"1.20": 2, "1.20+1.21": 1, "1.21": 1}
 

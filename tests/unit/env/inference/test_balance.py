@@ -22,7 +22,7 @@ def lane(tokens: int = 0, **changes: float) -> Lane:
     return made
 
 
-def test_the_cost_of_a_request_is_its_prompt_and_all_it_may_sample() -> None:
+def test_request_cost_is_its_prompt_and_all_tokens_it_may_sample() -> None:
     sampling = SamplingParams(temperature=1.0, max_tokens=50)
     assert GenerationRequest(token_ids=[1] * 10, sampling=sampling, count=4).cost == 210
     assert GenerationRequest(messages=[{"role": "user", "content": "x" * 40}], sampling=sampling).cost == 60
@@ -33,7 +33,7 @@ def test_the_fewest_outstanding_tokens_win_not_the_fewest_requests() -> None:
     assert least_loaded([busy, idle], 10, evaluation=False) is idle
 
 
-def test_a_lane_without_room_or_not_up_is_passed_over() -> None:
+def test_balance_skips_a_server_that_is_full_or_down() -> None:
     full, away, behind = lane(max_requests=2, requests=2), lane(), lane(tokens=10**6)
     away.state = LaneState.AWAY
     assert least_loaded([full, away, behind], 10, evaluation=False) is behind
@@ -57,7 +57,7 @@ def test_load_is_shared_by_weight() -> None:
     assert taken == {0: 100, 1: 300}
 
 
-def test_what_is_in_flight_is_counted_until_it_ends_however_it_ends() -> None:
+def test_balance_counts_a_request_until_it_ends() -> None:
     one = lane()
 
     def fail() -> None:

@@ -32,13 +32,13 @@ async def ask(server: FailingServer, request: GenerationRequest = ASK, **options
         return await servers.generate(request)
 
 
-async def test_a_plain_request_says_nothing_that_is_not_asked_for(text_server: FailingServer) -> None:
+async def test_chat_request_contains_only_requested_options(text_server: FailingServer) -> None:
     await ask(text_server)
     plain = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "temperature": 1.0, "max_tokens": 4}
     assert text_server.bodies == [plain]
 
 
-async def test_what_is_asked_for_is_said(text_server: FailingServer) -> None:
+async def test_chat_request_contains_all_requested_options(text_server: FailingServer) -> None:
     text_server.answers[CHAT] = lambda: answers(said(), said("there", "length"))
     sampling = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=9)
     completions = await ask(text_server, dataclasses.replace(ASK, sampling=sampling, count=2, stop=["</a>"]))
@@ -51,7 +51,7 @@ async def test_what_is_asked_for_is_said(text_server: FailingServer) -> None:
     ]  # fmt: skip
 
 
-async def test_one_completion_alone_has_its_tokens_counted(text_server: FailingServer) -> None:
+async def test_chat_counts_the_tokens_of_a_single_completion(text_server: FailingServer) -> None:
     [completion] = await ask(text_server)
     assert completion.length == 7
 
@@ -88,7 +88,7 @@ async def test_a_completion_that_was_broken_off_is_asked_for_again(text_server: 
         ({"stop_token_ids": [7], "prefill": "<"}, ["prefill", "stop_token_ids"]),
     ],
 )
-async def test_what_only_vllm_can_do_is_refused_elsewhere(
+async def test_chat_refuses_vllm_options_on_other_servers(
     text_server: FailingServer, changes: dict[str, Any], settings: list[str]
 ) -> None:
     with raises(InferenceError, "needs_vllm", settings=settings):

@@ -16,7 +16,7 @@ from gristmill_env.errors import InferenceError
 from .conftest import ASK, CHAT, GENERATE, answers, choice, client
 
 
-async def test_an_unreachable_server_is_named_with_how_long_it_was_tried() -> None:
+async def test_unreachable_server_is_reported_with_the_time_spent() -> None:
     async with client("http://127.0.0.1:1") as server:
         started = time.monotonic()
         with raises(InferenceError, "model_server_unreachable", urls=["http://127.0.0.1:1"]) as raised:
@@ -103,7 +103,7 @@ async def test_server_type_openai_takes_text_of_a_server_that_has_token_ids(fail
         ((401, {"error": "no"}), "api_key_refused", {"status": 401, "path": GENERATE}),
     ],
 )
-async def test_a_refusal_is_told_at_once(
+async def test_server_refusal_is_reported_at_once(
     failing_server: FailingServer, answer: tuple[int, Any], code: str, values: dict[str, Any]
 ) -> None:
     failing_server.answers[GENERATE] = lambda: answer
@@ -135,7 +135,7 @@ async def test_a_server_in_trouble_is_asked_again_until_patience_ends(
     assert failing_server.asked.count(GENERATE) >= 3
 
 
-async def test_a_server_that_asks_for_time_gets_it(failing_server: FailingServer) -> None:
+async def test_client_waits_as_long_as_the_server_requests(failing_server: FailingServer) -> None:
     failing_server.answers[GENERATE] = lambda: (429, {}) if len(failing_server.bodies) == 1 else answers(choice())
     failing_server.headers["Retry-After"] = "1.5"
     async with client(failing_server, patience=30) as server:
@@ -173,7 +173,7 @@ async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer)
     assert failing_server.asked == ["/beta/openai/models", "/beta/openai/chat/completions"]
 
 
-def test_no_manifest_is_no_error_here(tmp_path: Path) -> None:
+def test_server_without_a_manifest_is_accepted(tmp_path: Path) -> None:
     from gristmill_env.prepare import read_manifest
 
     assert read_manifest(tmp_path) is None

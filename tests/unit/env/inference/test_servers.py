@@ -71,7 +71,7 @@ async def test_a_slower_server_gets_less(two_servers: Pair) -> None:
     assert worked(fast) > 2 * worked(slow)
 
 
-async def test_no_server_has_more_requests_at_once_than_it_may(two_servers: Pair) -> None:
+async def test_servers_keep_each_request_limit(two_servers: Pair) -> None:
     at_once, most = [0, 0], [0, 0]
 
     def counted(number: int) -> Callable[[], tuple[int, Any]]:
@@ -139,7 +139,7 @@ async def test_a_server_that_takes_requests_only_to_fail_them_is_asked_ever_more
     assert worked(sick) <= 6  # rests of 0.25 s, 0.5 s, 1 s, 2 s, each times 0.5 to 1.5
 
 
-async def test_when_all_are_away_a_call_waits_and_says_so_once(
+async def test_call_without_reachable_servers_waits_and_logs_once(
     two_servers: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     for server in two_servers:
@@ -162,14 +162,14 @@ async def test_when_all_are_away_a_call_waits_and_says_so_once(
     assert caplog.text.count("HTTP 503") == 2  # each server's trouble, however often it was tried
 
 
-async def test_when_all_stay_away_all_are_named() -> None:
+async def test_error_without_reachable_servers_names_all_servers() -> None:
     async with client("http://127.0.0.1:1", "http://127.0.0.1:2") as servers:
         urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
         with raises(InferenceError, "model_server_unreachable", urls=urls):
             await servers.connect(patience=0.5)
 
 
-async def test_a_dead_address_beside_a_living_one_costs_nothing(
+async def test_unreachable_address_does_not_delay_a_working_server(
     failing_server: FailingServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gristmill_env.inference.meeting._GRACE", 0.5)
@@ -194,7 +194,7 @@ def slow_for(server: FailingServer, seconds: float, tokens: list[int]) -> None:
     server.answers[GENERATE] = answer
 
 
-async def test_slow_request_fails_alone_and_does_not_bench_its_server(
+async def test_slow_request_fails_alone_and_its_server_stays_in_use(
     failing_server: FailingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow_for(failing_server, 3.0, [9])
@@ -353,7 +353,7 @@ async def test_waiting_for_the_trainer_has_no_end(failing_server: FailingServer)
             await call
 
 
-async def test_completions_are_asked_for_one_by_one_where_n_is_ignored(failing_server: FailingServer) -> None:
+async def test_completions_are_requested_singly_if_the_server_ignores_n(failing_server: FailingServer) -> None:
     failing_server.takes_tokens = False
     failing_server.answers[CHAT] = lambda: answers(said())
     async with client(failing_server) as servers:
@@ -372,7 +372,7 @@ async def test_n_kwarg_is_ignored_is_known_beforehand(failing_server: FailingSer
     assert [body["sampling_params"]["n"] for body in failing_server.bodies] == [1] * 4
 
 
-async def test_a_refusal_of_one_of_many_is_told_as_it_is(failing_server: FailingServer) -> None:
+async def test_refusal_of_one_request_among_many_is_raised_unchanged(failing_server: FailingServer) -> None:
     failing_server.answers[GENERATE] = lambda: (400, {"error": "too long"})
     async with client(failing_server, n_kwarg_is_ignored=True) as servers:
         await servers.connect(patience=2)

@@ -129,9 +129,7 @@ async def their_scores(environment: Any, row: Mapping[str, Any], completions: Se
     return outputs
 
 
-def test_rows_are_those_of_the_environment_with_its_system_prompt_once(
-    package: Package, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_verifiers_rows_have_the_system_prompt_once(package: Package, tokenizer: PreTrainedTokenizerFast) -> None:
     settings = config(dataset_name=f"verifiers:{package(SUMS)}", answer_field="answer", system_prompt="Not this.")
     dataset = PromptDataset(settings, None)
     item = dataset.item_at(1)
@@ -149,7 +147,7 @@ async def test_split_eval_is_the_environments_and_slices_work(package: Package) 
     assert [dataset.item_at(at).prompt for at in range(len(dataset))] == ["101 + 101?", "102 + 102?"]
 
 
-async def test_scores_and_parts_are_those_of_verifiers(package: Package) -> None:
+async def test_verifiers_scores_and_parts_match_verifiers(package: Package) -> None:
     settings = config(dataset_name=f"verifiers:{package(SUMS)}", dataset_args={"bonus": 0.3})
     ours = await scores(settings, COMPLETIONS)
     theirs = vf.load_environment(settings.verifiers_id, **settings.dataset_args)
@@ -188,7 +186,7 @@ async def test_its_weight_in_the_run_is_on_top_of_the_rubrics_weights(package: P
     assert score.parts["sums/right"] == 1
 
 
-async def test_functions_of_a_group_see_it_whole(package: Package) -> None:
+async def test_verifiers_group_functions_get_the_whole_group(package: Package) -> None:
     code = simple(
         """
         def longest(completions) -> list[float]:
@@ -224,7 +222,7 @@ async def test_a_function_that_fails_is_an_error_of_its_completion_and_no_zero(p
 
 
 @pytest.mark.parametrize("returned", ["[1.0]", "None", "{'a': 1.0}", "'much'"])
-async def test_what_is_no_number_is_an_error(package: Package, returned: str) -> None:
+async def test_verifiers_value_that_is_not_a_number_is_an_error(package: Package, returned: str) -> None:
     code = simple(f"def odd(completion):\n    return {returned}", "odd")
     (score,) = await scores(config(dataset_name=f"verifiers:{package(code)}"), ["a"], row=0)
     assert score.total is None
@@ -232,7 +230,7 @@ async def test_what_is_no_number_is_an_error(package: Package, returned: str) ->
     assert str(score.error).startswith("verifiers: odd: ")
 
 
-async def test_a_metric_that_fails_costs_nobody_the_total(package: Package) -> None:
+async def test_verifiers_failing_metric_does_not_affect_the_total(package: Package) -> None:
     code = simple(
         """
         def right(completion):
@@ -305,7 +303,7 @@ async def test_a_prompt_that_is_changed_in_setup_is_refused(package: Package) ->
     assert score.failed["verifiers"].code == "prompt_changed"
 
 
-async def test_the_prompt_that_the_model_was_given_is_what_functions_see(package: Package) -> None:
+async def test_verifiers_functions_get_the_prompt_of_the_model(package: Package) -> None:
     code = simple("def first(prompt):\n    return float(prompt[0]['content'] == 'Of the run.')", "first")
     settings = config(dataset_name=f"verifiers:{package(code)}")
     columns = PromptDataset(settings, None).item_at(0).columns
@@ -322,7 +320,7 @@ def test_the_reward_is_a_library_too(package: Package) -> None:
     assert reward.score(["<answer>4</answer>", "no"], row=row) == pytest.approx([1.7, 0.125], abs=0.2)
 
 
-def test_handlers_of_signals_stay_those_of_the_run(package: Package) -> None:
+def test_verifiers_environment_keeps_the_runs_signal_handlers(package: Package) -> None:
     def ours(number: int, frame: object) -> None:
         """The signal handler that the run has set."""
 
@@ -343,13 +341,15 @@ def test_handlers_of_signals_stay_those_of_the_run(package: Package) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:message_type is deprecated")
-def test_what_is_not_one_prompt_and_one_reply_is_refused(package: Package, changes: dict[str, str], found: str) -> None:
+def test_verifiers_environment_that_is_not_single_turn_is_refused(
+    package: Package, changes: dict[str, str], found: str
+) -> None:
     name = package(simple("def one(completion):\n    return 1.0", "one", **changes))
     with raises(PluginError, "environment_unsupported", found=found):
         PromptDataset(config(dataset_name=f"verifiers:{name}"), None)
 
 
-def test_what_cannot_be_loaded_says_why(package: Package) -> None:
+def test_verifiers_environment_that_cannot_be_loaded_reports_the_reason(package: Package) -> None:
     def load(**values: Any) -> None:
         PromptDataset(config(**values), None)
 
@@ -376,7 +376,7 @@ def test_the_reward_wants_an_environment_and_its_rows(package: Package) -> None:
         Scorer([WeightedReward(reward, 1.0)], has_answer=False, columns=["question", "answer"])
 
 
-def test_without_the_extra_the_line_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifiers_not_installed_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     remedy = 'pip install "verifiers>=0.2,<0.4"'
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with raises(PluginError, "package_missing", extra="verifiers") as raised:

@@ -230,7 +230,9 @@ async def test_answers_that_algebra_finds_different_score_zero(gold: str, comple
 @pytest.mark.parametrize(
     "gold", ["Paris", "no", "the cat", "", "#### ", "?", "5 hours and 20 minutes", "1 000", r"\frac{1"]
 )
-async def test_a_gold_that_is_no_mathematics_gives_no_score(gold: str, untouched_pool: SymbolicPool) -> None:
+async def test_accuracy_gives_no_score_for_a_gold_that_is_not_mathematics(
+    gold: str, untouched_pool: SymbolicPool
+) -> None:
     assert await accuracy("The answer is 72.", gold) is None
     assert await accuracy("The answer is Paris.", gold) is None
     assert await accuracy("I do not know.", gold) is None

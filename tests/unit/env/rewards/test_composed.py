@@ -76,7 +76,7 @@ async def test_composed_rewards_nest() -> None:
     assert made.parts == {"combined": 31.0, "combined/up": 1.0, "combined/inner": 3.0, "combined/inner/down": 1.0}
 
 
-async def test_a_failing_part_costs_the_sample_unless_it_is_a_metric() -> None:
+async def test_composed_reward_fails_with_a_failing_part_that_is_not_a_metric() -> None:
     broken = "up x down 2"
     first, second = await score(combined("up", "down"), broken, "up 1 down 1")
     assert (first.total, second.total) == (None, 2.0)
@@ -124,7 +124,7 @@ async def test_cascading_r1() -> None:
     ]  # fmt: skip
 
 
-async def test_a_composed_reward_asks_for_what_its_parts_ask_for() -> None:
+async def test_composed_reward_requires_the_inputs_of_its_parts() -> None:
     with raises(RewardError, "no_answer_field", reward="accuracy"):
         Scorer([WeightedReward(create_reward("r1"), 1.0)], has_answer=False)
 
@@ -150,6 +150,6 @@ async def test_a_composed_reward_asks_for_what_its_parts_ask_for() -> None:
         ),
     ],
 )
-def test_what_cannot_be_composed(specification: Any, code: str, values: dict[str, Any]) -> None:
+def test_composed_reward_refuses_invalid_parts(specification: Any, code: str, values: dict[str, Any]) -> None:
     with raises(RewardError, code, **values):
         create_reward(specification)

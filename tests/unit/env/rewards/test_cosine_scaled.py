@@ -63,7 +63,7 @@ def test_the_score_is_one_less_the_scaled_distance(
     assert similarity(server, completion, answer, **params) == (None if score is None else pytest.approx(score))
 
 
-def test_it_asks_as_openai_is_asked(server: LettersServer) -> None:
+def test_cosine_scaled_sends_openai_requests(server: LettersServer) -> None:
     similarity(server, "a", "ab", model_name="minilm", api_key=KEY)
     assert server.asked == [
         {"path": "/v1/embeddings", "model": "minilm", "input": ["a", "ab"], "encoding_format": "float"}
@@ -83,7 +83,7 @@ def test_an_answer_is_embedded_once(server: LettersServer) -> None:
     assert [request["input"] for request in server.asked] == [["a", "ab"], ["b"], ["ab"]]
 
 
-def test_a_remembered_answer_is_that_of_its_own_model(server: LettersServer) -> None:
+def test_cosine_scaled_caches_per_model(server: LettersServer) -> None:
     similarity(server, "a", "ab", model_name="one")
     similarity(server, "a", "ab", model_name="other")
     assert [request["input"] for request in server.asked] == [["a", "ab"], ["a", "ab"]]
@@ -133,7 +133,7 @@ def test_a_refusal_is_an_error_with_its_remedy_and_not_tried_again(
         ({"object": "list"}, "embeddings_invalid"),
     ],
 )
-def test_what_is_no_answer_is_an_error(server: LettersServer, reply: Any, code: str) -> None:
+def test_cosine_scaled_invalid_answer_is_an_error(server: LettersServer, reply: Any, code: str) -> None:
     server.replies = [(200, reply)]
     with raises(RewardError, code):
         similarity(server, "a", "b")
@@ -146,14 +146,14 @@ def test_a_remembered_answer_of_another_length_is_an_error(server: LettersServer
         similarity(server, "a", "ab")
 
 
-def test_a_server_that_is_not_there_is_an_error_that_names_it(server: LettersServer) -> None:
+def test_cosine_scaled_error_names_an_unreachable_server(server: LettersServer) -> None:
     server.close()
     with raises(RewardError, "embeddings_unreachable", url=f"{server.url}/v1/embeddings"):
         similarity(server, "a", "b")
 
 
 @pytest.mark.parametrize("params", [{}, {"local": True, "base_url": "http://localhost:1"}])
-def test_one_of_server_and_local_is_wanted(params: dict[str, Any]) -> None:
+def test_cosine_scaled_requires_either_server_or_local(params: dict[str, Any]) -> None:
     with raises(RewardError, "embeddings_source"):
         create_reward("cosine_scaled", params)
 
@@ -163,14 +163,16 @@ def test_an_address_without_http_is_refused_at_the_start() -> None:
         create_reward("cosine_scaled", {"base_url": "localhost:8080"})
 
 
-def test_without_the_extra_local_says_what_to_install_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cosine_scaled_local_without_its_package_names_it_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [])  # no module is found that is not imported yet
     with raises(RewardError, "package_missing", extra="embeddings") as raised:
         create_reward("cosine_scaled", {"local": True})
     assert 'pip install "sentence-transformers>=3"' in str(raised.value)
 
 
-def test_the_key_is_told_to_nobody_but_the_server(server: LettersServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_cosine_scaled_sends_the_key_only_to_the_server(
+    server: LettersServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     params = {"base_url": server.url, "api_key": KEY, "scale_factor": 2.0}
     reward: Any = create_reward("cosine_scaled", params)

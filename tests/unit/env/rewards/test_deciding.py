@@ -50,7 +50,7 @@ def test_the_reward_that_decides(rewards: list[Any], name: str, compares: bool) 
     assert (decision.name, decision.compares) == (name, compares)
 
 
-def test_right_is_1_or_more_but_for_rounding() -> None:
+def test_right_means_1_or_more_up_to_rounding() -> None:
     decision = deciding_reward([create_reward("accuracy")])
     assert [decision.is_right(value) for value in (1.0, 1.1, 0.1 * 3 + 0.7, 0.999, 0.0, None)] == [
         True, True, True, False, False, None,

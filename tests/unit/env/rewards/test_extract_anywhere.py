@@ -59,7 +59,7 @@ async def test_unmarked_answers_count(gold: str, completion: str, score: float) 
 
 
 @pytest.mark.parametrize(("gold", "completion"), [*EXACTLY_RIGHT, *EXACTLY_WRONG, *RIGHT_BY_ALGEBRA, *WRONG_BY_ALGEBRA])
-async def test_a_completion_scores_as_math_verify_says(gold: str, completion: str) -> None:
+async def test_extract_anywhere_matches_math_verify(gold: str, completion: str) -> None:
     assert await accuracy(completion, gold, extract="anywhere") == accepts(gold, after_thinking(completion))
 
 

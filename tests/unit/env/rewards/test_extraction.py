@@ -74,7 +74,7 @@ STATED = [
 
 
 @pytest.mark.parametrize(("text", "answer"), STATED)
-def test_the_final_answer_is_what_is_marked_last_by_the_strongest_mark(text: str, answer: str | None) -> None:
+def test_final_answer_is_the_last_text_with_the_strongest_mark(text: str, answer: str | None) -> None:
     assert final_answer(text) == answer
 
 
@@ -107,7 +107,7 @@ def test_a_gold_is_marked_or_is_the_answer_itself(text: str, answer: str) -> Non
         ("none", None),
     ],
 )
-def test_the_last_number_is_an_answer_where_that_is_allowed(text: str, number: str | None) -> None:
+def test_last_number_is_the_answer_if_allowed(text: str, number: str | None) -> None:
     assert final_answer(text, last_number=True) == number
     assert final_answer(text) is None
 

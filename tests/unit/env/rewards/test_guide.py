@@ -41,7 +41,7 @@ def test_a_page_without_its_markers_is_an_error() -> None:
         with_table("no table here")
 
 
-def test_the_rewards_of_the_page_do_what_it_says() -> None:
+def test_rewards_of_the_page_have_the_documented_results() -> None:
     code: dict[str, Any] = {}
     try:
         for block in blocks("python"):
@@ -59,7 +59,7 @@ def test_the_rewards_of_the_page_do_what_it_says() -> None:
     assert code["reward"].score(["... \\boxed{72}", "#### 71"], answer="#### 72") == [1.0, 0.0]
 
 
-def test_the_configurations_of_the_page_are_ones() -> None:
+def test_configurations_of_the_page_are_valid() -> None:
     for block in blocks("yaml"):
         read = yaml.safe_load(block)
         listed = read if isinstance(read, list) else read.get("dataset", read)["reward_functions"]

@@ -134,7 +134,7 @@ async def test_errors_keep_their_codes_and_values_across_the_process_boundary(sc
     assert score.failed["OnlyHere"].code == "reward_not_made"
 
 
-async def test_it_runs_in_another_process_until_the_scorer_is_closed(scorer: Make) -> None:
+async def test_process_reward_runs_in_another_process_until_the_scorer_closes(scorer: Make) -> None:
     made = scorer({"type": "code.py:where", "process": True})
     (pid,) = {score.total for score in await made.score(SAMPLES)}
     assert pid not in (None, os.getpid())
@@ -146,7 +146,7 @@ async def test_it_runs_in_another_process_until_the_scorer_is_closed(scorer: Mak
 @pytest.mark.parametrize(
     ("reward", "limits"), [("code.py:stuck", Limits(1.0, 600.0)), ("code.py:sleeps", Limits(60.0, 2.0))]
 )
-async def test_a_call_that_overruns_is_killed_and_costs_its_own_sample(
+async def test_process_reward_kills_an_overrunning_call_and_fails_only_its_sample(
     scorer: Make, reward: str, limits: Limits
 ) -> None:
     made = scorer({"type": reward, "process": True}, limits=limits)
@@ -169,7 +169,7 @@ def test_a_composed_reward_takes_it_on_its_parts_only(scorer: Make) -> None:
     scorer({"type": "combined", "params": {"rewards": [part, "length"]}})
 
 
-def test_where_a_reward_runs_is_not_recorded() -> None:
+def test_process_option_of_a_reward_is_not_recorded() -> None:
     assert RewardSpec(type="length", process=True).recorded() == RewardSpec(type="length").recorded()
     assert "process" not in RewardSpec(type="length").model_dump(mode="json")
 

@@ -25,7 +25,7 @@ def seen(function: Callable[..., Any], columns: Sequence[str] = ("topic", "entry
     return [dict(task.gather(call.samples)) for call in task.calls(GROUP)]  # type: ignore[union-attr]
 
 
-def test_a_reward_gets_what_it_declares_and_nothing_else() -> None:
+def test_reward_gets_only_its_declared_inputs() -> None:
     def own(completion: str, tokens: list[int], finish_reason: str) -> None: ...
     def of_the_row(answer: str, ground_truth: str, prompt: str, messages: list[Any], row: dict[str, Any]) -> None: ...
     def columns(topic: str, entry: int) -> None: ...
@@ -47,7 +47,7 @@ def test_a_reward_gets_what_it_declares_and_nothing_else() -> None:
     assert seen(none) == [{}, {}]
 
 
-def test_a_plural_is_a_list_and_one_call_for_all() -> None:
+def test_plural_argument_gets_a_list_in_one_call() -> None:
     def group(completions: list[str], token_lists: Any, finish_reasons: Any, answers: Any) -> None: ...
     def more(ground_truths: Any, prompts: Any, message_lists: Any, rows: Any) -> None: ...
     def columns(topics: list[str], entries: list[int]) -> None: ...
@@ -72,7 +72,7 @@ def test_what_belongs_to_the_row_may_stay_singular_in_a_group() -> None:
     ]
 
 
-def test_a_column_of_exactly_this_name_is_no_plural() -> None:
+def test_argument_with_the_exact_name_of_a_column_is_not_a_plural() -> None:
     def reward(topics: str) -> None: ...
 
     sample = Sample("", row={"topic": "x", "topics": "all of them"})
@@ -106,7 +106,7 @@ def mistyped_column(topik: str) -> None: ...
         (mistyped_column, "unknown_input", {"input": "topik", "columns": ["topic", "entry"]}, "'topic'"),
     ],
 )
-def test_what_cannot_be_filled_is_refused_when_the_run_is_loaded(
+def test_argument_that_cannot_be_filled_is_refused_when_the_run_is_loaded(
     function: Callable[..., Any], code: str, values: dict[str, Any], remedy: str
 ) -> None:
     with raises(RewardError, code, **values) as raised:
@@ -140,7 +140,7 @@ class Silent:
         (Silent, "reward_not_callable", {}),
     ],
 )
-def test_a_signature_that_cannot_be_a_reward_says_why(
+def test_invalid_reward_signature_is_refused_with_the_reason(
     target: Callable[..., Any], code: str, values: dict[str, Any]
 ) -> None:
     with raises(RewardError, code, reward=target.__name__, **values):
@@ -154,7 +154,7 @@ async def test_the_annotation_of_an_input_need_not_exist() -> None:
     assert create_reward(reward, {"scale": "3"}).score(["ab"]) == [6.0]
 
 
-def test_tokens_that_nobody_knows_are_an_error_and_no_empty_list() -> None:
+def test_unknown_tokens_are_an_error_and_not_an_empty_list() -> None:
     text_only = Sample("a", tokens=None)
     with raises(RewardError, "tokens_unknown"):
         create_reward("length").score([text_only])

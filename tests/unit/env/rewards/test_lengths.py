@@ -39,7 +39,7 @@ def test_soft_overlong_is_equation_13_of_dapo(tokens: int, score: float) -> None
 
 
 @pytest.mark.parametrize("tokens", [0, 80])
-def test_soft_overlong_is_no_negative_zero_where_there_is_room(tokens: int) -> None:
+def test_soft_overlong_with_room_is_not_negative_zero(tokens: int) -> None:
     assert math.copysign(1.0, scored_length("soft_overlong", tokens, max_tokens=100)) == 1.0
 
 
@@ -55,7 +55,7 @@ def test_cosine_length_falls_along_half_a_cosine(tokens: int, score: float) -> N
     assert scored_length("cosine_length", tokens, max_tokens=100) == pytest.approx(score, abs=1e-12)
 
 
-def test_cosine_length_between_bounds_of_ones_own() -> None:
+def test_cosine_length_uses_custom_bounds() -> None:
     for bounds in ({"min_reward": 0.5, "max_reward": 2.0}, {"min_reward": 2.0, "max_reward": 0.5}):
         said = [scored_length("cosine_length", tokens, max_tokens=100, **bounds) for tokens in (0, 50, 100)]
         assert said == pytest.approx([2.0, 1.25, 0.5])

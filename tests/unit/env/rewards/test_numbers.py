@@ -43,12 +43,12 @@ def test_a_number_is_read_exactly(text: str, value: int | str) -> None:
 
 
 @pytest.mark.parametrize("text", PERCENTS)
-def test_a_percent_is_told_apart(text: str) -> None:
+def test_number_with_a_percent_sign_is_marked_as_percent(text: str) -> None:
     assert read_number(text) == Number(Fraction(25), percent=True, decimal=True)
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_what_is_not_one_number_is_none(text: str) -> None:
+def test_text_that_is_not_one_number_has_no_value(text: str) -> None:
     assert read_number(text) is None
 
 
@@ -89,7 +89,7 @@ def dressed(draw: st.DrawFn, value: Decimal) -> str:
 
 
 @given(decimals.flatmap(lambda value: st.tuples(st.just(value), dressed(value))))
-def test_a_number_is_itself_however_it_is_written(case: tuple[Decimal, str]) -> None:
+def test_equal_numbers_in_different_notations_are_equal(case: tuple[Decimal, str]) -> None:
     value, text = case
     number = read_number(text)
     assert number is not None, text

@@ -7,7 +7,7 @@ from gristmill_env.rewards import Detailed, Sample, Scorer, WeightedReward, crea
 SAMPLES = [Sample("a"), Sample("bb"), Sample("ccc")]
 
 
-async def test_parts_stand_beside_their_reward_and_do_not_count() -> None:
+async def test_reward_parts_are_reported_and_do_not_count() -> None:
     def sizes(completion: str) -> Detailed:
         return Detailed(len(completion) * 2.0, {"letters": len(completion), "nothing": None})
 
@@ -17,7 +17,7 @@ async def test_parts_stand_beside_their_reward_and_do_not_count() -> None:
     assert scores[1].parts == {"sizes": 4, "sizes/letters": 2, "sizes/nothing": None}
 
 
-async def test_a_part_that_fails_is_counted_and_the_value_stands() -> None:
+async def test_failing_reward_part_is_counted_and_the_value_is_kept() -> None:
     def sizes(completions: list[str]) -> list[Detailed | None]:
         odd = [ValueError("no vowel") if text == "bb" else 1.0 for text in completions]
         return [
@@ -35,7 +35,7 @@ async def test_a_part_that_fails_is_counted_and_the_value_stands() -> None:
     assert (good.total, good.parts["sizes/vowels"]) == (1.0, 1.0)
 
 
-async def test_a_value_that_is_no_number_is_an_error_with_its_parts_told() -> None:
+async def test_reward_value_that_is_not_a_number_is_an_error_with_its_parts() -> None:
     def sizes(completion: str) -> Detailed:
         return Detailed(float("nan"), {"letters": len(completion)})
 

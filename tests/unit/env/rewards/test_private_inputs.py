@@ -68,7 +68,7 @@ def spoils_for_trl(completions: list[str], tests: list[list[str]], **kwargs: Any
         ({"type": f"trl:{__name__}:spoils_for_trl"}, 2.0),
     ],
 )  # fmt: skip
-async def test_what_a_reward_changes_no_other_call_sees(function: Any, expected: float) -> None:
+async def test_changes_by_a_reward_do_not_reach_other_calls(function: Any, expected: float) -> None:
     samples = [
         Sample(str(n), answer="5", row=ROW, messages=MESSAGES, conversation=MESSAGES, tokens=[1, 2]) for n in range(3)
     ]

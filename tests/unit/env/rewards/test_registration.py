@@ -62,7 +62,7 @@ def test_by_the_decorator() -> None:
     assert create_reward(RewardSpec(type="ends_well")).name == "ends_well"
 
 
-def test_by_a_file_beside_the_configuration(folder: Path) -> None:
+def test_reward_is_registered_from_a_file_next_to_the_configuration(folder: Path) -> None:
     made = create_reward("mine/rewards.py:ends_well", {"mark": "!"}, folder=folder)
     assert made.name == "ends_well"
     assert made.score(["Yes!", "Yes."]) == [1.0, 0.0]
@@ -265,6 +265,8 @@ def test_a_parameter_without_a_default_must_be_set() -> None:
         (lambda completion: 1.0, "reward_unnamed", None),
     ],
 )
-def test_a_specification_that_is_none(specification: Any, code: str, problems: dict[str, str] | None) -> None:
+def test_invalid_reward_specification_is_refused(
+    specification: Any, code: str, problems: dict[str, str] | None
+) -> None:
     with raises(RewardError, code, problems=problems):
         create_reward(specification)

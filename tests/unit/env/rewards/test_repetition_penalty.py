@@ -38,7 +38,7 @@ def test_a_short_right_answer_is_not_punished(text: str) -> None:
         ("no " * 102, {}, -0.99),
     ],
 )
-def test_repeated_ngrams_cost_their_share(text: str, params: dict[str, float], score: float) -> None:
+def test_repetition_penalty_is_the_share_of_repeated_ngrams(text: str, params: dict[str, float], score: float) -> None:
     assert scored("repetition_penalty", params, text) == pytest.approx(score)
 
 
@@ -46,7 +46,7 @@ _TEXT = st.lists(st.sampled_from("abcd"), max_size=40).map(" ".join)
 
 
 @given(text=_TEXT, size=st.integers(1, 5), most=st.floats(-5, 0), threshold=st.floats(0, 1))
-def test_it_stays_within_its_bounds(text: str, size: int, most: float, threshold: float) -> None:
+def test_repetition_penalty_stays_within_its_bounds(text: str, size: int, most: float, threshold: float) -> None:
     params = {"ngram_size": size, "max_penalty": most, "threshold": threshold}
     value = scored("repetition_penalty", params, text)
     assert value is not None
@@ -54,7 +54,7 @@ def test_it_stays_within_its_bounds(text: str, size: int, most: float, threshold
 
 
 @given(text=_TEXT, times=st.integers(1, 4))
-def test_saying_it_once_more_never_costs_less(text: str, times: int) -> None:
+def test_repetition_penalty_never_shrinks_with_one_more_repetition(text: str, times: int) -> None:
     params = {"threshold": 0.0}
     said, again = (scored("repetition_penalty", params, " ".join([text] * count)) for count in (times, times + 1))
     assert said is not None

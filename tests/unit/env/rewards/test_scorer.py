@@ -53,7 +53,7 @@ async def test_the_total_is_the_weighted_sum_and_the_parts_stay_unweighted(score
     assert score.error is None
 
 
-async def test_one_score_a_sample_in_their_order(scorer: Make) -> None:
+async def test_scorer_returns_one_score_per_sample_in_order(scorer: Make) -> None:
     made = scorer((create_reward("format"), 1.0))
     scores = await made.score([Sample("<answer>1</answer>"), Sample("1"), Sample("<answer>2</answer>")])
     assert [score.total for score in scores] == [1.0, 0.0, 1.0]
@@ -67,7 +67,7 @@ async def test_a_part_without_a_value_leaves_the_sum(scorer: Make) -> None:
     assert score.parts == {"format": 1.0, "custom": None}
 
 
-async def test_no_value_at_all_is_no_score(scorer: Make) -> None:
+async def test_scorer_without_any_value_gives_no_score(scorer: Make) -> None:
     made = scorer((custom(lambda completion: None), 1.0), (create_reward("format"), 0.0))
     [score] = await made.score([Sample("<answer>1</answer>")])
     assert score.total is None  # the value of a metric is not a score
@@ -104,7 +104,7 @@ async def test_a_reward_of_weight_zero_is_a_metric(scorer: Make) -> None:
     assert score.parts["format"] == 1.0
 
 
-async def test_a_metric_that_fails_is_counted_and_costs_nothing(scorer: Make) -> None:
+async def test_scorer_counts_a_failing_metric_and_keeps_the_score(scorer: Make) -> None:
     made = scorer((custom(lambda completion: 1 / 0, "metric"), 0.0), (custom(lambda completion: 3.0), 1.0))
     [score] = await made.score([Sample("")])
     assert (score.total, score.error) == (3.0, None)
@@ -115,7 +115,7 @@ async def test_a_metric_that_fails_is_counted_and_costs_nothing(scorer: Make) ->
     assert made.errors == {"metric": 1}
 
 
-async def test_the_first_error_of_a_reward_is_told_in_full_and_the_others_are_counted(
+async def test_scorer_logs_the_first_error_of_a_reward_and_counts_the_others(
     scorer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = scorer((custom(lambda completion: 1 / 0, "broken"), 1.0), (custom(lambda completion: [][0], "other"), 1.0))
@@ -226,7 +226,7 @@ async def test_answers_never_mix_between_concurrent_groups(scorer: Make) -> None
             tasks.create_task(group(str(answer)))
 
 
-async def test_one_instance_of_a_class_serves_a_run(scorer: Make) -> None:
+async def test_scorer_uses_one_instance_of_a_reward_class_per_run(scorer: Make) -> None:
     class Counting:
         def __init__(self, *, start: int = 0) -> None:
             self.numbers = itertools.count(start)
@@ -251,7 +251,7 @@ def built(*rewards: tuple[Reward, float], **options: Any) -> Scorer:
     return Scorer([WeightedReward(*pair) for pair in rewards], **{"has_answer": True, **options})
 
 
-def test_what_a_run_cannot_have() -> None:
+def test_scorer_refuses_invalid_configurations() -> None:
     length = create_reward("length")
     with raises(RewardError, "no_rewards"):
         built()

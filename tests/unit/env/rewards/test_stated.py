@@ -27,26 +27,26 @@ def stated(name: str, params: dict[str, Any], *completions: str, **row: Any) -> 
         (r"\boxed{\{2, 1\}}", r"\boxed{\{1,2,2\}}"),
     ],
 )
-def test_accuracy_states_one_answer_however_it_is_written(completions: tuple[str, ...]) -> None:
+def test_accuracy_canonical_answer_does_not_depend_on_notation(completions: tuple[str, ...]) -> None:
     found = stated("accuracy", {}, *completions)
     assert len(found) == 1
     assert None not in found
 
 
-def test_what_means_something_else_is_another_answer() -> None:
+def test_canonical_answers_with_different_meanings_differ() -> None:
     completions = ["#### 1", "#### -1", "#### 25%", "#### Paris", "#### Rome", "#### x", "#### X", r"\boxed{(1,2)}"]
     completions += [r"\boxed{(2,1)}", r"\boxed{[1,2]}", r"\boxed{\sqrt{2}}", r"\boxed{-\sqrt{2}}", r"\boxed{\pi}"]
     assert len(stated("accuracy", {}, *completions)) == len(completions)
 
 
-def test_accuracy_looks_for_answers_where_its_options_say() -> None:
+def test_accuracy_canonical_answer_follows_the_extract_options() -> None:
     assert stated("accuracy", {}, "so it is 71") == {None}
     assert stated("accuracy", {"last_number": True}, "so it is 71", "71.0") == {"71"}
     assert stated("accuracy", {}, "<think>#### 7\n</think>") == {None}
     assert stated("accuracy", {"split_on_think_tag": False}, "<think>#### 7\n</think>") == {"7"}
 
 
-def test_exact_match_states_what_it_compares() -> None:
+def test_exact_match_canonical_answer_is_the_compared_text() -> None:
     assert stated("exact_match", {}, "#### Paris", "paris.", "<think>Rome</think>PARIS") == {"paris"}
     assert stated("exact_match", {"ignore_case": False}, "#### Paris", "#### paris") == {"Paris", "paris"}
     assert stated("exact_match", {"whole_if_unmarked": False}, "Paris") == {None}
@@ -62,7 +62,7 @@ def test_mcq_states_a_choice() -> None:
     assert stated("mcq", {}, "answer: B. Or rather \\boxed{C}") == {"B, C"}
 
 
-def test_a_reward_of_ones_own_may_say_what_is_stated() -> None:
+def test_custom_reward_may_define_its_canonical_answer() -> None:
     def last_word(completion: str, row: Any, *, upper: bool = False) -> str | None:
         words = completion.split()
         return (words[-1].upper() if upper else words[-1]) if words else None
@@ -79,5 +79,5 @@ def test_a_reward_of_ones_own_may_say_what_is_stated() -> None:
         _REGISTRY.pop("final_word", None)
 
 
-def test_of_another_reward_it_is_the_marked_answer_in_one_form() -> None:
+def test_canonical_answer_of_other_rewards_is_the_marked_answer() -> None:
     assert stated("cosine_scaled", {"base_url": "http://localhost:1"}, "#### 7.0", "answer: 7") == {"7"}

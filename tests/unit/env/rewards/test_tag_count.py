@@ -35,10 +35,10 @@ _PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer
 
 
 @given(pieces=_PIECES)
-def test_it_is_a_number_of_quarters(pieces: list[str]) -> None:
+def test_tag_count_is_a_multiple_of_a_quarter(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces)) in (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @given(pieces=_PIECES)
-def test_saying_it_all_again_earns_nothing(pieces: list[str]) -> None:
+def test_tag_count_gives_nothing_for_repeated_tags(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces * 2)) == 0.0

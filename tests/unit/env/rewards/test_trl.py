@@ -23,7 +23,7 @@ def test_think_format_reward() -> None:
     assert made.score([THOUGHT, UNTHOUGHT]) == [1.0, 0.0]
 
 
-def test_messages_where_the_rows_prompt_is_a_message_list() -> None:
+def test_trl_function_gets_messages_if_the_rows_prompt_is_a_message_list() -> None:
     made = create_reward("trl:trl.rewards:think_format_reward")
     assert made.score([Sample(THOUGHT, conversational=True), Sample(UNTHOUGHT, conversational=True)]) == [1.0, 0.0]
     with raises(RewardError, "reward_raised", error="TypeError") as raised:
@@ -55,7 +55,7 @@ def test_token_ids_that_are_not_known_are_an_error_and_not_empty() -> None:
             made.score(unknown)
 
 
-def test_token_ids_that_are_not_known_are_left_out_where_nothing_asks_for_them() -> None:
+def test_trl_function_with_optional_token_ids_works_without_them() -> None:
     def optional(completions: list[str], completion_ids: list[list[int]] | None = None) -> list[float]:
         return [0.5 if completion_ids is None else 1.0] * len(completions)
 
@@ -137,13 +137,13 @@ def test_the_calling_convention_with_message_lists(row: bool, params: dict[str, 
     assert seen.given["completions"] == [[{"role": "assistant", "content": text}] for text in ("4", "5")]
 
 
-def test_text_where_the_configuration_says_so() -> None:
+def test_trl_function_gets_text_if_configured() -> None:
     seen = Seen()
     trl_reward("seen", seen.all_of_it, {"conversational": False}).score(samples("4", "5", conversational=True))
     assert seen.given["completions"] == ["4", "5"]
 
 
-def test_a_function_without_kwargs_gets_what_it_names() -> None:
+def test_trl_function_without_kwargs_gets_only_its_arguments() -> None:
     assert trl_reward("two", Seen().two_only, {"scale": 0.5}).score(samples("4", "5")) == [1.5, 1.5]
 
 
@@ -151,7 +151,7 @@ def test_an_async_function() -> None:
     assert trl_reward("lengths", Seen().asynchronous, {}).score(samples("4", "four")) == [1.0, 4.0]
 
 
-def test_progress_of_training_where_nothing_is_trained() -> None:
+def test_trl_function_that_needs_training_progress_fails_without_a_trainer() -> None:
     made = trl_reward("seen", Seen().all_of_it, {})
     with raises(RewardError, "no_trainer_state"):
         made.score(["4", "5"], tokens=[[1], [2]])

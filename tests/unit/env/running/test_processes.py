@@ -45,7 +45,7 @@ async def test_jobs_are_done_in_processes_of_their_own(pool: Make) -> None:
     assert len(made.pids) == 2
 
 
-async def test_a_job_stuck_in_c_code_is_killed_and_costs_nothing_else(pool: Make) -> None:
+async def test_pool_kills_a_job_stuck_in_c_code_and_keeps_other_jobs(pool: Make) -> None:
     made = pool(cpu=1.0)
     stuck = asyncio.create_task(made.do(b"stick in C:", "the job"))
     waiting = [asyncio.create_task(made.do(f"echo:{n}".encode(), "a job")) for n in range(5)]
@@ -61,7 +61,7 @@ async def test_a_job_that_waits_too_long_is_killed_by_the_clock_on_the_wall(pool
     assert await pool(cpu=0.1, wall=600.0).do(b"sleep:1", "the job") == b"tests sleep:1"
 
 
-async def test_time_without_the_processor_costs_no_job_its_limit(pool: Make) -> None:
+async def test_pool_limit_does_not_count_time_without_the_processor(pool: Make) -> None:
     made = pool(cpu=2.0)
     job = asyncio.create_task(made.do(b"compute:1", "the job"))
     for _ in range(6000):
@@ -99,7 +99,7 @@ async def test_error_of_a_failed_job_keeps_code_and_values(
     assert await made.do(b"echo:", "a job") == b"tests echo:"
 
 
-async def test_a_process_that_cannot_work_says_why(pool: Make) -> None:
+async def test_pool_reports_why_a_process_cannot_work(pool: Make) -> None:
     with raises(NoProcess, "process_broken", error="ValueError"):
         await pool(settings=b"broken").do(b"echo:", "the job")
     with raises(NoProcess, "picture_missing", path="/a/b"):
@@ -109,7 +109,7 @@ async def test_a_process_that_cannot_work_says_why(pool: Make) -> None:
     assert "'nothing_of_that_name'" in str(raised.value)
 
 
-async def test_what_a_job_prints_does_not_get_between_the_results(pool: Make) -> None:
+async def test_pool_separates_printed_output_from_results(pool: Make) -> None:
     made = pool()
     assert await made.do(b"print:hello", "the job") == b"tests print:hello"
     assert await made.do(b"echo:", "the job") == b"tests echo:"
@@ -119,7 +119,7 @@ async def test_a_job_may_use_signals(pool: Make) -> None:
     assert await pool().do(b"alarm:", "the job") == b"tests alarm:"
 
 
-async def test_what_a_killed_job_has_started_is_killed_with_it(pool: Make, tmp_path: Path) -> None:
+async def test_pool_kills_the_child_processes_of_a_killed_job(pool: Make, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     with pytest.raises(JobOverran):
         await pool(wall=3.0).do(f"child:{file}".encode(), "the job")

@@ -95,7 +95,7 @@ async def test_answers_never_mix_between_checks(pool: SymbolicPool) -> None:
     assert await asyncio.gather(*(same(n, m) for n, m in pairs)) == [n == m for n, m in pairs]
 
 
-async def test_bombs_cost_their_own_checks_only(pool: SymbolicPool) -> None:
+async def test_symbolic_pool_fails_only_the_checks_of_bombs(pool: SymbolicPool) -> None:
     async def outcome(gold: str, stated: str) -> Outcome | JobError:
         try:
             return await pool.check([(gold, stated)])
@@ -127,7 +127,7 @@ async def test_a_check_past_its_deadline_is_an_error_and_its_process_is_replaced
         again.result()
 
 
-async def test_a_process_that_dies_costs_its_own_check_only() -> None:
+async def test_symbolic_pool_fails_only_the_check_of_a_dead_process() -> None:
     pool = SymbolicPool(size=1, limits=Limits(60.0, 600.0))
     try:
         await pool.check([GOOD])
@@ -142,7 +142,7 @@ async def test_a_process_that_dies_costs_its_own_check_only() -> None:
         pool.close()
 
 
-async def test_a_process_that_dies_between_checks_costs_none(single: SymbolicPool) -> None:
+async def test_symbolic_pool_survives_a_process_death_between_checks(single: SymbolicPool) -> None:
     await single.check([GOOD])
     os.kill(single.pids[0], signal.SIGKILL)
     await _until(lambda: single.pids == [])
@@ -176,7 +176,7 @@ def test_any_thread_and_any_event_loop_may_ask(pool: SymbolicPool) -> None:
     assert found == [Outcome.SAME] * 8
 
 
-async def test_a_closed_pool_says_so() -> None:
+async def test_closed_symbolic_pool_raises_an_error() -> None:
     pool = SymbolicPool(size=1, limits=Limits(60.0, 600.0))
     await pool.check([GOOD])
     (pid,) = pool.pids

@@ -59,7 +59,9 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_credentials_it_logs_offline_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_wandb_tracker_without_credentials_logs_offline_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = Told(tmp_path, wandb_name="my run").read()
     assert f"wandb sync {tmp_path}/sums/wandb/offline-run-*" in caplog.text
     assert (run.name, run.group) == ("my run", "sums")
@@ -69,7 +71,7 @@ def test_without_credentials_it_logs_offline_and_says_so(tmp_path: Path, caplog:
     }
 
 
-def test_without_a_name_it_is_named_after_the_run(tmp_path: Path) -> None:
+def test_wandb_tracker_without_a_name_uses_the_runs_name(tmp_path: Path) -> None:
     assert Told(tmp_path).read().name == "sums"
 
 
@@ -106,7 +108,7 @@ def test_a_run_whose_groups_are_all_dropped_is_logged_too(tmp_path: Path) -> Non
     assert [(entry["policy_step"], entry["train/rewards_max"]) for entry in history] == [(31, 0.0), (39, 0.0)]
 
 
-def test_nothing_told_is_nothing_logged(tmp_path: Path) -> None:
+def test_wandb_tracker_without_events_logs_nothing(tmp_path: Path) -> None:
     assert Told(tmp_path).read().history == []
 
 
@@ -129,7 +131,7 @@ def test_rollouts_are_a_table(tmp_path: Path) -> None:
     ]
 
 
-def test_there_is_no_table_where_none_is_wanted(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_no_table_if_disabled(tmp_path: Path) -> None:
     told = Told(tmp_path, min_items_sent_before_logging=1, num_rollouts_to_keep=0)
     told.submitted(0)
     (entry,) = told.read().history

@@ -76,7 +76,7 @@ def test_the_numbers_of_two_prompts() -> None:
     )
 
 
-def test_a_window_begins_anew_but_counts_of_groups_go_on() -> None:
+def test_window_restarts_but_group_counts_continue() -> None:
     window, tally = Window(BY_ACCURACY), Tally()
     for reward in (1.0, 0.0):
         window.add(prompt([reward], {"length": [reward]}))
@@ -88,7 +88,7 @@ def test_a_window_begins_anew_but_counts_of_groups_go_on() -> None:
     assert window.take(None) == {}
 
 
-def test_what_cannot_be_said_is_left_out_rather_than_zero() -> None:
+def test_window_omits_unknown_values() -> None:
     window = Window(BY_ACCURACY)
     window.add(prompt([None, None], {"accuracy": [None, None]}))
     values = window.take(None)
@@ -120,7 +120,7 @@ def test_a_failure_is_an_error_and_not_a_skip() -> None:
         (["length"], {"length": [1.0, 1.0]}, None),
     ],
 )
-def test_what_is_right_is_said_by_the_reward_that_decides(
+def test_window_uses_the_correctness_reward(
     rewards: list[Any], parts: dict[str, list[float | None]], right: float | None
 ) -> None:
     window = Window(deciding_reward([create_reward(one) for one in rewards]))

@@ -25,7 +25,7 @@ REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8)
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @given(groups=st.lists(REWARDS, min_size=1, max_size=5))
-def test_advantages_are_those_of_plain_numbers(scale: Scale, groups: list[list[float]]) -> None:
+def test_advantages_match_plain_float64_arithmetic(scale: Scale, groups: list[list[float]]) -> None:
     found = advantages([np.array(group) for group in groups], scale)
     everything = [reward for group in groups for reward in group]
     for group, ours in zip(groups, found, strict=True):
@@ -42,22 +42,22 @@ def test_advantages_are_those_of_plain_numbers(scale: Scale, groups: list[list[f
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @given(reward=st.floats(-10, 10), size=st.integers(2, 20))
-def test_equal_rewards_have_no_advantage_at_all(scale: Scale, reward: float, size: int) -> None:
+def test_advantages_of_equal_rewards_are_zero(scale: Scale, reward: float, size: int) -> None:
     found, _ = advantages([np.full(size, reward), np.array([1.0, 2.0])], scale)
     np.testing.assert_array_equal(found, np.zeros(size))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_a_group_of_one_has_its_reward(scale: Scale) -> None:
+def test_advantage_of_a_single_sequence_group_equals_its_reward(scale: Scale) -> None:
     single, _ = advantages([np.array([0.25]), np.array([1.0, 0.0])], scale)
     np.testing.assert_array_equal(single, [0.25])
 
 
-def test_no_groups_have_no_advantages() -> None:
+def test_advantages_of_no_groups_are_empty() -> None:
     assert advantages([], "batch") == []
 
 
-def test_the_soft_punishment_of_length_is_that_of_dapo() -> None:
+def test_length_penalty_matches_dapo() -> None:
     """Eq. 13: L_max 20480, L_cache 4096."""
     lengths = np.array([0, 16384, 16385, 18432, 20479, 20480, 30000])
     found = punishment(lengths, 20480, 4096, 1.0)
@@ -65,7 +65,7 @@ def test_the_soft_punishment_of_length_is_that_of_dapo() -> None:
     np.testing.assert_allclose(punishment(lengths, 20480, 4096, 0.5), found / 2)
 
 
-def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
+def test_length_penalty_changes_advantages_and_not_reported_rewards() -> None:
     group = replace(
         make_group(lengths=((3, 4), (3, 6), (3, 8)), rewards=(1, 1, 1), version="1.5"),
         sampling=SamplingParams(temperature=0.7, max_tokens=8),
@@ -79,7 +79,7 @@ def test_punished_rewards_become_advantages_and_raw_ones_are_reported() -> None:
     assert {sample.temperature for sample in prepared.samples} == {0.7}
 
 
-def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
+def test_length_penalty_of_several_turns_uses_the_longest_reply() -> None:
     """max_tokens applies to each reply."""
     group = make_group(lengths=((3, 9), (3, 9)), rewards=(1, 1), version="1.5")
     mask = group.mask.copy()
@@ -91,7 +91,7 @@ def test_of_an_attempt_in_turns_the_longest_reply_is_punished() -> None:
     np.testing.assert_allclose([float(sample.advantages[-1]) for sample in prepared.samples], [0.4, -0.4], atol=1e-7)
 
 
-def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None:
+def test_overlong_filter_keeps_the_sequence_and_trains_no_tokens() -> None:
     group = group_with(finish_reasons=["length", "stop"])
     prepared = to_samples([group], limits(), Hyperparameters(overlong="filter"))
     cut, whole = prepared.samples
@@ -106,7 +106,7 @@ def test_a_filtered_completion_counts_as_a_sequence_and_trains_nothing() -> None
     assert kept.statistics.overlong_filtered == 0
 
 
-def test_advantages_of_the_environment_are_used_as_they_are() -> None:
+def test_advantages_of_the_environment_are_used_unchanged() -> None:
     sent = np.linspace(-3, 3, 12, dtype=np.float32)
     settings = Hyperparameters(overlong_buffer=64)
     prepared = to_samples([group_with(advantages=sent)], limits(), settings)
@@ -133,7 +133,7 @@ def test_statistics_of_a_step() -> None:
     assert found.rejected == {}
 
 
-def test_reference_logprobs_and_teachers_are_cut_with_their_sequence() -> None:
+def test_samples_slice_reference_logprobs_and_teachers_with_their_sequence() -> None:
     reference = -np.arange(1, 13, dtype=np.float32)
     ids, logprobs = np.arange(24, dtype=np.int32), -np.arange(24, dtype=np.float32)
     group = group_with(ref_logprobs=reference, distill_ids=ids, distill_logprobs=logprobs)

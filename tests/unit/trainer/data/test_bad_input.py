@@ -68,7 +68,7 @@ def test_a_group_with_a_wrong_length_is_dropped(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_group_with_a_reward_that_is_no_number_is_dropped(reward: float) -> None:
+def test_a_group_with_a_non_finite_reward_is_dropped(reward: float) -> None:
     gone_whole(group_with(rewards=np.array([reward, 1], np.float32)), Reason.REWARDS)
 
 
@@ -80,7 +80,7 @@ def test_a_group_beyond_the_staleness_bound_is_dropped() -> None:
     assert prepare(old, GOOD, bounds=limits(max_staleness=3)).statistics.staleness == [3, 0]
 
 
-def test_what_a_killed_trainer_sampled_further_on_is_not_stale() -> None:
+def test_group_of_a_later_version_from_a_killed_trainer_is_not_stale() -> None:
     prepared = prepare(make_group(version="1.7"), bounds=limits(policy=PolicyVersion(2, 5), max_staleness=0))
     assert prepared.statistics.staleness == [-2]
     assert not prepared.rejected
@@ -113,7 +113,7 @@ def test_a_teacher_of_wrong_values_drops_the_sequence(token: int, logprob: float
 
 
 @pytest.mark.parametrize(("tokens", "logprobs"), [((3, 3), (-1.0, -1.0)), ((3, 5), (-0.1, -0.2)), ((0, 0), (0.0, 0.0))])
-def test_a_teacher_who_has_no_distribution_drops_the_sequence(
+def test_a_teacher_without_a_valid_distribution_drops_the_sequence(
     tokens: tuple[int, int], logprobs: tuple[float, float]
 ) -> None:
     ids, said = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
@@ -125,7 +125,7 @@ def test_a_teacher_who_has_no_distribution_drops_the_sequence(
     assert all(sample.teacher is None for sample in unseen.samples)
 
 
-def test_a_teacher_rounded_to_bfloat16_is_one() -> None:
+def test_a_teacher_rounded_to_bfloat16_is_accepted() -> None:
     ids, said = np.full((12, 2), -1, np.int32), np.zeros((12, 2), np.float32)
     ids[4], said[4] = (3, 5), np.log([0.501, 0.502])
     good = group_with(distill_ids=ids.reshape(-1), distill_logprobs=said.reshape(-1))
@@ -158,7 +158,7 @@ def test_only_trained_positions_need_logprobs() -> None:
     assert np.isfinite(prepared.samples[0].rollout_logprobs).all()
 
 
-def test_a_sent_advantage_that_is_no_number_drops_its_sequence() -> None:
+def test_a_sent_non_finite_advantage_drops_its_sequence() -> None:
     advantages = np.ones(12, np.float32)
     advantages[3] = np.nan
     prepared = prepare(group_with(advantages=advantages))
@@ -174,7 +174,7 @@ def test_an_empty_completion_drops_its_sequence() -> None:
     gone_alone(bad, Reason.NOTHING_TRAINED)
 
 
-def test_a_completion_that_lies_beyond_seq_len_drops_its_sequence() -> None:
+def test_a_completion_beyond_seq_len_drops_its_sequence() -> None:
     bad = group_with()
     bad.mask[:6] = False
     gone_alone(bad, Reason.NOTHING_TRAINED, limits(seq_len=5))
@@ -204,11 +204,11 @@ def test_a_sequence_over_the_token_budget_is_dropped() -> None:
         {"sequences": [{"set_advantage_to_zero": True}]},
     ],
 )
-def test_overrides_that_cannot_be_followed_drop_the_group(overrides: object) -> None:
+def test_invalid_overrides_drop_the_group(overrides: object) -> None:
     gone_whole(group_with(overrides=overrides), Reason.OVERRIDES)
 
 
-def test_a_step_of_nothing_good_has_no_samples_and_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_step_of_only_bad_groups_has_no_samples_and_no_statistics(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         prepared = prepare(*(group_with(f"g{index}", rewards=np.full(2, np.nan, np.float32)) for index in range(3)))
     assert prepared.samples == []
@@ -219,7 +219,7 @@ def test_a_step_of_nothing_good_has_no_samples_and_no_numbers(caplog: pytest.Log
 
 
 @given(st.permutations(range(6)))
-def test_the_order_of_a_lease_changes_nothing(order: list[int]) -> None:
+def test_samples_do_not_depend_on_the_order_of_the_lease(order: list[int]) -> None:
     groups = [make_group(f"g{index:08}", version="1.5", seed=index) for index in range(6)]
     groups[3] = group_with("g00000003", rewards=np.full(2, np.inf, np.float32))
     settings = Hyperparameters(advantage_scale="batch")
@@ -232,7 +232,7 @@ def test_the_order_of_a_lease_changes_nothing(order: list[int]) -> None:
         assert ours.advantages.tobytes() == theirs.advantages.tobytes()
 
 
-def test_a_group_whose_sampler_recorded_no_logprobs_is_trained_on() -> None:
+def test_a_group_without_recorded_logprobs_is_trained_on() -> None:
     prepared = prepare(group_with(logprobs=np.zeros(12, np.float32), meta={NO_LOGPROBS: True}))
     assert not prepared.rejected
     for sample in prepared.samples:

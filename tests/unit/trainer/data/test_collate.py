@@ -61,7 +61,7 @@ def sequences(micro: MicroBatch) -> list[npt.NDArray[np.int64]]:
     lengths=st.lists(st.integers(2, 12), min_size=1, max_size=6), widths=st.lists(st.integers(0, 3), min_size=6),
     seed=st.integers(0, 99),
 )  # fmt: skip
-def test_a_micro_batch_gives_its_samples_back(packing: bool, lengths: list[int], widths: list[int], seed: int) -> None:
+def test_micro_batch_contains_its_samples(packing: bool, lengths: list[int], widths: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples = [make_sample(rng, length, width) for length, width in zip(lengths, widths, strict=False)]
     weights = rng.random(len(samples))
@@ -107,7 +107,7 @@ def _same_teacher(micro: MicroBatch, own: torch.Tensor, sample: Sample, trained:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_dtypes_are_those_of_the_type(packing: bool) -> None:
+def test_micro_batch_dtypes_match_the_type(packing: bool) -> None:
     rng = np.random.default_rng(0)
     samples = [make_sample(rng, 6, 2), make_sample(rng, 4, 2)]
     micro = collate(samples, (0, 1), np.ones(2), packing=packing, device=CPU)
@@ -125,7 +125,7 @@ def test_dtypes_are_those_of_the_type(packing: bool) -> None:
         assert layout.attention is None
 
 
-def test_logprobs_that_one_sequence_lacks_are_left_out() -> None:
+def test_micro_batch_omits_logprobs_that_one_sequence_lacks() -> None:
     rng = np.random.default_rng(0)
     samples = [make_sample(rng, 5), replace(make_sample(rng, 5), ref_logprobs=None)]
     both = collate(samples, (0, 1), np.ones(2), packing=True, device=CPU)
@@ -134,7 +134,7 @@ def test_logprobs_that_one_sequence_lacks_are_left_out() -> None:
     assert collate(samples, (0,), np.ones(2), packing=True, device=CPU).ref_logprobs is not None
 
 
-def test_sequences_of_which_nothing_is_trained_can_be_collated() -> None:
+def test_sequences_without_trained_tokens_can_be_collated() -> None:
     sample = make_sample(np.random.default_rng(0), 5)
     sample = replace(sample, trained=np.zeros(5, np.bool_))
     micro = collate([sample], (0,), np.ones(1), packing=True, device=CPU)
@@ -143,7 +143,7 @@ def test_sequences_of_which_nothing_is_trained_can_be_collated() -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_dummy_has_no_weight_and_no_sample(packing: bool) -> None:
+def test_dummy_micro_batch_has_no_weight_and_no_sample(packing: bool) -> None:
     micro = dummy(CPU, packing=packing)
     assert micro.index == ()
     assert micro.sequences == 1

@@ -38,7 +38,7 @@ def prepare(**changed: Any) -> Prepared:
     return to_samples([TrajectoryGroup.decode(group.encode())], limits(), Hyperparameters())
 
 
-def test_a_sequence_set_to_zero_stays_in_its_groups_baseline() -> None:
+def test_override_that_zeroes_a_sequence_keeps_it_in_the_groups_baseline() -> None:
     prepared = prepare()
     one = 1 / (np.sqrt(4 / 3) + 1e-4)
     found = np.stack([sample.advantages for sample in prepared.samples])
@@ -48,7 +48,7 @@ def test_a_sequence_set_to_zero_stays_in_its_groups_baseline() -> None:
     assert prepared.statistics.zero_advantage_share == 0
 
 
-def test_a_group_set_to_zero() -> None:
+def test_override_of_a_group_zeroes_all_its_advantages() -> None:
     prepared = prepare(overrides=None, group_overrides={"set_advantage_to_zero": True, "group_size": 4})
     assert not any(sample.advantages.any() for sample in prepared.samples)
     assert prepared.statistics.zeroed == 4
@@ -56,25 +56,25 @@ def test_a_group_set_to_zero() -> None:
     assert prepared.statistics.unknown_overrides == {}
 
 
-def test_advantages_that_were_sent_are_set_to_zero_too() -> None:
+def test_override_zeroes_sent_advantages_too() -> None:
     prepared = prepare(advantages=[[0.5, 1.5, 2.5]] * 4)
     found = np.stack([sample.advantages for sample in prepared.samples])
     np.testing.assert_array_equal(found, [[0.5, 1.5, 2.5], [0, 0, 0], [0.5, 1.5, 2.5], [0.5, 1.5, 2.5]])
 
 
-def test_overrides_follow_their_sequences_when_the_door_leaves_one_out() -> None:
+def test_overrides_stay_with_their_sequences_when_the_api_omits_one() -> None:
     masks = [[-100, -100, -100], *scored()["masks"][1:]]
     prepared = prepare(masks=masks)
     assert [bool(sample.advantages.any()) for sample in prepared.samples] == [False, True, True]
 
 
-def test_overrides_of_fewer_sequences_that_ask_for_nothing_are_taken() -> None:
+def test_empty_overrides_of_fewer_sequences_are_accepted() -> None:
     prepared = prepare(overrides=[{}, {"set_advantage_to_zero": False}])
     assert len(prepared.samples) == 4
     assert not prepared.rejected
 
 
-def test_keys_that_are_not_known_are_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_override_keys_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     overrides = [{"colour": "red"}, {"colour": "blue"}, {}, {}]
     with caplog.at_level(logging.WARNING):
         first = prepare(overrides=overrides, group_overrides={"shape": 1})
@@ -84,7 +84,7 @@ def test_keys_that_are_not_known_are_counted_and_told_once(caplog: pytest.LogCap
     assert sum("colour" in record.message for record in caplog.records) == 1
 
 
-def test_a_group_without_overrides_asks_for_nothing() -> None:
+def test_group_without_overrides_has_no_zeroed_sequences() -> None:
     nothing: list[Any] = [None, {}, {"sequences": None, "group": None}, {"sequences": [None, {}]}]
     for overrides in nothing:
         found = read_overrides(group_with(overrides=overrides))

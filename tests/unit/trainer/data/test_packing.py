@@ -16,7 +16,7 @@ RANKS = st.integers(1, 5)
 
 
 @given(lengths=LENGTHS, spare=st.integers(0, 100), batch_size=st.integers(1, 9), ranks=RANKS, bounded=st.booleans())
-def test_each_sample_is_in_one_micro_batch_and_ranks_have_as_many(
+def test_packing_puts_each_sample_in_one_micro_batch_with_equal_counts_per_rank(
     lengths: list[int], spare: int, batch_size: int, ranks: int, bounded: bool
 ) -> None:
     budget = max(lengths, default=1) + spare if bounded else None
@@ -34,7 +34,7 @@ def test_each_sample_is_in_one_micro_batch_and_ranks_have_as_many(
 
 
 @given(lengths=LENGTHS.filter(bool), spare=st.integers(0, 200), ranks=RANKS)
-def test_micro_batches_are_few(lengths: list[int], spare: int, ranks: int) -> None:
+def test_packing_needs_few_micro_batches(lengths: list[int], spare: int, ranks: int) -> None:
     """Best-fit decreasing needs at most 11/9 of the fewest micro-batches plus one. The rest makes the number equal on
     all ranks."""
     budget = max(lengths) + spare
@@ -60,7 +60,7 @@ def test_without_a_budget_micro_batches_are_consecutive() -> None:
     assert plan([5] * 7, budget=None, batch_size=3, ranks=2) == [[(0, 1, 2), (6,)], [(3, 4, 5), None]]
 
 
-def test_where_evening_out_would_break_the_budget_the_tight_plan_stays() -> None:
+def test_packing_keeps_the_tight_plan_if_balancing_would_exceed_the_budget() -> None:
     assert plan([3, 3, 2, 2, 2], budget=6, batch_size=1, ranks=1) == [[(0, 1), (2, 3, 4)]]
 
 
@@ -85,7 +85,7 @@ def test_a_sample_over_the_budget_is_an_error() -> None:
     step=st.integers(0, 1000),
     epoch=st.integers(0, 3),
 )
-def test_updates_share_the_samples_by_whole_groups(
+def test_updates_split_the_samples_by_whole_groups(
     sizes: list[int], parts: int, seed: int, step: int, epoch: int
 ) -> None:
     group_ids = [f"g{group}" for group, size in enumerate(sizes) for _ in range(size)]
@@ -100,7 +100,7 @@ def test_updates_share_the_samples_by_whole_groups(
     assert found == split(group_ids, parts, seed=seed, step=step, epoch=epoch)
 
 
-def test_updates_are_shuffled_anew_each_step_and_epoch() -> None:
+def test_updates_are_reshuffled_each_step_and_epoch() -> None:
     group_ids = [f"g{index // 4}" for index in range(64)]
     places = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (1, 1, 0)]
     found = {str(split(group_ids, 4, seed=seed, step=step, epoch=epoch)) for seed, step, epoch in places}

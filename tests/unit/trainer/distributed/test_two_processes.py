@@ -108,7 +108,7 @@ def _flat(value: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_give_what_one_gives(trainings: Trainings, name: str) -> None:
+def test_two_processes_train_like_one_process(trainings: Trainings, name: str) -> None:
     one, two = trainings.one[name], trainings.two[name]
     rows = told(one)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
@@ -126,7 +126,7 @@ def test_a_checkpoint_is_resumed_by_another_number_of_processes(trainings: Train
         assert_same_tensors(served(resumed), served(trainings.one[name]))
 
 
-def test_the_checkpoints_hold_the_same(trainings: Trainings) -> None:
+def test_checkpoints_of_one_and_two_processes_are_equal(trainings: Trainings) -> None:
     one, two = (jobs["plain"].checkpoint for jobs in (trainings.one, trainings.two))
     verify(two)
     assert {file.name for file in two.iterdir()} == {file.name for file in one.iterdir()}
@@ -141,7 +141,7 @@ def test_the_checkpoints_hold_the_same(trainings: Trainings) -> None:
         assert_same_tensors(by_number[1][number], wanted)
 
 
-def test_the_whole_model_loads_elsewhere(trainings: Trainings) -> None:
+def test_whole_model_of_two_processes_loads_in_transformers(trainings: Trainings) -> None:
     job = trainings.two["plain"]
     loaded = AutoModelForCausalLM.from_pretrained(job.folder / "whole", dtype=torch.float32)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight, "it is tied as the original is"
@@ -149,7 +149,7 @@ def test_the_whole_model_loads_elsewhere(trainings: Trainings) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "error"])
-def test_the_others_end_with_rank_0_and_say_why(how: str, model_dir: Path, tmp_path: Path) -> None:
+def test_other_ranks_end_with_rank_0_and_report_the_reason(how: str, model_dir: Path, tmp_path: Path) -> None:
     done = torchrun(how, tmp_path, [Job("plain", model_dir, tmp_path / "job")])
     assert done.returncode != 0
     assert "ERROR on rank 1: [rank_lost] {'rank': 1, 'size': 2}" in done.stdout, done.stdout
@@ -158,7 +158,7 @@ def test_the_others_end_with_rank_0_and_say_why(how: str, model_dir: Path, tmp_p
 
 
 @pytest.mark.parametrize("setting", [{"lora_rank": 4}, {"optimizer": "adamw_8bit"}], ids=["lora_rank", "optimizer"])
-def test_what_trains_in_one_process_only_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_for_a_single_process_are_refused_with_several(setting: dict[str, Any], tmp_path: Path) -> None:
     nowhere = ModelSource(str(tmp_path / "none"), "none", None, 512)
     plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
     for rank in range(2):

@@ -21,7 +21,7 @@ CUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("objective", ["dapo", "grpo", "dr_grpo", "cispo", "gspo"])
 @pytest.mark.parametrize("cut", CUTS)
-def test_how_a_batch_is_cut_up_changes_nothing(build: Build, objective: str, cut: str) -> None:
+def test_step_does_not_depend_on_the_micro_batches(build: Build, objective: str, cut: str) -> None:
     settings = {"objective": objective, "entropy_coef": 0.01, "plain": True, "max_grad_norm": 1e6}
     whole, pieces = build(**settings), build(**settings, **CUTS[cut])
     before = weights(whole)
@@ -32,7 +32,7 @@ def test_how_a_batch_is_cut_up_changes_nothing(build: Build, objective: str, cut
 
 
 @pytest.mark.parametrize("cut", ["padded", "token budget"])
-def test_bnpo_looks_at_local_batches_and_not_at_how_they_are_packed(build: Build, cut: str) -> None:
+def test_bnpo_depends_on_local_batches_and_not_on_packing(build: Build, cut: str) -> None:
     settings = {"objective": "bnpo", "plain": True, "max_grad_norm": 1e6}
     plain, other = build(**settings, batch_size=2), build(**settings, batch_size=2, **CUTS[cut])
     larger = build(**settings, batch_size=8)
@@ -43,7 +43,7 @@ def test_bnpo_looks_at_local_batches_and_not_at_how_they_are_packed(build: Build
     assert abs(teach(larger, samples)[0] - losses[0]) > 1e-4
 
 
-def test_a_sequence_without_trained_tokens_counts_and_gives_nothing(build: Build) -> None:
+def test_sequence_without_trained_tokens_counts_and_has_no_gradient(build: Build) -> None:
     samples = make_samples()
     filtered = [*samples[:7], replace(samples[7], trained=np.zeros_like(samples[7].trained))]
     one, other = build(objective="grpo"), build(objective="grpo", batch_size=1)

@@ -18,7 +18,7 @@ from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.optimizer import learning_rate_factor
 
 
-def test_an_update_without_a_trained_token_moves_nothing(build: Build) -> None:
+def test_update_without_a_trained_token_changes_no_weights(build: Build) -> None:
     """An update without a trained token also does not count in the reported means."""
     learner, samples = build(minibatches=2, seed=1), make_samples()
     learner.step(samples, 1)
@@ -35,7 +35,7 @@ def test_an_update_without_a_trained_token_moves_nothing(build: Build) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_leaves_everything_bit_for_bit(build: Build, bad: float) -> None:
+def test_step_with_a_non_finite_loss_changes_no_bit(build: Build, bad: float) -> None:
     learner, samples = build(batch_size=2), make_samples()
     learner.step(samples, 1)
     before, state = weights(learner), moments(learner)
@@ -53,7 +53,7 @@ def test_a_loss_that_is_not_finite_leaves_everything_bit_for_bit(build: Build, b
     assert farthest(weights(learner), before) > 0
 
 
-def test_one_update_of_several_is_left_out_and_the_others_count(build: Build) -> None:
+def test_step_skips_one_bad_update_and_applies_the_others(build: Build) -> None:
     learner, samples = build(minibatches=4), make_samples()
     bad = replace(samples[5], advantages=samples[5].advantages * np.float32(np.nan))
     before = weights(learner)
@@ -67,7 +67,7 @@ def test_one_update_of_several_is_left_out_and_the_others_count(build: Build) ->
     assert none.skipped is not None
 
 
-def test_without_a_trained_token_nothing_moves_but_the_schedule(build: Build) -> None:
+def test_step_without_a_trained_token_advances_only_the_schedule(build: Build) -> None:
     learner, samples = build(lr_schedule="linear", training_steps=4), make_samples()
     learner.step(samples, 1)
     before, state = weights(learner), moments(learner)
@@ -81,7 +81,7 @@ def test_without_a_trained_token_nothing_moves_but_the_schedule(build: Build) ->
     assert learner.learning_rate == pytest.approx(1e-3 * learning_rate_factor(3, "linear", 0, 4))
 
 
-def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
+def test_abandoned_step_keeps_the_weights(build: Build) -> None:
     learner, untouched, samples = build(batch_size=2), build(batch_size=2), make_samples()
     answers: Iterator[bool] = iter([True, True, False])
     with pytest.raises(AbandonedError) as abandoned:
@@ -93,7 +93,7 @@ def test_a_step_that_is_given_up_leaves_the_weights(build: Build) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"minibatches": 2}, {"kl_beta": 0.1, "lora_rank": 2}])
-def test_a_step_that_is_given_up_before_its_first_update_is_untouched(build: Build, settings: dict[str, Any]) -> None:
+def test_step_abandoned_before_its_first_update_is_untouched(build: Build, settings: dict[str, Any]) -> None:
     """While the old policy, or the reference policy, still computes log-probabilities."""
     learner = build(**settings)
     before = weights(learner)
@@ -104,7 +104,7 @@ def test_a_step_that_is_given_up_before_its_first_update_is_untouched(build: Bui
     assert_same_bits(weights(learner), before)
 
 
-def test_a_step_that_is_given_up_after_an_update_says_so(build: Build) -> None:
+def test_step_abandoned_after_an_update_is_reported_as_touched(build: Build) -> None:
     learner, samples = build(minibatches=2), make_samples()
     before = weights(learner)
     answers: Iterator[bool] = iter([True, True, False])
@@ -114,7 +114,7 @@ def test_a_step_that_is_given_up_after_an_update_says_so(build: Build) -> None:
     assert farthest(weights(learner), before) > 0
 
 
-def test_a_step_given_up_after_an_update_that_was_left_out_is_untouched(build: Build) -> None:
+def test_step_abandoned_after_a_skipped_update_is_untouched(build: Build) -> None:
     learner = build(num_epochs=2)
     broken = [replace(sample, advantages=sample.advantages * np.float32(np.nan)) for sample in make_samples()]
     before = weights(learner)
@@ -125,7 +125,7 @@ def test_a_step_given_up_after_an_update_that_was_left_out_is_untouched(build: B
     assert_same_bits(weights(learner), before)
 
 
-def test_the_schedule_goes_on_once_a_step(build: Build) -> None:
+def test_schedule_advances_once_per_step(build: Build) -> None:
     learner = build(num_epochs=2, minibatches=2, warmup_steps=2, lr_schedule="linear", training_steps=6)
     samples, rates = make_samples(), []
     for step in range(1, 7):

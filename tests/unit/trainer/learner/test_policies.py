@@ -16,7 +16,7 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.observed import measure
 
 
-def test_the_old_policy_is_the_one_before_the_first_update(build: Build) -> None:
+def test_old_policy_is_the_policy_before_the_first_update(build: Build) -> None:
     learner, samples = build(num_epochs=2, learning_rate=1e-2), make_samples()
     tokens = sum(sample.trained_tokens for sample in samples)
     before = np.concatenate([row[one.trained] for row, one in zip(learner.logprobs(samples), samples, strict=True)])
@@ -29,7 +29,7 @@ def test_the_old_policy_is_the_one_before_the_first_update(build: Build) -> None
     assert seen.old_logprobs[tokens:] == pytest.approx(before, abs=1e-6)
 
 
-def test_the_second_minibatch_meets_a_policy_that_has_moved(build: Build) -> None:
+def test_second_minibatch_trains_an_updated_policy(build: Build) -> None:
     learner, samples = build(minibatches=4, learning_rate=1e-2), make_samples()
     result = learner.step(samples, 1)
     assert len(result.seen.logprobs) == sum(sample.trained_tokens for sample in samples), "each token once"
@@ -39,12 +39,12 @@ def test_the_second_minibatch_meets_a_policy_that_has_moved(build: Build) -> Non
     assert np.abs(ratio - 1.0).min() <= 1e-5, "the first minibatch meets the old policy"
 
 
-def test_one_update_needs_no_old_policy(build: Build) -> None:
+def test_old_policy_is_not_needed_for_one_update(build: Build) -> None:
     seen = build().step(make_samples(), 1).seen
     assert np.array_equal(seen.logprobs, seen.old_logprobs)
 
 
-def test_the_old_policy_stands_in_for_a_rollout_policy_that_nobody_recorded(build: Build) -> None:
+def test_old_policy_replaces_an_unrecorded_rollout_policy(build: Build) -> None:
     samples = make_samples()
     unknown = [
         replace(one, rollout_logprobs=np.where(one.trained, np.nan, 0).astype(np.float32), rollout_known=False)
@@ -58,7 +58,7 @@ def test_the_old_policy_stands_in_for_a_rollout_policy_that_nobody_recorded(buil
     assert farthest(weights(learner), weights(corrected)) <= 1e-6
 
 
-def test_the_rollout_policy_counts_where_it_is_known(build: Build) -> None:
+def test_rollout_policy_is_used_if_it_is_recorded(build: Build) -> None:
     samples = make_samples()
     assert abs(build().step(samples, 1).loss - build(importance_correction="none").step(samples, 1).loss) > 1e-4
 
@@ -71,7 +71,7 @@ def with_reference(learner: Learner, samples: Sequence[Sample], shift: float = 0
     ]
 
 
-def test_a_groups_own_reference_is_used_and_no_model_is_needed(build: Build) -> None:
+def test_groups_own_reference_logprobs_need_no_reference_model(build: Build) -> None:
     samples = make_samples()
     near, far = build(kl_beta=1.0), build(kl_beta=1.0)
     assert near.step(with_reference(near, samples), 1).loss == pytest.approx(build().step(samples, 1).loss, abs=1e-6)
@@ -81,7 +81,7 @@ def test_a_groups_own_reference_is_used_and_no_model_is_needed(build: Build) -> 
     assert loss == pytest.approx(build().step(samples, 1).loss + penalty, abs=1e-5)
 
 
-def test_the_reference_model_speaks_where_groups_do_not(build: Build) -> None:
+def test_reference_model_scores_groups_without_reference_logprobs(build: Build) -> None:
     samples, moved = make_samples(), build(learning_rate=1e-2)
     teach(moved, samples, steps=3)
     own, model = build(kl_beta=1.0), build(kl_beta=1.0, reference=moved.policy)
@@ -110,7 +110,7 @@ def test_with_lora_the_reference_is_the_policy_without_its_adapters(build: Build
     assert abs(free.seen.logprobs - free.seen.ref_logprobs).max() > 1e-3, "the adapters have not moved"
 
 
-def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(build: Build) -> None:
+def test_reference_logprobs_of_some_groups_have_no_effect_without_a_penalty(build: Build) -> None:
     learner, samples = build(batch_size=2), make_samples()
     seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).seen
     assert np.isnan(seen.ref_logprobs).any()
@@ -118,7 +118,7 @@ def test_references_that_only_some_groups_bring_are_no_matter_without_a_penalty(
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_a_policy_equal_to_its_teacher_stays_where_places_have_fewer_tokens(build: Build, direction: str) -> None:
+def test_policy_equal_to_its_teacher_stays_if_positions_have_fewer_tokens(build: Build, direction: str) -> None:
     """With a teacher of two tokens, some positions bring one token and others none. Absent tokens must not affect the
     gradient."""
     learner = build(distill_divergence=direction, plain=True, max_grad_norm=1e6)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from gristmill_trainer.observed import measure
 
 
-def test_what_is_told_of_clips_is_what_the_objective_clips(build: Build) -> None:
+def test_reported_clips_match_the_clips_of_the_objective(build: Build) -> None:
     """Ratios that moved far, because the old log-probabilities are far away: the share of tokens without a gradient."""
     samples = make_samples()
     now = build().logprobs(samples)
@@ -34,7 +34,7 @@ def test_what_is_told_of_clips_is_what_the_objective_clips(build: Build) -> None
     assert measure(build(objective="cispo", clip_epsilon_high=8.0).step(moved, 1).seen).clip_high_share == 0.0
 
 
-def test_a_sequences_weight_is_told_where_a_sequences_weight_is_used(build: Build) -> None:
+def test_sequence_weights_are_reported_if_the_objective_uses_them(build: Build) -> None:
     samples = make_samples()
     now = build().logprobs(samples)
     known = [
@@ -52,7 +52,7 @@ def test_a_sequences_weight_is_told_where_a_sequences_weight_is_used(build: Buil
     assert sequence.importance_capped_share == pytest.approx((np.exp(0.1 * lengths) > 1.5).mean())
 
 
-def test_scores_are_the_models_own(build: Build, model_dir: Path) -> None:
+def test_reported_logprobs_match_the_models_own_logits(build: Build, model_dir: Path) -> None:
     learner, samples = build(token_budget=24), make_samples()
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir)
     for sample, found in zip(samples, learner.logprobs(samples), strict=True):

@@ -15,7 +15,7 @@ REASON = Reason(
 )
 
 
-def test_what_is_put_aside_is_read_back(tmp_path: Path) -> None:
+def test_quarantined_batch_is_read_back(tmp_path: Path) -> None:
     aside = Aside(tmp_path / "aside")
     groups = [make_group("g00000001", seed=1), make_group("g00000002", seed=2)]
     files = [aside.write(groups, REASON) for _ in range(2)]
@@ -26,7 +26,7 @@ def test_what_is_put_aside_is_read_back(tmp_path: Path) -> None:
         assert reason == REASON
 
 
-def test_one_too_many_in_a_row_names_the_files_and_the_remedy() -> None:
+def test_too_many_skipped_steps_name_the_files_and_the_remedy() -> None:
     skipped = SkippedSteps(allowed=2)
     for name in ("a", "b"):
         skipped.skipped(Path(name), "the loss is nan")

@@ -36,7 +36,7 @@ class _Slow:
         """Nothing is open."""
 
 
-def test_the_trainer_goes_on_and_the_copy_does_not_change() -> None:
+def test_background_publisher_copies_the_weights_and_the_trainer_continues() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
     publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
     weights = torch.ones(3)
@@ -50,7 +50,7 @@ def test_the_trainer_goes_on_and_the_copy_does_not_change() -> None:
     assert told == [PolicyVersion(1, 1), PolicyVersion(1, 2)]
 
 
-def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
+def test_background_publisher_raises_an_error_once_and_reports_no_version() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = PublishError("model_server_refused", "no")
     slow.go.set()
@@ -63,7 +63,7 @@ def test_an_error_is_raised_by_the_next_call_once_and_nothing_is_told() -> None:
     publisher.wait()
 
 
-def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
+def test_background_publisher_raises_unexpected_errors_and_reports_no_version() -> None:
     """An error as from a full disk. Without a report, the run would end with its old weights on the server."""
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = OSError(28, "No space left on device")
@@ -76,7 +76,7 @@ def test_an_error_that_is_not_ours_is_raised_too_and_nothing_is_told() -> None:
     assert told == []
 
 
-def test_a_publication_under_way_ends_before_the_process_does() -> None:
+def test_background_publication_ends_before_the_process() -> None:
     """A publication that is cut off between pause and resume would leave the model server paused."""
     slow, told = _Slow(), list[PolicyVersion]()
     publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
@@ -97,7 +97,7 @@ def test_close_waits_no_longer_than_the_grace_period() -> None:
     slow.go.set()
 
 
-def test_a_request_to_stop_ends_the_wait_for_the_publication_before() -> None:
+def test_stop_request_ends_the_wait_for_the_previous_publication() -> None:
     slow = _Slow()
     publisher = BackgroundPublisher(slow, list[PolicyVersion]().append, StopRequest(50.0))
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))

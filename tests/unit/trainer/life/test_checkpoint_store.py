@@ -14,14 +14,14 @@ from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError, FencedError
 
 
-def test_what_a_checkpoint_says_is_read_back(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_contents_are_read_back(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     written = progress(3, 2, ["g00000001"], origin="/elsewhere/step-000001")
     path = store.save(training.learner, written).path
     assert CheckpointStore(tmp_path, kept=2).load(path).progress == written
 
 
-def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_store_keeps_the_last_by_version_not_by_step(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     for step, incarnation in ((5, 1), (10, 1), (20, 1), (15, 2)):
         store.save(training.learner, progress(step, incarnation))
@@ -35,7 +35,9 @@ def test_the_last_ones_are_kept_by_version_not_by_step(training: Training, tmp_p
 
 
 @pytest.mark.parametrize("size", [4, 4096, 30_000])
-def test_one_that_does_not_fit_leaves_the_one_before(training: Training, tmp_path: Path, size: int) -> None:
+def test_checkpoint_without_disk_space_leaves_the_previous_checkpoint(
+    training: Training, tmp_path: Path, size: int
+) -> None:
     """As on a full disk: no process may write a file larger than this many bytes."""
     store = CheckpointStore(tmp_path, kept=2)
     store.save(training.learner, progress(1))
@@ -51,7 +53,7 @@ def test_one_that_does_not_fit_leaves_the_one_before(training: Training, tmp_pat
     assert store.newest() == tmp_path / "step-000002"
 
 
-def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: Training, tmp_path: Path) -> None:
+def test_replaced_trainer_does_not_overwrite_its_successors_checkpoint(training: Training, tmp_path: Path) -> None:
     old = CheckpointStore(tmp_path, kept=2)
     successors = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(5, 2))
     with raises(FencedError, "fenced", path=tmp_path / "step-000005", found="2.5", version="1.5"):
@@ -60,7 +62,7 @@ def test_a_trainer_that_was_replaced_does_not_replace_its_successors(training: T
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
-def test_what_a_kill_tore_is_cleared_away(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_store_removes_partial_checkpoints_of_a_kill(training: Training, tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(1)).path
     (tmp_path / ".step-000002.partial").mkdir()
     (tmp_path / ".step-000000.removed").mkdir()
@@ -71,7 +73,7 @@ def test_what_a_kill_tore_is_cleared_away(training: Training, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_a_kill_within_pruning_leaves_nothing_in_the_way(
+def test_checkpoint_store_recovers_from_a_kill_during_pruning(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(path: Path, **_: object) -> None:
@@ -91,7 +93,7 @@ def test_a_kill_within_pruning_leaves_nothing_in_the_way(
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
-def test_one_that_does_not_tell_its_version_does_not_end_a_training(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_without_a_version_does_not_end_a_training(training: Training, tmp_path: Path) -> None:
     """A checkpoint without a version also does not block a named checkpoint, or a new checkpoint of its step."""
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
@@ -107,7 +109,7 @@ def test_one_that_does_not_tell_its_version_does_not_end_a_training(training: Tr
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "random.pt", "config.json"])
-def test_a_flipped_bit_is_found_and_named(training: Training, tmp_path: Path, name: str) -> None:
+def test_checkpoint_with_a_flipped_bit_is_refused_by_name(training: Training, tmp_path: Path, name: str) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
         file = store.save(training.learner, progress(step)).path / name
@@ -119,7 +121,7 @@ def test_a_flipped_bit_is_found_and_named(training: Training, tmp_path: Path, na
     assert f"--resume {tmp_path / 'step-000001'}" in str(raised.value)
 
 
-def test_a_file_that_is_gone_is_named(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_with_a_missing_file_is_refused_by_name(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     file = store.save(training.learner, progress(1)).path / "optimizer.pt"
     file.unlink()
@@ -128,7 +130,7 @@ def test_a_file_that_is_gone_is_named(training: Training, tmp_path: Path) -> Non
     assert f"remove {file.parent}" in str(raised.value), "there is no other one"
 
 
-def test_a_checkpoint_from_before_there_were_manifests_is_refused(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_without_a_manifest_is_refused(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     file = store.save(training.learner, progress(1)).path / "manifest.json"
     file.unlink()
@@ -137,7 +139,7 @@ def test_a_checkpoint_from_before_there_were_manifests_is_refused(training: Trai
     assert f"remove {file.parent}" in str(raised.value)
 
 
-def test_a_torn_state_is_named(training: Training, tmp_path: Path) -> None:
+def test_checkpoint_with_a_torn_state_is_refused_by_name(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     file = store.save(training.learner, progress(1)).path / "trainer_state.json"
     file.write_text("{")

@@ -45,7 +45,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer"
 
 
-def test_the_folder_loads_as_what_was_trained(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+def test_exported_folder_loads_as_the_trained_model(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
@@ -66,7 +66,7 @@ def test_the_folder_loads_as_what_was_trained(policy: Policy, tokenizer: Path, t
     assert {path.name for path in tmp_path.iterdir()} == {"model", "tokenizer"}
 
 
-def test_a_tokenizer_that_is_not_there_leaves_the_last_model(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+def test_export_without_a_tokenizer_keeps_the_last_model(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     export_model(folder, policy.save, str(tokenizer), FACTS)
     nowhere, partial = str(tmp_path / "nowhere"), tmp_path / ".model.partial"
@@ -77,9 +77,7 @@ def test_a_tokenizer_that_is_not_there_leaves_the_last_model(policy: Policy, tok
 
 
 @pytest.mark.parametrize("size", [5_000, 2_000], ids=["weights", "tokenizer"])
-def test_a_disk_that_takes_no_more_is_told_in_a_line(
-    policy: Policy, tokenizer: Path, tmp_path: Path, size: int
-) -> None:
+def test_export_to_a_full_disk_fails_with_one_line(policy: Policy, tokenizer: Path, tmp_path: Path, size: int) -> None:
     """No file may grow larger than this many bytes."""
 
     def save(folder: Path) -> None:
@@ -97,7 +95,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_the_card_tells_the_run_and_no_paths(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
+def test_model_card_describes_the_run_without_paths(policy: Policy, tokenizer: Path, tmp_path: Path) -> None:
     export_model(tmp_path / "model", policy.save, str(tokenizer), FACTS)
     card = (tmp_path / "model" / "README.md").read_text()
     for fact in ("# sums", "| Base model | tiny |", "accuracy, format", "0.8312", "1.20", "torch 2.13"):
@@ -106,7 +104,7 @@ def test_the_card_tells_the_run_and_no_paths(policy: Policy, tokenizer: Path, tm
     assert "base_model:" not in card, "a folder's name is no id of a hub"
 
 
-def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
+def test_model_card_shows_the_command_without_secrets_addresses_and_paths() -> None:
     arguments = [
         "--model_name", "/home/me/models/tiny", "--rollout_server_url", "http://me:pw@host:8000",
         "--wandb_api_key", "abc",
@@ -119,7 +117,7 @@ def test_the_command_is_told_without_secrets_addresses_and_paths() -> None:
     )
 
 
-def test_what_a_push_lacks_is_told_at_the_start() -> None:
+def test_push_without_its_requirements_fails_at_the_start() -> None:
     assert Hub.read(None, {}) is None
     with raises(TrainerError, "hub_token_missing", repository="me/model"):
         Hub.read("me/model", {})
@@ -129,7 +127,7 @@ def test_what_a_push_lacks_is_told_at_the_start() -> None:
     assert "hf_secret" not in repr(hub)
 
 
-def test_push_takes_its_token_from_the_file_that_hf_token_path_names(tmp_path: Path) -> None:
+def test_push_reads_its_token_from_the_file_in_hf_token_path(tmp_path: Path) -> None:
     file = tmp_path / "hf_write_token"
     file.write_text("hf_write\n")
     hub = Hub.read("me/model", {"HF_TOKEN_PATH": str(file)})
@@ -141,7 +139,7 @@ def test_push_takes_its_token_from_the_file_that_hf_token_path_names(tmp_path: P
     assert "HF_WRITE_TOKEN_FILE" in str(raised.value)
 
 
-def test_a_push_that_fails_says_where_the_model_is(tmp_path: Path) -> None:
+def test_failed_push_names_the_folder_of_the_model(tmp_path: Path) -> None:
     class Refuses(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(403)

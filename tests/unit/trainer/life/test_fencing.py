@@ -70,11 +70,11 @@ def test_a_replaced_trainer_ends_as_fenced(noticed: Exception) -> None:
     ["me", "", ApiUnreachable("api_unreachable", "away"), ApiError("run_missing", 404, "it was deleted")],
     ids=["opened again", "replaced by a run that nobody took", "away", "deleted"],
 )
-def test_another_error_stays_what_it_is(noticed: Exception, answer: str | Exception) -> None:
+def test_error_of_a_trainer_that_was_not_replaced_is_unchanged(noticed: Exception, answer: str | Exception) -> None:
     """The error ends the trainer with a failure, so that a restart policy starts the next trainer."""
     assert _ended(noticed, answer) is noticed
 
 
-def test_what_no_successor_causes_is_not_asked_about() -> None:
+def test_error_that_no_successor_causes_is_not_checked_with_the_api() -> None:
     error = TrainerError("too_many_skipped_steps", "steps in a row were not trained on")
     assert _ended(error, "another") is error

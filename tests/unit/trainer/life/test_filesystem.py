@@ -14,7 +14,7 @@ from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
 
 
-def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+def test_publisher_removes_partial_weights_of_a_kill(tmp_path: Path) -> None:
     server = ModelServerStandIn()
     killed = tmp_path / ".1.20.partial"
     killed.mkdir()
@@ -27,7 +27,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_new_run_of_an_old_id_keeps_its_own_versions(tmp_path: Path) -> None:
+def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path) -> None:
     """Versions start again: the earlier run's versions are higher, and are still deleted first."""
     server = ModelServerStandIn()
     for version in (PolicyVersion(3, 59), PolicyVersion(3, 60), PolicyVersion(1, 0), PolicyVersion(1, 1)):
@@ -38,7 +38,7 @@ def test_a_new_run_of_an_old_id_keeps_its_own_versions(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:
+def test_publication_to_a_full_disk_fails_with_one_line(tmp_path: Path) -> None:
     server = ModelServerStandIn()
     publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

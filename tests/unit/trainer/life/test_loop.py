@@ -130,7 +130,7 @@ def source(model_dir: Path) -> ModelSource:
     return ModelSource(str(model_dir), str(model_dir), None, 512)
 
 
-def test_the_bound_on_skipped_steps_holds_over_restarts(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_counts_skipped_steps_across_restarts(source: ModelSource, tmp_path: Path) -> None:
     """A restart policy starts the container again forever; the trainer must not skip forever."""
     api = ApiStandIn(_steps([2, 3, 4, 5, 6, 7], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
@@ -143,7 +143,7 @@ def test_the_bound_on_skipped_steps_holds_over_restarts(source: ModelSource, tmp
     assert not api.leased
 
 
-def test_a_count_below_the_bound_is_carried_on(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_continues_a_skip_count_below_the_bound(source: ModelSource, tmp_path: Path) -> None:
     def stopped(version: PolicyVersion) -> None:
         if version.step == 3:
             signal.raise_signal(signal.SIGTERM)
@@ -169,9 +169,7 @@ class _Publisher(NonePublisher):
         self._called(version)
 
 
-def test_stopped_while_the_model_server_is_away_it_keeps_the_finished_steps(
-    source: ModelSource, tmp_path: Path
-) -> None:
+def test_loop_stopped_without_a_model_server_keeps_the_finished_steps(source: ModelSource, tmp_path: Path) -> None:
     def away(version: PolicyVersion) -> None:
         if version.step == 2:
             signal.raise_signal(signal.SIGTERM)
@@ -188,7 +186,7 @@ def test_stopped_while_the_model_server_is_away_it_keeps_the_finished_steps(
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
 
 
-def test_stopped_while_the_api_is_away_it_keeps_the_finished_steps(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_stopped_without_an_api_keeps_the_finished_steps(source: ModelSource, tmp_path: Path) -> None:
     def away(version: PolicyVersion) -> None:
         if version.step == 2:
             signal.raise_signal(signal.SIGTERM)
@@ -223,7 +221,7 @@ def test_trainer_of_a_suspended_run_keeps_the_finished_steps(source: ModelSource
     assert (resumption.step, resumption.covered, api.acked) == (2, trained, [])
 
 
-def test_a_step_in_a_checkpoint_has_its_metrics_wherever_the_process_ends(source: ModelSource, tmp_path: Path) -> None:
+def test_checkpointed_step_has_its_metrics_wherever_the_process_ends(source: ModelSource, tmp_path: Path) -> None:
     def killed(version: PolicyVersion) -> None:
         if version.step == 2:
             raise KeyboardInterrupt
@@ -240,7 +238,7 @@ def test_a_step_in_a_checkpoint_has_its_metrics_wherever_the_process_ends(source
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == api.rows == [1, 2, 3]
 
 
-def test_a_step_that_cannot_end_in_time_is_handed_back(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_returns_a_step_that_cannot_end_in_time(source: ModelSource, tmp_path: Path) -> None:
     api = ApiStandIn(_steps([], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
     trainer.grace = 0.0
@@ -255,7 +253,7 @@ def test_a_step_that_cannot_end_in_time_is_handed_back(source: ModelSource, tmp_
     assert api.acked == resumption.covered == [f"g{n:08d}" for n in range(2, 6)]
 
 
-def test_steps_that_leave_updates_out_are_kept_and_bounded(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_keeps_and_bounds_steps_with_skipped_updates(source: ModelSource, tmp_path: Path) -> None:
     """One of a step's two updates overflows, step after step."""
 
     def overflows(group: TrajectoryGroup) -> TrajectoryGroup:
@@ -278,7 +276,7 @@ def test_steps_that_leave_updates_out_are_kept_and_bounded(source: ModelSource, 
     assert names == [f"step-{step:06d}.1.groups" for step in (2, 3, 4)]
 
 
-def test_on_step_is_called_with_each_step_once_it_is_served(source: ModelSource, tmp_path: Path) -> None:
+def test_on_step_is_called_after_each_step_is_served(source: ModelSource, tmp_path: Path) -> None:
     served: list[PolicyVersion] = []
     seen: list[tuple[int, int]] = []
 
@@ -294,7 +292,7 @@ def test_on_step_is_called_with_each_step_once_it_is_served(source: ModelSource,
     assert seen == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_nothing_is_begun_on_a_step_once_a_stop_was_asked_for(source: ModelSource, tmp_path: Path) -> None:
+def test_loop_starts_no_work_on_a_step_after_a_stop_request(source: ModelSource, tmp_path: Path) -> None:
     """A hook may take minutes, which count as part of the grace period."""
     hooked: list[int] = []
 
@@ -312,7 +310,7 @@ def test_nothing_is_begun_on_a_step_once_a_stop_was_asked_for(source: ModelSourc
     assert resumption.step == 2
 
 
-def test_a_row_that_the_api_refuses_is_in_the_runs_folder(
+def test_metrics_row_that_the_api_refuses_is_in_the_runs_folder(
     source: ModelSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = ApiStandIn(_steps([], _all_unknown))

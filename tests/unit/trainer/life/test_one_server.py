@@ -32,7 +32,7 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_one_that_is_away_is_not_waited_for_and_has_its_weights_when_it_is_back(server: ModelServerStandIn) -> None:
+def test_publisher_continues_without_an_unreachable_server_and_loads_it_later(server: ModelServerStandIn) -> None:
     target = ModelServers([ModelServer(server.url, "token")])
     target.load(FOLDER, VERSION)
     server.stop()
@@ -42,7 +42,7 @@ def test_one_that_is_away_is_not_waited_for_and_has_its_weights_when_it_is_back(
     target.close()
 
 
-def test_another_in_its_place_is_as_if_it_were_away(server: ModelServerStandIn) -> None:
+def test_publisher_retries_when_another_service_answers_on_the_model_server_port(server: ModelServerStandIn) -> None:
     """A proxy's page, until the server is back with its first weights."""
     target = ModelServers([ModelServer(server.url, "token")])
     target.load(FOLDER, VERSION)
@@ -55,7 +55,7 @@ def test_another_in_its_place_is_as_if_it_were_away(server: ModelServerStandIn) 
     target.close()
 
 
-def test_one_that_stays_away_ends_the_training(server: ModelServerStandIn) -> None:
+def test_publisher_fails_if_the_server_stays_unreachable(server: ModelServerStandIn) -> None:
     target = ModelServers([ModelServer(server.url, "token", 0.5)])
     target.load(FOLDER, VERSION)
     server.stop()
@@ -72,7 +72,7 @@ def test_one_that_stays_away_ends_the_training(server: ModelServerStandIn) -> No
     server.start()
 
 
-def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn) -> None:
+def test_stop_request_ends_the_retries_of_a_publication(server: ModelServerStandIn) -> None:
     stop = StopRequest(50.0)
     stop.grace = 0.0
     target = ModelServers([ModelServer(server.url, "token", stop.patience)])
@@ -87,7 +87,7 @@ def test_a_request_to_stop_ends_the_tries(server: ModelServerStandIn) -> None:
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_request_to_stop_ends_the_wait_for_one_that_hangs(server: ModelServerStandIn, synchronous: bool) -> None:
+def test_stop_request_ends_the_wait_for_a_hanging_server(server: ModelServerStandIn, synchronous: bool) -> None:
     """In the background, a publication may use the rest of the grace period, because nothing waits for it."""
     stop = StopRequest(50.0)
     stop.grace = 3.0
@@ -105,7 +105,7 @@ def test_a_request_to_stop_ends_the_wait_for_one_that_hangs(server: ModelServerS
     server.load_seconds = 0.0
 
 
-def test_a_load_under_way_may_end_before_the_process_does(server: ModelServerStandIn) -> None:
+def test_load_in_progress_may_end_before_the_process(server: ModelServerStandIn) -> None:
     target = ModelServers([ModelServer(server.url, "token", 0.2)], closing=lambda: 30.0)
     server.load_seconds = 1.5
     with raises(PublishError, "model_server_loading", url=server.url):

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize(("wanted", "sleeps"), [(None, True), ("ACTIVE", False)])
-def test_threads_sleep_while_they_wait_unless_told_otherwise(wanted: str | None, sleeps: bool) -> None:
+def test_openmp_threads_sleep_while_waiting_by_default(wanted: str | None, sleeps: bool) -> None:
     environ = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     environ |= {"OMP_DISPLAY_ENV": "VERBOSE"} | ({} if wanted is None else {"OMP_WAIT_POLICY": wanted})
     command = [sys.executable, "-c", "import gristmill_trainer.__main__"]

@@ -21,32 +21,32 @@ def store(training: Training, tmp_path: Path) -> CheckpointStore:
     return store
 
 
-def test_auto_is_the_newest_and_nothing_where_there_is_none(store: CheckpointStore, tmp_path: Path) -> None:
+def test_resume_auto_finds_the_newest_checkpoint_or_none(store: CheckpointStore, tmp_path: Path) -> None:
     found = find_resumption(store, "auto")
     assert found is not None
     assert (found.step, found.covered, found.origin) == (4, ["g4"], None)
     assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "auto") is None
 
 
-def test_never_with_checkpoints_says_what_to_do(store: CheckpointStore, tmp_path: Path) -> None:
+def test_resume_never_with_checkpoints_fails_with_the_remedy(store: CheckpointStore, tmp_path: Path) -> None:
     with raises(CheckpointError, "checkpoints_exist", newest=store.folder / "step-000004"):
         find_resumption(store, "never")
     assert find_resumption(CheckpointStore(tmp_path / "other", kept=2), "never") is None
 
 
-def test_a_folder_of_this_run_settles_what_it_covers(store: CheckpointStore) -> None:
+def test_resume_from_a_folder_of_this_run_settles_its_groups(store: CheckpointStore) -> None:
     found = find_resumption(store, str(store.folder / "step-000002"))
     assert found is not None
     assert (found.step, found.covered, found.own) == (2, ["g2"], True)
 
 
-def test_another_runs_lends_its_weights_only(store: CheckpointStore, tmp_path: Path) -> None:
+def test_resume_from_another_run_loads_only_its_weights(store: CheckpointStore, tmp_path: Path) -> None:
     found = find_resumption(CheckpointStore(tmp_path / "other", kept=2), str(store.folder / "step-000004"))
     assert found is not None
     assert (found.step, found.covered, found.own) == (0, [], False)
 
 
-def test_another_runs_schedule_stays_behind(store: CheckpointStore, training: Training) -> None:
+def test_resume_from_another_run_does_not_load_its_schedule(store: CheckpointStore, training: Training) -> None:
     checkpoint = store.load(store.folder / "step-000004")
     for own, steps in ((True, 2), (False, 0)):
         resumed = start_training(training.policy.source, str(checkpoint.path))
@@ -58,7 +58,7 @@ def test_another_runs_schedule_stays_behind(store: CheckpointStore, training: Tr
         assert len(learner.optimizer.state_dict()["state"]) > 0
 
 
-def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(
+def test_resume_with_the_same_folder_continues_from_the_newest_checkpoint(
     store: CheckpointStore, training: Training
 ) -> None:
     """A container is started again with the same command; the trainer must not lose its work since then."""
@@ -69,7 +69,7 @@ def test_started_again_with_the_same_folder_it_goes_on_from_its_newest(
     assert (found.step, found.origin) == (3, named)
 
 
-def test_the_folder_that_was_named_may_be_pruned_since(store: CheckpointStore, training: Training) -> None:
+def test_resume_works_after_the_named_folder_was_pruned(store: CheckpointStore, training: Training) -> None:
     named = store.folder / "step-000002"
     keeps_one = CheckpointStore(store.folder, kept=1)
     keeps_one.save(training.learner, progress(3, 2, origin=str(named)))
@@ -79,7 +79,7 @@ def test_the_folder_that_was_named_may_be_pruned_since(store: CheckpointStore, t
     assert (found.step, found.own, found.origin) == (3, True, str(named))
 
 
-def test_a_folder_of_this_run_is_known_by_any_of_its_names(store: CheckpointStore, tmp_path: Path) -> None:
+def test_resume_recognizes_a_folder_of_this_run_under_any_name(store: CheckpointStore, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(store.folder)
     for named in (tmp_path / "link" / "step-000002", store.folder / ".." / store.folder.name / "step-000002"):
         for same in (store, CheckpointStore(tmp_path / "link", kept=3)):
@@ -88,7 +88,7 @@ def test_a_folder_of_this_run_is_known_by_any_of_its_names(store: CheckpointStor
             assert (found.own, found.step) == (True, 2)
 
 
-def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> None:
+def test_resume_from_a_named_checkpoint_skips_a_broken_newest(store: CheckpointStore) -> None:
     """Follows the advice of the error about the broken checkpoint."""
     (store.folder / "step-000004" / "optimizer.pt").unlink()
     found = find_resumption(store, str(store.folder / "step-000002"))
@@ -96,7 +96,7 @@ def test_one_is_named_past_a_newest_that_is_broken(store: CheckpointStore) -> No
     assert found.step == 2
 
 
-def test_what_is_no_checkpoint_is_refused_with_what_there_is(store: CheckpointStore) -> None:
+def test_resume_from_an_unknown_name_lists_the_checkpoints(store: CheckpointStore) -> None:
     known = [store.folder / "step-000002", store.folder / "step-000004"]
     with raises(CheckpointError, "checkpoint_missing", resume="latest", known=known):
         find_resumption(store, "latest")
@@ -104,7 +104,7 @@ def test_what_is_no_checkpoint_is_refused_with_what_there_is(store: CheckpointSt
 
 @pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_checkpoints_of_an_earlier_run_of_the_id_are_an_error(
+def test_resume_refuses_checkpoints_of_an_earlier_run_of_the_id(
     training: Training, tmp_path: Path, creation: str | None, resume: str
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)
@@ -115,7 +115,7 @@ def test_checkpoints_of_an_earlier_run_of_the_id_are_an_error(
 
 
 @pytest.mark.parametrize("creation", ["old", None], ids=["earlier run", "no creation recorded"])
-def test_a_checkpoint_of_an_earlier_run_that_is_named_lends_its_weights_only(
+def test_resume_from_a_named_earlier_run_loads_only_its_weights(
     training: Training, tmp_path: Path, creation: str | None
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)

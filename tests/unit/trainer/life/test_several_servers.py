@@ -36,7 +36,9 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("wait_for_all", [True, False])
-def test_all_have_it_when_load_returns(pair: list[ModelServerStandIn], wait_for_all: bool) -> None:
+def test_publisher_load_returns_when_all_servers_have_the_weights(
+    pair: list[ModelServerStandIn], wait_for_all: bool
+) -> None:
     target = _target(pair, wait_for_all)
     pair[1].load_seconds = 0.3
     for step in range(3):
@@ -46,7 +48,7 @@ def test_all_have_it_when_load_returns(pair: list[ModelServerStandIn], wait_for_
     target.close()
 
 
-def test_a_synchronous_run_waits_for_one_that_is_away_while_the_other_serves(pair: list[ModelServerStandIn]) -> None:
+def test_synchronous_publisher_waits_for_an_unreachable_server(pair: list[ModelServerStandIn]) -> None:
     target = _target(pair, wait_for_all=True)
     pair[1].stop()
     loading = threading.Thread(target=target.load, args=(FOLDER / "1.0", PolicyVersion(1, 0)))
@@ -59,7 +61,7 @@ def test_a_synchronous_run_waits_for_one_that_is_away_while_the_other_serves(pai
     target.close()
 
 
-def test_one_behind_does_not_wait_and_the_late_one_gets_the_newest(pair: list[ModelServerStandIn]) -> None:
+def test_publisher_does_not_wait_and_a_late_server_gets_the_newest_weights(pair: list[ModelServerStandIn]) -> None:
     target = _target(pair, wait_for_all=False)
     pair[1].stop()
     for step in range(2):
@@ -71,7 +73,7 @@ def test_one_behind_does_not_wait_and_the_late_one_gets_the_newest(pair: list[Mo
     target.close()
 
 
-def test_one_that_was_restarted_is_published_to_again_and_nobody_waits(pair: list[ModelServerStandIn]) -> None:
+def test_publisher_publishes_again_to_a_restarted_server_without_waiting(pair: list[ModelServerStandIn]) -> None:
     target = _target(pair, wait_for_all=True)
     target.load(FOLDER / "1.4", PolicyVersion(1, 4))
     pair[0].stop()
@@ -82,7 +84,7 @@ def test_one_that_was_restarted_is_published_to_again_and_nobody_waits(pair: lis
     target.close()
 
 
-def test_one_that_stays_away_ends_a_synchronous_run_with_its_name(pair: list[ModelServerStandIn]) -> None:
+def test_synchronous_publisher_fails_with_the_unreachable_servers_name(pair: list[ModelServerStandIn]) -> None:
     target = _target(pair, wait_for_all=True, patience=1.0)
     pair[1].stop()
     with raises(PublishError, "model_server_unreachable", url=pair[1].url) as raised:

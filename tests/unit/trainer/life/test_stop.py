@@ -19,7 +19,7 @@ from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest, leave_to_rank_0, torchrun_grace
 
 
-def test_what_would_end_after_the_deadline_is_abandoned() -> None:
+def test_stop_abandons_work_that_would_end_after_the_deadline() -> None:
     stop = StopRequest(grace=100.0)
     assert not stop.should_abandon(1e9), "nobody asked"
     stop.raise_if_requested()
@@ -31,7 +31,7 @@ def test_what_would_end_after_the_deadline_is_abandoned() -> None:
         stop.raise_if_requested()
 
 
-def test_the_grace_ends_before_compose_kills() -> None:
+def test_stop_grace_period_ends_before_compose_kills() -> None:
     compose = yaml.safe_load((Path(__file__).parents[4] / "compose.yaml").read_text())
     assert (
         float(compose["services"]["trainer"]["stop_grace_period"].removesuffix("s"))
@@ -39,12 +39,12 @@ def test_the_grace_ends_before_compose_kills() -> None:
     )
 
 
-def test_the_grace_may_change_while_a_run_lasts() -> None:
+def test_stop_grace_period_may_change_during_a_run() -> None:
     """The grace period belongs to the machine, and a run may move to another machine."""
     assert "stop_grace_seconds" not in TrainerSettings(stop_grace_seconds=20).record()
 
 
-def test_who_does_not_answer_is_not_waited_for_once_it_was_asked() -> None:
+def test_stop_request_ends_the_wait_for_an_unreachable_service() -> None:
     stop = StopRequest(grace=100.0)
     with pytest.raises(ApiUnreachable), stop.cutting_short():
         raise ApiUnreachable("api_unreachable", "away")
@@ -58,13 +58,13 @@ def test_who_does_not_answer_is_not_waited_for_once_it_was_asked() -> None:
     assert stop.patience() == 0.0
 
 
-def test_under_torchrun_the_grace_is_torchruns() -> None:
+def test_stop_grace_period_under_torchrun_is_torchruns() -> None:
     assert torchrun_grace({}) == 20.0
     assert torchrun_grace({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}) == 110.0
     assert torchrun_grace({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}) == 0.0
 
 
-def test_a_signal_that_torchrun_sends_on_is_no_second_request() -> None:
+def test_stop_under_torchrun_counts_a_repeated_signal_once() -> None:
     stop = StopRequest(20.0, torchrun=True)
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
@@ -74,13 +74,13 @@ def test_a_signal_that_torchrun_sends_on_is_no_second_request() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "without torchrun the second ends the process"
 
 
-def test_the_other_ranks_leave_a_stop_to_rank_0() -> None:
+def test_stop_is_handled_by_rank_0_only() -> None:
     leave_to_rank_0()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.raise_signal(number)
 
 
-def test_the_grace_begins_when_the_signal_comes() -> None:
+def test_stop_grace_period_starts_at_the_signal() -> None:
     """The main thread may be in a long backward pass then, and receives the request afterwards."""
     stop = StopRequest(100.0)
     sent: list[float] = []
@@ -100,13 +100,13 @@ def test_the_grace_begins_when_the_signal_comes() -> None:
 @pytest.mark.parametrize(
     ("first", "second"), [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)], ids=["term", "int"]
 )
-def test_a_second_signal_of_either_kind_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
+def test_stop_second_signal_of_either_kind_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
     StopRequest(100.0)
     signal.raise_signal(first)
     assert signal.getsignal(second) is signal.SIG_DFL
 
 
-def test_a_fork_that_is_ended_is_no_request() -> None:
+def test_stop_is_not_requested_by_a_signal_to_a_fork() -> None:
     """As with a hook that evaluates in separate processes."""
     stop = StopRequest(100.0)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

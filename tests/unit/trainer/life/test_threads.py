@@ -18,7 +18,7 @@ from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import ModelServer, ModelServers
 
 
-def test_the_heartbeat_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_raise_the_error_of_the_heartbeat_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gristmill_trainer.leases._HEARTBEAT", 0.01)
     api = ApiStandIn(step_groups(1))
     leases = Leases(api.client, "run", 1)
@@ -32,7 +32,7 @@ def test_the_heartbeat_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     leases.close()
 
 
-def test_the_prefetch() -> None:
+def test_prefetch_raises_the_error_of_its_thread() -> None:
     api = ApiStandIn()
     leases = Leases(api.client, "run", 1)
     api.error = ValueError("no msgpack")
@@ -61,7 +61,7 @@ class _Defect(ModelServer):
         super().publish(path, version)
 
 
-def test_one_of_several_servers() -> None:
+def test_publisher_raises_the_error_of_one_servers_thread() -> None:
     servers = [ModelServerStandIn(), ModelServerStandIn()]
     target = ModelServers([ModelServer(servers[0].url, "token"), _Defect(servers[1].url, "token")])
     with raises(PublishError, "unexpected_error", url=servers[1].url, error="ZeroDivisionError"):
@@ -72,7 +72,7 @@ def test_one_of_several_servers() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_is_looked_after() -> None:
+def test_publisher_raises_the_error_of_the_server_check_thread() -> None:
     server = ModelServerStandIn()
     asked = _Defect(server.url, "token")
     asked.fails = False

@@ -41,7 +41,9 @@ def _status(**facts: Any) -> RunStatus:
         ({}, GOOD, "no_groups_come", ["13 permits", "70 s"]),
     ],
 )  # fmt: skip
-def test_who_waits_for_whom(facts: dict[str, Any], server: ServerState, code: str, told: list[str]) -> None:
+def test_watchdog_reports_which_process_waits_for_which(
+    facts: dict[str, Any], server: ServerState, code: str, told: list[str]
+) -> None:
     found = diagnose(61.0, Wanted(16), _status(dropped={"too_long": 2}), _status(**facts), [GOOD, server], "1.4")
     assert found.code == code
     for word in ("61 s", "3 of 16 groups", *told):
@@ -65,7 +67,7 @@ UPDATED = ServerState("http://m:9001", None, True, "1.3")
         (Wanted(16), AWAY, True, "model_server_unreachable", ["70 s"]),
     ],
 )  # fmt: skip
-def test_what_is_as_it_should_be_is_not_blamed(
+def test_watchdog_does_not_blame_an_expected_state(
     wanted: Wanted, server: ServerState, publishing: bool, code: str, told: list[str]
 ) -> None:
     facts = {"outstanding": 0, "last_asked_s": None} if wanted is ATROPOS else {}
@@ -77,7 +79,7 @@ def test_what_is_as_it_should_be_is_not_blamed(
     assert "permits" not in found.message or wanted is not ATROPOS
 
 
-def test_a_server_is_asked_and_never_waited_for() -> None:
+def test_watchdog_reports_the_state_of_a_server_without_waiting() -> None:
     stand_in = ModelServerStandIn()
     stand_in.version, stand_in.paused = "1.4", True
     server = ModelServer(stand_in.url, "token")
@@ -88,7 +90,7 @@ def test_a_server_is_asked_and_never_waited_for() -> None:
     assert (problem.code, problem.values["url"]) == ("model_server_unreachable", stand_in.url)
 
 
-def test_what_answers_in_a_servers_place_is_no_reason_to_end() -> None:
+def test_watchdog_reports_another_service_on_the_server_port() -> None:
     """A proxy's page, while the server behind it is down."""
     stand_in = ModelServerStandIn()
     stand_in.broken = True

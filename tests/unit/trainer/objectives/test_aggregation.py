@@ -23,7 +23,9 @@ EVERYTHING = {"importance_level": "sequence", "kl_beta": 0.1, "entropy_coef": 0.
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any), data=st.data())
-def test_shares_add_up_to_the_whole(objective: ObjectiveName, lengths: list[int], data: st.DataObject) -> None:
+def test_micro_batch_shares_add_up_to_the_updates_loss(
+    objective: ObjectiveName, lengths: list[int], data: st.DataObject
+) -> None:
     weights = token_weights(objective, np.array(lengths), 2, 9)
     order = data.draw(st.permutations(range(len(lengths))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(lengths)))) | {0, len(lengths)})
@@ -41,7 +43,7 @@ def test_shares_add_up_to_the_whole(objective: ObjectiveName, lengths: list[int]
         torch.testing.assert_close(getattr(again, name).grad, getattr(whole, name).grad, atol=1e-6, rtol=0)
 
 
-def test_weights_of_a_small_update() -> None:
+def test_aggregation_weights_of_a_small_update_match_hand_computed_values() -> None:
     trained = np.array([2, 0, 3, 5, 4])
 
     def weights(objective: ObjectiveName) -> list[float]:
@@ -55,10 +57,10 @@ def test_weights_of_a_small_update() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_an_update_without_trained_tokens_weighs_nothing(objective: ObjectiveName) -> None:
+def test_aggregation_weights_without_trained_tokens_are_zero(objective: ObjectiveName) -> None:
     assert token_weights(objective, np.zeros(3, np.int64), 2, 10).tolist() == [0, 0, 0]
 
 
-def test_dr_grpo_says_what_it_lacks() -> None:
+def test_dr_grpo_without_a_longest_completion_names_the_missing_value() -> None:
     with raises(TrainerError, "max_completion_length_missing", objective="dr_grpo"):
         token_weights("dr_grpo", np.array([1]), 1)

@@ -44,7 +44,7 @@ def _run(objective: Objective, tokens: TrainedTokens) -> tuple[float, torch.Tens
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
 @pytest.mark.parametrize(("log_ratio", "advantage"), [(FAR, 1.0), (FAR, 0.0), (-FAR, -1.0), (-FAR, 1.0)])
-def test_a_ratio_that_the_clip_discards_leaves_no_nan(name: str, log_ratio: float, advantage: float) -> None:
+def test_objective_with_a_clipped_infinite_ratio_has_no_nan(name: str, log_ratio: float, advantage: float) -> None:
     loss, gradient = _run(_objective(objective=name), _tokens(log_ratio, advantage))
     assert torch.isfinite(torch.tensor(loss))
     assert torch.isfinite(gradient).all()
@@ -53,7 +53,7 @@ def test_a_ratio_that_the_clip_discards_leaves_no_nan(name: str, log_ratio: floa
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", ["dapo", "cispo"])
-def test_a_token_that_is_masked_out_leaves_no_nan(name: str, level: str) -> None:
+def test_objective_with_a_masked_infinite_ratio_has_no_nan(name: str, level: str) -> None:
     objective = _objective(objective=name, importance_correction="mask", importance_level=level)
     loss, gradient = _run(objective, _tokens(FAR, -1.0, log_importance=FAR))
     assert torch.isfinite(torch.tensor(loss))
@@ -62,24 +62,24 @@ def test_a_token_that_is_masked_out_leaves_no_nan(name: str, level: str) -> None
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_weight_beyond_all_bounds_is_the_cap(level: str) -> None:
+def test_objective_caps_an_infinite_weight(level: str) -> None:
     objective = _objective(importance_cap=2.0, importance_level=level)
     _, gradient = _run(objective, _tokens(0.0, 1.0, log_importance=FAR))
     torch.testing.assert_close(gradient, torch.tensor([-1.0, -1.0 if level == "sequence" else -0.5]))
 
 
-def test_a_ratio_that_counts_is_not_hidden() -> None:
+def test_objective_with_an_unclipped_infinite_ratio_has_infinite_loss() -> None:
     """A negative advantage has no upper clip, so the loss is inf; the loop detects that and skips the step."""
     assert _objective().loss(_tokens(FAR, -1.0)).item() == float("inf")
 
 
-def test_cispo_keeps_a_gradient_where_the_ratio_is_capped() -> None:
+def test_cispo_keeps_a_gradient_if_the_ratio_is_capped() -> None:
     _, gradient = _run(_objective(objective="cispo"), _tokens(FAR, 1.0))
     torch.testing.assert_close(gradient, torch.tensor([-2.5, -0.5]))
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_distillation_over_the_whole_vocabulary_is_the_divergence(direction: str) -> None:
+def test_distillation_over_the_whole_vocabulary_equals_the_divergence(direction: str) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 6, requires_grad=True)
     teacher, student = torch.randn(2, 6).log_softmax(1), logits.log_softmax(1)
@@ -95,7 +95,7 @@ def test_distillation_over_the_whole_vocabulary_is_the_divergence(direction: str
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_one_token_of_the_teacher_teaches(direction: str) -> None:
+def test_distillation_learns_from_one_token_of_the_teacher(direction: str) -> None:
     student = torch.tensor([[-3.0], [0.0]], requires_grad=True)
     teacher = torch.tensor([[-0.1], [-torch.inf]])
     tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
@@ -108,7 +108,7 @@ def test_one_token_of_the_teacher_teaches(direction: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_a_teacher_and_a_policy_that_are_certain_leave_no_nan(direction: str) -> None:
+def test_distillation_with_certain_teacher_and_policy_has_no_nan(direction: str) -> None:
     student = torch.tensor([[0.0, -FAR], [1e-7, -FAR]], requires_grad=True)
     teacher = torch.tensor([[0.0, -torch.inf], [-FAR, 1e-7]])
     tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
@@ -121,7 +121,7 @@ def test_a_teacher_and_a_policy_that_are_certain_leave_no_nan(direction: str) ->
 @pytest.mark.parametrize(
     ("settings", "code"), [({"kl_beta": 0.1}, "reference_missing"), ({"entropy_coef": 0.1}, "entropy_missing")]
 )
-def test_what_the_batch_lacks_is_said(settings: dict[str, Any], code: str) -> None:
+def test_objective_names_the_values_that_the_batch_lacks(settings: dict[str, Any], code: str) -> None:
     objective = _objective(**settings)
     assert objective.wants_reference == ("kl_beta" in settings)
     assert objective.wants_entropy_gradient == ("entropy_coef" in settings)
@@ -129,7 +129,7 @@ def test_what_the_batch_lacks_is_said(settings: dict[str, Any], code: str) -> No
         objective.loss(_tokens(0.0, 1.0))
 
 
-def test_a_teacher_without_the_policys_side_is_said() -> None:
+def test_distillation_names_missing_policy_logprobs() -> None:
     tokens = dataclasses.replace(_tokens(0.0, 1.0), teacher_logprobs=torch.zeros(2, 1))
     with raises(TrainerError, "student_logprobs_missing"):
         _objective().loss(tokens)

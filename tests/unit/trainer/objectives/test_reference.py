@@ -55,7 +55,7 @@ def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, nam
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(str(value) for value in kind.values()))
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_loss_and_gradients_are_those_of_the_reference(objective: str, kind: dict[str, Any]) -> None:
+def test_loss_and_gradients_match_the_float64_reference(objective: str, kind: dict[str, Any]) -> None:
     settings = Hyperparameters.model_validate({"objective": objective, "distill_coef": 0.0, **kind})
     for seed in range(3):
         tokens = random_tokens(seed, LENGTHS)
@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_the_reference(objective: str, kind: dic
                 assert not found[len(slopes) :].any()
 
 
-def test_clips_are_the_papers_where_the_settings_say_nothing() -> None:
+def test_clips_without_settings_match_the_papers() -> None:
     clips = {name: Objective.of(Hyperparameters.model_validate({"objective": name})).clip for name in OBJECTIVES}
     assert {name: (clip.low, clip.high) for name, clip in clips.items()} == {
         "grpo": (0.2, 0.2),
@@ -94,6 +94,6 @@ def test_clips_are_the_papers_where_the_settings_say_nothing() -> None:
 
 
 @pytest.mark.parametrize(("objective", "high"), [("grpo", 0.1), ("dapo", 0.28), ("cispo", 5.0), ("gspo", 4e-4)])
-def test_the_upper_clip_follows_the_lower_where_a_paper_has_one_clip(objective: str, high: float) -> None:
+def test_upper_clip_equals_the_lower_if_a_paper_has_one_clip(objective: str, high: float) -> None:
     clip = Objective.of(Hyperparameters.model_validate({"objective": objective, "clip_epsilon": 0.1})).clip
     assert (clip.low, clip.high) == (0.1, high)

@@ -231,7 +231,7 @@ MANY = settings(SOME, max_examples=80, derandomize=False)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @SOME
 @given(data=st.data())
-def test_loss_and_gradients_are_those_of_trl(
+def test_loss_and_gradients_match_trl(
     data: st.DataObject, loss_type: str, level: str, correction: str, oracle_model: Path
 ) -> None:
     _check(data, loss_type, level, correction, oracle_model)
@@ -243,7 +243,7 @@ def test_loss_and_gradients_are_those_of_trl(
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @MANY
 @given(data=st.data())
-def test_loss_and_gradients_are_those_of_trl_at_length(
+def test_loss_and_gradients_match_trl_for_many_examples(
     data: st.DataObject, loss_type: str, level: str, correction: str, oracle_model: Path
 ) -> None:
     _check(data, loss_type, level, correction, oracle_model)

@@ -46,7 +46,7 @@ def _gradients(scorer: Scorer, lengths: tuple[int, ...]) -> tuple[torch.Tensor, 
     return logprobs.detach(), torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
 
 
-def test_the_kernel_gives_what_a_call_a_sequence_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_kernel_matches_one_call_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer(tiny(), packing=True)
     called: list[int] = []
 
@@ -64,7 +64,7 @@ def test_the_kernel_gives_what_a_call_a_sequence_gives(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_are_one_graph_with_the_kernel_in_it(checkpointing: bool) -> None:
+def test_compiled_layers_with_the_kernel_are_one_graph(checkpointing: bool) -> None:
     """A break would leave recomputed layers without any graph."""
     scorer = Scorer(tiny(), packing=True)
     plain = _gradients(scorer, (7, 2, 19))
@@ -81,7 +81,9 @@ def test_compiled_layers_are_one_graph_with_the_kernel_in_it(checkpointing: bool
 
 
 @pytest.mark.parametrize(("keys", "values"), [(8, 4), (12, 12), (264, 264)])
-def test_heads_that_the_kernels_refuse_go_another_way(keys: int, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_the_kernel_refuses_use_another_implementation(
+    keys: int, values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: object) -> torch.Tensor:
         raise AssertionError("it was called")
 

@@ -14,7 +14,7 @@ from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 DIM, VOCABULARY, TEACHER = 8, 23, 3
 
 
-def test_a_weight_in_bfloat16_gets_the_sum_of_its_chunks_and_not_of_their_roundings() -> None:
+def test_chunked_head_sums_bfloat16_gradients_without_rounding_each_chunk() -> None:
     """As FSDP passes it on a GPU."""
     states, weight, targets, scale, _ = inputs(600, 3, torch.float32)
     low = weight.detach().to(torch.bfloat16).requires_grad_()
@@ -67,7 +67,9 @@ def gradients(scores: Scores, states: torch.Tensor, weight: torch.Tensor, entrop
     wide=st.booleans(),
     mode=st.sampled_from(["value", "gradient"]),
 )
-def test_chunks_agree_with_all_logits_at_once(rows: int, chunk_rows: int, seed: int, wide: bool, mode: Entropy) -> None:
+def test_chunked_head_matches_all_logits_at_once(
+    rows: int, chunk_rows: int, seed: int, wide: bool, mode: Entropy
+) -> None:
     dtype, tolerance = (torch.float64, 1e-12) if wide else (torch.float32, 2e-5)
     states, weight, targets, scale, teacher = inputs(rows, seed, dtype)
     chunk_bytes = chunk_rows * VOCABULARY * dtype.itemsize
@@ -82,7 +84,7 @@ def test_chunks_agree_with_all_logits_at_once(rows: int, chunk_rows: int, seed: 
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
-def test_entropy_as_a_value_has_no_gradient() -> None:
+def test_chunked_head_entropy_as_a_value_has_no_gradient() -> None:
     states, weight, targets, scale, _ = inputs(4, 0, torch.float32)
     scores = head_scores(states, weight, targets, scale, entropy="value")
     assert scores.entropy is not None
@@ -91,13 +93,13 @@ def test_entropy_as_a_value_has_no_gradient() -> None:
     assert head_scores(states, weight, targets, scale).entropy is None
 
 
-def test_a_frozen_head_gets_no_gradient_and_the_states_still_do() -> None:
+def test_frozen_head_gets_no_gradient_and_the_states_do() -> None:
     states, weight, targets, scale, _ = inputs(4, 0, torch.float32)
     torch.autograd.backward([head_scores(states, weight.detach(), targets, scale).logprobs.sum()])
     assert states.grad is not None
 
 
-def test_far_logits_neither_overflow_nor_lose_their_gradient() -> None:
+def test_chunked_head_with_large_logits_does_not_overflow() -> None:
     states = torch.tensor([[1000.0]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.999], [-1.0]])
     scores = head_scores(states, weight, torch.tensor([1]), torch.ones(1), entropy="gradient")
@@ -138,7 +140,7 @@ class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def test_rows_times_vocabulary_never_exist() -> None:
+def test_chunked_head_never_stores_all_logits() -> None:
     rows, chunk_rows = 2000, 16
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(rows, DIM, generator=generator, requires_grad=True)

@@ -45,7 +45,7 @@ def trained(source: ModelSource) -> Policy:
     return policy
 
 
-def test_only_adapters_are_trained_and_they_start_as_nothing(source: ModelSource) -> None:
+def test_lora_trains_only_adapters_which_start_at_zero(source: ModelSource) -> None:
     before = Policy(source, "cpu", packing=True).scorer(batch()).logprobs
     policy = Policy(source, "cpu", packing=True, lora=LORA)
     assert torch.equal(policy.scorer(batch()).logprobs, before)
@@ -56,7 +56,7 @@ def test_only_adapters_are_trained_and_they_start_as_nothing(source: ModelSource
     assert all(".lora_" in name for name in with_gradient)
 
 
-def test_served_tensors_are_the_trained_function_and_leave_the_live_weights(source: ModelSource) -> None:
+def test_lora_served_tensors_match_the_policy_and_keep_its_weights(source: ModelSource) -> None:
     policy = trained(source)
     live = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
     plain = Policy(source, "cpu", packing=True)
@@ -70,7 +70,7 @@ def test_served_tensors_are_the_trained_function_and_leave_the_live_weights(sour
     assert all(torch.equal(tensor, live[name]) for name, tensor in policy.model.state_dict().items())
 
 
-def test_an_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None:
+def test_lora_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None:
     policy = trained(source)
     policy.save_whole(tmp_path / "export")
     exported = Policy(ModelSource(str(tmp_path / "export"), "", None, 512), "cpu", packing=True)
@@ -79,7 +79,7 @@ def test_an_export_is_a_whole_model(source: ModelSource, tmp_path: Path) -> None
     assert "gristmill" not in (tmp_path / "export" / "config.json").read_text()
 
 
-def test_a_checkpoint_holds_the_adapters_and_resumes_to_the_bit(source: ModelSource, tmp_path: Path) -> None:
+def test_lora_checkpoint_contains_the_adapters_and_resumes_bit_for_bit(source: ModelSource, tmp_path: Path) -> None:
     policy = trained(source)
     policy.save(tmp_path / "saved")
     again = Policy(source, "cpu", str(tmp_path / "saved"), packing=True, lora=LORA)
@@ -88,7 +88,7 @@ def test_a_checkpoint_holds_the_adapters_and_resumes_to_the_bit(source: ModelSou
     assert (tmp_path / "saved" / "adapter_model.safetensors").stat().st_size < whole
 
 
-def test_peft_reads_the_checkpoint(source: ModelSource, tmp_path: Path) -> None:
+def test_lora_checkpoint_loads_in_peft(source: ModelSource, tmp_path: Path) -> None:
     from peft import PeftModel
 
     policy = trained(source)
@@ -102,7 +102,7 @@ def test_peft_reads_the_checkpoint(source: ModelSource, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: Path) -> None:
+def test_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: Path) -> None:
     trained(source).save(tmp_path / "saved")
     with raises(ModelError, "lora_rank_mismatch", folder=tmp_path / "saved", saved=3, lora_rank=0):
         Policy(source, "cpu", str(tmp_path / "saved"))
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_kind_is_refused(source: ModelSource, tmp_path: 
         Policy(source, "cpu", source.weights, lora=LORA)
 
 
-def test_a_server_of_adapters_takes_nothing_else(source: ModelSource) -> None:
+def test_adapter_server_refuses_other_policies(source: ModelSource) -> None:
     served = replace(source, lora_rank=8)
     check_publishable(8, served)
     with raises(ModelError, "lora_rank_not_served", lora_rank=0, highest=8):
@@ -122,12 +122,12 @@ def test_a_server_of_adapters_takes_nothing_else(source: ModelSource) -> None:
     assert "LORA_RANK=9" in str(raised.value)
 
 
-def test_a_server_of_whole_weights_takes_any_rank(source: ModelSource) -> None:
+def test_server_of_whole_weights_accepts_any_rank(source: ModelSource) -> None:
     for rank in (0, 8):
         check_publishable(rank, source)
 
 
-def test_a_server_of_adapters_gets_them_alone(source: ModelSource) -> None:
+def test_adapter_server_gets_only_the_adapters(source: ModelSource) -> None:
     policy = trained(replace(source, lora_rank=8))
     tensors = policy.served_tensors()
     assert len(tensors) == len(policy.trained_parameters())

@@ -58,7 +58,7 @@ def assert_same(one: tuple[Scores, dict[str, torch.Tensor]], other: tuple[Scores
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_packed_padded_and_plain_agree_to_the_last_digits(name: str, tied: bool) -> None:
+def test_packed_padded_and_plain_scores_agree_to_the_last_digits(name: str, tied: bool) -> None:
     tokens = sequences(RAGGED)
     temperatures = [1.0, 0.5, 0.7, 1.0, 1.9]
     trained = sum(length - 1 for length in RAGGED)
@@ -98,7 +98,7 @@ def test_packed_padded_and_plain_agree_to_the_last_digits(name: str, tied: bool)
 
 @settings(max_examples=10, deadline=None)
 @given(lengths=st.lists(st.integers(1, 33), min_size=1, max_size=7), seed=st.integers(0, 1000))
-def test_packing_changes_nothing_in_float32(lengths: list[int], seed: int) -> None:
+def test_packing_does_not_change_float32_scores(lengths: list[int], seed: int) -> None:
     tokens = sequences(lengths, seed)
     packed, padded = (
         learn(Scorer(tiny(initializer_range=0.1), packing=packing), micro_batch(tokens, packing=packing))
@@ -107,7 +107,7 @@ def test_packing_changes_nothing_in_float32(lengths: list[int], seed: int) -> No
     assert_same(packed, padded, 2e-6 if len(padded[0].logprobs) else 0.0)
 
 
-def test_sequences_of_a_pack_do_not_see_one_another() -> None:
+def test_packed_sequences_do_not_attend_to_one_another() -> None:
     scorer = Scorer(tiny(), packing=True)
     tokens = sequences(RAGGED)
     before = scorer(micro_batch(tokens, packing=True)).logprobs
@@ -134,7 +134,7 @@ def test_gradient_checkpointing_changes_no_bit() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_give_the_same() -> None:
+def test_compiled_layers_give_the_same_scores() -> None:
     plain, compiled = Scorer(tiny(), packing=True), Scorer(tiny(), packing=True)
     compiled.compile_layers()
     for lengths in (RAGGED, (3, 21)):
@@ -142,20 +142,20 @@ def test_compiled_layers_give_the_same() -> None:
         assert_same(learn(compiled, batch), learn(plain, batch), 1e-4)
 
 
-def test_a_batch_with_nothing_to_train_gives_zero_gradients() -> None:
+def test_batch_without_trained_tokens_has_zero_gradients() -> None:
     scores, gradients = learn(Scorer(tiny(), packing=True), micro_batch(sequences((1, 1)), packing=True))
     assert scores.logprobs.shape == (0,)
     assert gradients
     assert all(not gradient.any() for gradient in gradients.values())
 
 
-def test_a_batch_in_the_other_layout_is_refused() -> None:
+def test_scorer_refuses_a_batch_in_the_other_layout() -> None:
     scorer = Scorer(tiny(), packing=True)
     with raises(ModelError, "packing_mismatch", batch="padded", model="packed"):
         scorer(micro_batch(sequences((3, 4)), packing=False))
 
 
-def test_a_window_shorter_than_the_sequences_cannot_be_packed_and_can_be_padded() -> None:
+def test_model_with_a_short_attention_window_can_be_padded_but_not_packed() -> None:
     window: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     scorer = prepare(tiny("qwen2", **window | {"sliding_window": 16}), packing=True)
     scorer(micro_batch(sequences((16, 3)), packing=True))
@@ -194,7 +194,7 @@ SHAPE: dict[str, Any] = {
     ],
     ids=["cohere", "granite"],
 )
-def test_heads_that_scale_their_logits_are_exact(model: Any) -> None:
+def test_heads_that_scale_their_logits_are_scored_exactly(model: Any) -> None:
     model.train()
     tokens = sequences((9,))
     logits = model(input_ids=torch.tensor(tokens)).logits[0, :-1] / 0.7
@@ -204,14 +204,14 @@ def test_heads_that_scale_their_logits_are_exact(model: Any) -> None:
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_heads_that_are_no_plain_matrix_are_refused() -> None:
+def test_heads_that_are_not_a_plain_matrix_are_refused() -> None:
     with raises(ModelError, "logits_capped"):
         prepare(Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), packing=False)
     with raises(ModelError, "head_unsupported"):
         prepare(PhiForCausalLM(PhiConfig(**{**SHAPE, "num_key_value_heads": 4})), packing=False)
 
 
-def test_what_the_configuration_does_not_say_is_found_before_training() -> None:
+def test_scorer_detects_an_unconfigured_logit_scale_before_training() -> None:
     model = tiny(tied=False)
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: logits * 1.1)
     with raises(ModelError, "logprobs_differ") as raised:

@@ -31,13 +31,13 @@ def test_pinned_model_may_be_named_with_and_without_its_revision(name: str | Non
 
 
 @pytest.mark.parametrize("name", ["owner/other", "owner/name@v2"])
-def test_another_model_or_revision_names_the_line_to_change(name: str) -> None:
+def test_other_model_or_revision_is_refused_with_the_line_to_change(name: str) -> None:
     with raises(ModelError, "model_mismatch", model_name=name, served="owner/name") as raised:
         find_model(name, MANIFEST, SERVED)
     assert f"MODEL={name}" in str(raised.value)
 
 
-def test_weights_are_published_as_the_manifest_says_they_are_served() -> None:
+def test_weights_are_published_in_the_dtype_of_the_manifest() -> None:
     source = find_model(None, MANIFEST.model_copy(update={"dtype": "bfloat16", "lora_rank": 8}), SERVED)
     assert (source.served_weights, source.served_dtype) == (Path("/models/m-untied"), "bfloat16")
     assert (source.max_model_len, source.lora_rank) == (64, 8)

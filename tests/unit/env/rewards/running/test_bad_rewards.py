@@ -74,7 +74,7 @@ def group_with_a_nan(completions: list[str]) -> list[float]:
         ],
     ],
 )
-async def test_the_sample_it_fails_on_is_an_error_and_the_others_are_not(
+async def test_failing_reward_gives_an_error_only_for_its_sample(
     scorer: Make, reward: Callable[..., Any], code: str, values: dict[str, str]
 ) -> None:
     made = scorer(fine, reward, fine_async)
@@ -124,7 +124,7 @@ async def raises_for_all(completions: list[str]) -> list[float]:
         (raises_for_all, "reward_raised", {"error": "ValueError"}),
     ],
 )
-async def test_a_group_level_failure_is_one_of_all_samples(
+async def test_failing_group_reward_gives_an_error_for_all_samples(
     scorer: Make, reward: Callable[..., Any], code: str, values: dict[str, Any]
 ) -> None:
     made = scorer(fine, reward)

@@ -40,7 +40,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", HANGS)
-async def test_a_reward_that_hangs_costs_its_own_sample(scorer: Make, waiting: Waiting, name: str) -> None:
+async def test_hanging_reward_gives_an_error_only_for_its_sample(scorer: Make, waiting: Waiting, name: str) -> None:
     reward = {"spins": spins, "spins_async": spins_async}.get(name) or getattr(waiting, name)
     made = scorer(fine, reward, fine_async, timeout=0.3)
     scores = await made.score(GROUP)
@@ -67,7 +67,7 @@ async def computes_async(completion: str) -> float:
 
 
 @pytest.mark.parametrize("reward", [computes, computes_async])
-async def test_time_without_the_processor_costs_no_reward_its_limit(
+async def test_reward_limit_does_not_count_time_without_the_processor(
     scorer: Make, reward: Callable[[str], object]
 ) -> None:
     made = scorer(reward, limits=Limits(cpu=1.9, wall=600.0))
@@ -160,7 +160,9 @@ async def test_thread_is_not_interrupted_inside_of_the_standard_library(
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
-async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, waiting: Waiting, name: str) -> None:
+async def test_hanging_reward_does_not_delay_other_groups_or_the_callers_loop(
+    scorer: Make, waiting: Waiting, name: str
+) -> None:
     """The scorer scores fifty groups, by rewards of both kinds, while one reward still hangs. No group waits for that
     reward's deadline.
 
@@ -177,7 +179,7 @@ async def test_other_groups_and_the_callers_loop_go_on_meanwhile(scorer: Make, w
 
 
 @pytest.mark.parametrize("name", ["blocks", "spins_async"])
-async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make, waiting: Waiting, name: str) -> None:
+async def test_calls_on_a_blocked_loop_are_repeated(scorer: Make, waiting: Waiting, name: str) -> None:
     """Also if the blocked thread can be freed at once, and so cancels the calls itself."""
     called: list[str] = []
 
@@ -199,7 +201,7 @@ async def test_calls_beside_one_that_blocks_the_loop_are_done_again(scorer: Make
     assert called[2:] == ["bad", "good"]
 
 
-async def test_a_stopped_loop_goes_on(scorer: Make) -> None:
+async def test_scorer_restarts_a_stopped_loop(scorer: Make) -> None:
     async def stops(completion: str) -> float:
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0)
@@ -209,7 +211,7 @@ async def test_a_stopped_loop_goes_on(scorer: Make) -> None:
     assert [score.total for score in await made.score(GROUP)] == [1.0] * 4
 
 
-async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> None:
+async def test_temporarily_blocked_loop_fails_no_sample(scorer: Make) -> None:
     """The results for the other rewards arrive while the loop is blocked, and are seen only after their deadline."""
 
     async def blocks_for_a_while(completion: str) -> float:
@@ -225,7 +227,7 @@ async def test_a_loop_that_is_blocked_for_a_while_costs_nobody(scorer: Make) -> 
     assert [score.failed for score in await made.score([GOOD])] == [{}]
 
 
-async def test_a_process_that_stood_still_blames_nobody(scorer: Make) -> None:
+async def test_blocked_interpreter_fails_no_sample(scorer: Make) -> None:
     def holds_the_lock(completion: str) -> float:
         if completion == "bad":
             ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL: the interpreter's lock is not released

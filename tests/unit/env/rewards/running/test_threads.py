@@ -46,7 +46,7 @@ def computing() -> Iterator[Computing]:
     made.let_go = True
 
 
-async def test_a_reward_that_computes_gets_few_threads_and_others_pass_it(
+async def test_computing_reward_gets_few_threads_and_does_not_delay_others(
     scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads would only make all of them wait longer for the interpreter's lock."""
