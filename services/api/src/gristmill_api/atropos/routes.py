@@ -18,17 +18,44 @@ from gristmill_api.atropos.context import AtroposContext, AtroposCtx
 from gristmill_api.atropos.delivery import Delivery
 from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import EnvIdentifier, Groups, RegisterEnv, Registration, ScoredData
-from gristmill_api.atropos.protocol import AtroposRoute
 from gristmill_api.atropos.queue import new_id
 from gristmill_api.atropos.validate import Mismatch
 from gristmill_api.conversion import as_json
 from gristmill_api.http import framing
-from gristmill_api.http.body_limit import IN_LOOP, offload
-from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip
-from gristmill_api.http.error_handlers import ATROPOS_REFUSALS
-from gristmill_api.http.fast_route import Handler, NeedsSlowPath, fast_path
+from gristmill_api.http.body_limit import IN_LOOP, offload, reserve_inflated
+from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip, gunzip, gzip_response
+from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat
+from gristmill_api.http.fast_route import FastRoute, Handler, NeedsSlowPath, fast_path
 
 _LOG = logging.getLogger(__name__)
+
+
+class AtroposRoute(FastRoute):
+    """A route at the API's root: gzip in both directions, and errors in the format that Atropos' clients read."""
+
+    error_format = ErrorFormat.ATROPOS
+
+    def wrap(self, handler: Handler) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await gzip_response(request, await handler(await _inflated(request)))
+
+        return handle
+
+
+class _InflatedRequest(Request):
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+
+
+async def _inflated(request: Request) -> Request:
+    if "gzip" not in request.headers.get("content-encoding", "").lower():
+        return request
+    limit = request.app.state.context.limits.max_body_bytes
+    reserve = functools.partial(reserve_inflated, request.scope)
+    return _InflatedRequest(request, await gunzip(await request.body(), limit, reserve))
+
+
 router = APIRouter(tags=["atropos"], route_class=AtroposRoute, responses=ATROPOS_REFUSALS)
 
 # One of Atropos' plugins asks for a batch before it registers, and reads the key `batch`.
