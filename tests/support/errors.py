@@ -19,5 +19,5 @@ def raises(kind: type[E], code: str, **values: object) -> Iterator[pytest.Except
     with pytest.raises(kind) as raised:
         yield raised
     assert raised.value.code == code, str(raised.value)
-    found = {name: raised.value.values.get(name) for name in values}
+    found = {name: value for name, value in raised.value.values.items() if name in values}
     assert found == values, str(raised.value)

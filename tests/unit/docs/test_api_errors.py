@@ -8,21 +8,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "services" / "api" / "src"
-BOUNDS = {("too_many_runs", "409"), ("too_many_envs", "409"), ("too_many_sources", "409")}
-"""The codes that `errors.too_many` forms."""
+BOUND_STATUS = "409"
+"""The status of the codes too_many_<what>, which `errors.too_many(what, ...)` makes."""
 
 
 def raised() -> set[tuple[str, str]]:
     """Returns code and status of each ApiProblem in the source."""
-    calls = [
-        node
-        for path in SOURCES.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ApiProblem"
-    ]
-    codes = {(ast.literal_eval(call.args[0]), ast.unparse(call.args[1])) for call in calls if _is_text(call.args[0])}
+    calls: dict[str, list[ast.Call]] = {"ApiProblem": [], "too_many": []}
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if name in calls and isinstance(node, ast.Call) and _is_text(node.args[0]):
+                calls[name].append(node)
+    codes = {(ast.literal_eval(call.args[0]), ast.unparse(call.args[1])) for call in calls["ApiProblem"]}
+    bounds = {(f"too_many_{ast.literal_eval(call.args[0])}", BOUND_STATUS) for call in calls["too_many"]}
     assert len(codes) > 30
-    return codes | BOUNDS
+    assert bounds
+    return codes | bounds
 
 
 def _is_text(node: ast.expr) -> bool:
