@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """The trainer's step against TRL's: same weights, same ragged batch, same objective (dapo, recorded old policy).
 
-On a CPU, two cases; `make bench-trainer` runs them, results lie in benchmarks/results/:
+On a CPU, `make bench-trainer` runs two cases and writes the results to benchmarks/results/:
 
-    speed    both in one process, step by step in turn, once loss and gradient norm are seen to be equal
-    memory   with a vocabulary of 152 thousand, each side in a process of its own
+    speed    both sides in one process, alternating steps, after loss and gradient norm were compared
+    memory   with a vocabulary of 152 thousand, each side in a separate process
 
 On a CUDA card, models of real shapes at 4k, 16k and 32k tokens a micro-batch, ragged and in one sequence:
 
     PYTHONPATH=.:scripts python benchmarks/trainer.py --device cuda --results benchmarks/results
 
-It wants the trainer installed (torch, transformers and the small packages that it names) and no network. Without trl
-its rows say so, and without peft those of the LoRA model. `--device cpu --shapes tiny` tries that script.
+The script needs the trainer's packages (torch, transformers, ...) and no network. Without trl or peft, the rows that
+need the package name it. `--device cpu --shapes tiny` tries the script without a card.
 
 TRL's step is GRPOTrainer._compute_loss on micro-batches of its padded generation batch, backward, the clip and its own
 optimizer. Ours is Learner.step, with all that it measures; TRL measures as much in its loss.

@@ -19,11 +19,11 @@ def format_tags(
     case_sensitive: bool = False,
     strict: bool = False,
 ) -> float:
-    """1 when a pair of the preferred tags with something in it is there (`<answer>25</answer>`), else 0.
+    """1 if the completion has a nonempty pair of the preferred tags (`<answer>25</answer>`), else 0.
 
-    Options: `preferred_tags`; `require_all_tags` wants every pair instead of any; `case_sensitive`
-    takes no `<Answer>` for `<answer>`; `strict` also wants exactly one think block, at the very start,
-    and something after it.
+    `require_all_tags` requires every pair of `preferred_tags` instead of one. `case_sensitive` does
+    not accept `<Answer>` as `<answer>`. `strict` also requires exactly one think block, at the start
+    of the completion, with text after the block.
     """
     text = completion if case_sensitive else completion.lower()
     tags = preferred_tags if case_sensitive else [tag.lower() for tag in preferred_tags]

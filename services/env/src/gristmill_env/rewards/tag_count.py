@@ -15,9 +15,9 @@ def tag_count(
 ) -> float:
     """Share of the opening and closing tags of `preferred_tags` that appear exactly once, 0 to 1.
 
-    Partial credit on the way to what `format` wants. A tag said twice counts as little as one left out,
-    so that repeating tags earns nothing. The order of the tags is not looked at. The idea is open-r1's
-    (Hugging Face, 2025), which counts four tags, a quarter each.
+    Partial credit towards the reward `format`. A repeated tag counts as little as a missing tag, so
+    repetition earns nothing. The order of the tags does not count. The idea comes from open-r1
+    (Hugging Face, 2025), which counts four tags at a quarter each.
     """
     tags = [text for tag in preferred_tags for text in (f"<{tag}>", f"</{tag}>")]
     return sum(completion.count(tag) == 1 for tag in tags) / len(tags)

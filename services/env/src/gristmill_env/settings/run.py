@@ -30,11 +30,11 @@ class EvalHandling(StrEnum):
     """What becomes of this process' rollouts while it evaluates in `serve`."""
 
     STOP_TRAIN = "STOP_TRAIN"
-    """None is begun; those under way end."""
+    """The process begins no rollouts. Rollouts in progress finish."""
     LIMIT_TRAIN = "LIMIT_TRAIN"
-    """No more than eval_limit_ratio of max_num_workers at a time."""
+    """At most eval_limit_ratio of max_num_workers run at a time."""
     NONE = "NONE"
-    """They go on beside the evaluation."""
+    """Rollouts continue at the same time as the evaluation."""
 
 
 class EnvConfig(Settings):

@@ -22,7 +22,9 @@ def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: st
 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with writing(folder, remedy="A trainer that is started again goes on from the last checkpoint, and tries anew"):
+    with writing(
+        folder, remedy="Start the trainer again: it continues from the last checkpoint and repeats the export"
+    ):
         save_model(partial)
     try:
         loaded: Any = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)

@@ -105,7 +105,11 @@ def rubric_reward(name: str, params: Mapping[str, Any]) -> RubricReward:
     try:
         wanted = parse(RubricParams, dict(params), f"params of reward '{name}'")
     except ConfigError as error:
-        remedy = "; it takes those of dataset.dataset_name: verifiers:<id> where there are none" if not params else ""
+        remedy = (
+            "; if params is empty, the reward uses the environment of dataset.dataset_name: verifiers:<id>"
+            if not params
+            else ""
+        )
         raise RewardError(error.code, f"{error}{remedy}", **error.values) from error
     return RubricReward(name, load_environment(wanted.id, wanted.args))
 
