@@ -256,17 +256,15 @@ def test_a_parameter_without_a_default_must_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("specification", "code", "problems"),
+    ("specification", "code", "values"),
     [
-        ({"tipe": "length"}, "unknown_key", {"tipe": "unknown_key", "type": "missing"}),
-        ({}, "invalid_settings", {"type": "missing"}),
-        ({"type": "length", "weight": float("nan")}, "invalid_settings", {"weight": "finite_number"}),
-        (7, "not_a_reward", None),
-        (lambda completion: 1.0, "reward_unnamed", None),
+        ({"tipe": "length"}, "unknown_key", {"problems": {"tipe": "unknown_key", "type": "missing"}}),
+        ({}, "invalid_settings", {"problems": {"type": "missing"}}),
+        ({"type": "length", "weight": float("nan")}, "invalid_settings", {"problems": {"weight": "finite_number"}}),
+        (7, "not_a_reward", {}),
+        (lambda completion: 1.0, "reward_unnamed", {}),
     ],
 )
-def test_invalid_reward_specification_is_refused(
-    specification: Any, code: str, problems: dict[str, str] | None
-) -> None:
-    with raises(RewardError, code, problems=problems):
+def test_invalid_reward_specification_is_refused(specification: Any, code: str, values: dict[str, Any]) -> None:
+    with raises(RewardError, code, **values):
         create_reward(specification)
