@@ -14,11 +14,12 @@ from tests.support.redis_server import RedisServer
 from gristmill import Client
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store
+from gristmill_api.store.connection import connect
 
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url) as client:
+    async with connect(redis_url, {}) as client:
         yield client
 
 

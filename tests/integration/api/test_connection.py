@@ -68,6 +68,24 @@ async def test_an_answer_that_was_not_waited_for_is_heard_by_nobody(redis_url: s
         assert connection.socket_timeout == 0.2, "as it was"
 
 
+async def test_a_cancelled_task_never_goes_on(redis_url: str) -> None:
+    """redis-py's own client waits with `asyncio.wait_for`, which loses a cancellation in Python 3.11 if the command was
+    sent at that moment."""
+    async with connect(redis_url, {}) as redis:
+
+        async def work() -> None:
+            while True:
+                await redis.ping()
+
+        for turns in range(300):
+            task = asyncio.create_task(work())
+            for _ in range(turns % 40):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=10)
+            assert done, f"the task goes on after a cancellation in turn {turns % 40}"
+
+
 async def test_one_refused_command_takes_only_its_own_answer(redis_url: str) -> None:
     async with connected(redis_url, "max_connections=1") as client:
         pool = client.connection_pool

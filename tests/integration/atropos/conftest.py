@@ -10,11 +10,12 @@ from tests.integration.atropos.bench import Bench
 from tests.support.redis_server import RedisServer
 
 from gristmill_api.settings import Limits
+from gristmill_api.store.connection import connect
 
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url) as client:
+    async with connect(redis_url, {}) as client:
         yield client
 
 
@@ -28,5 +29,5 @@ def bench(redis: Redis) -> Bench:
 async def lone_bench() -> AsyncIterator[Bench]:
     """The same over a Redis that no other API uses, so that only the test adds to its count of commands."""
     with RedisServer() as server:
-        async with Redis.from_url(server.url) as client:
+        async with connect(server.url, {}) as client:
             yield Bench(client, Limits(max_attempts=3))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from redis.asyncio import Redis
 from tests.integration.api.ear import Ear
 from tests.integration.atropos_queue.bench import RUN, Bench
+
+from gristmill_api.store.connection import connect
 
 
 @pytest.fixture
 async def bench(redis_url: str) -> AsyncIterator[Bench]:
-    async with Redis.from_url(redis_url) as client:
+    async with connect(redis_url, {}) as client:
         yield Bench(client)
 
 
