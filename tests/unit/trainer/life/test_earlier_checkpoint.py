@@ -1,0 +1,49 @@
+"""A checkpoint that the trainer wrote at f365baa is still resumed from, to the same next weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.errors import raises
+from tests.unit.trainer.life.conftest import start_training
+
+from gristmill import PolicyVersion
+from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.policy import ModelSource
+
+FILES = Path(__file__).parents[3] / "support" / "earlier_files"
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A copy of the checkpoint in a run's folder. The checkpoint is older than `Progress.creation`."""
+    return Path(shutil.copytree(FILES / "step-000002", tmp_path / "checkpoints" / "step-000002"))
+
+
+def test_training_continues_from_an_earlier_checkpoint(earlier: Path) -> None:
+    store = CheckpointStore(earlier.parent, kept=2, creation="c2")
+    resumption = find_resumption(store, str(earlier))
+    assert resumption is not None
+    progress = resumption.checkpoint.progress
+    assert (progress.step, progress.version, progress.last_batch) == (2, PolicyVersion(1, 2), "1.2")
+    assert progress.covered == ["g00000004", "g00000005"]
+    assert (resumption.own, resumption.step, resumption.covered) == (False, 0, [])
+
+    training = start_training(ModelSource(str(earlier), str(earlier), None, 512), str(earlier))
+    store.restore(resumption.checkpoint, training.learner)
+    training.step(3)  # It depends on the optimizer, on the schedule and on the random states of the checkpoint.
+    expected = load_file(FILES / "weights-after-step-3.safetensors")
+    found = training.policy.served_tensors()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_an_earlier_checkpoint_is_not_taken_for_one_of_this_run(earlier: Path) -> None:
+    with raises(CheckpointError, "checkpoint_of_earlier_run", path=earlier):
+        find_resumption(CheckpointStore(earlier.parent, kept=2, creation="c2"), "auto")
