@@ -2,14 +2,14 @@
 """The trajectory API against atroposlib's server, in one run, on the same payloads.
 
 Both servers, a real Redis (append-only, fsync always) and 16 client processes share this machine, all on loopback.
-Doors take turns round by round, so ratios hold where absolute figures drift. Three cases:
+The servers take turns in each round, so ratios hold although absolute figures drift. Three cases:
 
-    speed    submit and draw: the reference, our native door, our Atropos-compatible door, Redis alone
-    queue    Redis commands and latency of status and lease beside queues of 10 to 10,000 groups
-    memory   the API's while 10 GB go through each door, Redis' beside the bytes it stores
+    speed    submit and draw: the reference, our `/v1`, our Atropos-compatible routes, Redis alone
+    queue    Redis commands and latency of status and lease with queues of 10 to 10,000 groups
+    memory   of the API while 10 GB pass through each protocol, and of Redis per stored byte
 
-Permits are taken before the clock runs, payloads are encoded before, answers are read and not decoded. A native draw is
-the lease; its ack has a column of its own. `make bench-api` runs it all; results lie in benchmarks/results/.
+Clients take permits and encode payloads before the clock starts. They read answers and do not decode them. A native
+draw is the lease; its ack has a separate column. `make bench-api` runs all cases and writes benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a SIGKILL of Redis costs under `--appendfsync always` and under `everysec`: `make bench-durability`.
+"""The cost of a SIGKILL of Redis under `--appendfsync always` and under `everysec`: `make bench-durability`.
 
-On a disk that new files keep busy, as a trainer's checkpoints do: while an fsync takes long, everysec holds writes back
-in memory that clients were already told of. Twice in each mode:
+The disk is kept busy with new files, as a trainer's checkpoints do. While an fsync takes long, everysec keeps writes
+in memory that the server has already acknowledged. Two cases in each mode:
 
     run      the kill loop of the tests (tests/support/kill_loop.py), killing Redis only
     writes   one client that writes to Redis alone, as fast as it can; four times the kills
 
-Seconds are not compared; what was acknowledged and is gone is.
+The script compares the number of acknowledged writes that are lost, not times.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The dataset environment: `serve` against a bare client, its start, its memory, and the accuracy reward.
 
-All parts (Redis, the trajectory API, vLLM) are real and share this machine. `make bench-env` runs it all;
-results lie in benchmarks/results/. The memory is that of the image: scripts/prepare_images.sh and a build come first.
+All parts (Redis, the trajectory API, vLLM) are real and share this machine. `make bench-env` runs all cases and writes
+benchmarks/results/. The memory is measured in the image: run scripts/prepare_images.sh and a build first.
 
-`serve` is measured with two models. SmolLM2-135M is a real one, and the case of the target. `tiny` answers in next to
-no time, so that all there is to see is what everything around a model costs: the worst case, with no target.
+`serve` is measured with two models. SmolLM2-135M is a real model, and the target applies to it. `tiny` answers almost
+at once, so it shows the cost of everything except the model: the worst case, without a target.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 #
 #   scripts/prepare_engine.sh
 #
-# Succeeds at once where one already does, which is the case on most machines. Otherwise, on Debian and
+# Succeeds at once if an engine already runs, as on most machines. Otherwise, on Debian and
 # Ubuntu, it installs the distribution's packages and starts the daemon in the background (there may be no
 # init system: containers, CI). Needs root only to install or start something. Safe to run again.
 set -euo pipefail

@@ -83,7 +83,7 @@ CMD ["redis-server"]
 DOCKERFILE
 }
 
-# choose ASKED PUBLIC LOCAL MAKER: prints the name to use. What is already here goes first, so a second run is quick.
+# choose ASKED PUBLIC LOCAL MAKER: prints the name to use. Images that exist already are used, so a second run is quick.
 choose() {
     local name
     if [ -n "$1" ]; then

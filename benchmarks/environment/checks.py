@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The accuracy reward: checks a second, and what a bomb does to the event loop that asks.
+"""The accuracy reward: checks per second, and the effect of a bomb on the calling event loop.
 
 Rates are of `await accuracy(...)` on one event loop, with 256 completions at a time under way, the pool's two processes
 beside it, caches warm with other answers. "exact" are the completions that are decided without algebra, "algebra" those

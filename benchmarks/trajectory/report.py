@@ -53,7 +53,7 @@ def _lines(results: Results) -> Iterator[str]:
         yield f"Distance to the floor (Redis alone): submit {submit:.1f} ×, draw {draw:.1f} ×."
     if results.costs:
         yield ""
-        yield "## Cost beside the queue's length"
+        yield "## Cost by the queue's length"
         yield ""
         yield from _table(
             ("call", "groups ready", "Redis commands", "ms: min / median / max"),
@@ -72,7 +72,7 @@ def _lines(results: Results) -> Iterator[str]:
             f"- {push.pushed / 1e9:.2f} GB through the API's {push.door} door in {push.seconds:.0f} s "
             f"({push.pushed / push.seconds / MB:.0f} MB/s): idle {push.idle / MB:.0f} MB, then each tenth {steps} MB; "
             f"peak {push.peak / MB:.0f} MB. Redis' peak: {push.redis_peak / MB:.0f} MB. "
-            f"{push.refused} submits were told to come again."
+            f"{push.refused} submits were answered with a request to retry."
         )
     for stored in results.stored:
         yield (

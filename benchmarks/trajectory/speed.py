@@ -63,6 +63,6 @@ def run(
             work[COMPATIBLE] = ours(COMPATIBLE, AtroposDoor(COMPATIBLE, api.port, shape, gzipped=False))
             work[COMPATIBLE + GZIPPED] = ours(COMPATIBLE, AtroposDoor(COMPATIBLE, api.port, shape, gzipped=True))
         else:
-            say("the compatible door is not there: skipped")
+            say("the compatible API is missing: skipped")
         work[FLOOR] = functools.partial(floor.measure, redis.url, plans[FLOOR], payloads)
         return rounds.interleave(work, times, say)

@@ -84,7 +84,10 @@ def main(names: list[str]) -> int:
     survivors.add(new)
     counts = Counter(verdicts.values())
     print(f"{len(chosen)} mutants: {', '.join(f'{counts[verdict]} {verdict.value}' for verdict in Verdict)}")  # noqa: T201
-    for title, mutants in (("nobody said why they live", new), ("known as survivors, and found", found)):
+    for title, mutants in (
+        ("survivors.toml does not say why they survive", new),
+        ("known as survivors, and found", found),
+    ):
         if mutants:
             print(f"\n{title}:", *mutants, sep="\n  ")  # noqa: T201
     return 1 if new or found else 0

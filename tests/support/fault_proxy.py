@@ -161,7 +161,7 @@ class FaultProxy:
         if way.reset_after is not None and fault is self._fault and link.passed[direction] >= way.reset_after:
             self._count_reset(fault)
             link.reset()
-            raise ConnectionResetError("as the fault wants")
+            raise ConnectionResetError("as the fault requires")
         await asyncio.sleep(0)
         return size
 

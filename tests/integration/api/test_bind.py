@@ -61,5 +61,5 @@ def test_own_listening_sockets_are_found() -> None:
         address = server.getsockname()
         assert address in listening()
         client.connect(address)
-        assert client.getsockname() not in listening(), "a connection is no open door"
+        assert client.getsockname() not in listening(), "a connected socket does not listen"
     assert address not in listening()

@@ -44,7 +44,7 @@ async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_
     ids = await bench.fill(2)
     assert await bench.lease(incarnation, "b1", 2) == ids
     await step_clock(redis, HOUR_MS)
-    assert await bench.lease(incarnation, "b2", 2) == ids, "the ids tell that it is the same groups again"
+    assert await bench.lease(incarnation, "b2", 2) == ids, "the ids show that these are the same groups"
     assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
     assert (await bench.store.queue.ack(RUN, incarnation, ["b2"])).groups == 2
     assert await bench.whereabouts() == {"trained": ids}
@@ -79,7 +79,7 @@ async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(bench:
     assert refused.value.code == "permit_lost"
     assert await bench.submit("env-2", first)
     await step_clock(redis, HOUR_MS)
-    assert await bench.submit("env-2", second), "overdue, and nobody asked for it"
+    assert await bench.submit("env-2", second), "overdue, and no trainer asked for it"
     assert (await bench.whereabouts())["ready"] == [first, second]
 
 

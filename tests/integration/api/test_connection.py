@@ -83,7 +83,7 @@ async def test_a_cancelled_task_never_goes_on(redis_url: str) -> None:
                 await asyncio.sleep(0)
             task.cancel()
             done, _ = await asyncio.wait([task], timeout=10)
-            assert done, f"the task goes on after a cancellation in turn {turns % 40}"
+            assert done, f"the task continues after a cancellation in turn {turns % 40}"
 
 
 async def test_one_refused_command_takes_only_its_own_answer(redis_url: str) -> None:

@@ -53,7 +53,7 @@ async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
     await asyncio.sleep(0.01)
     assert await lasting.ask("env-3", 1) == first, "it went to another"
     await lasting.submit("env-3", first[0])
-    assert await short.lease(incarnation, "b1", 1) == first, "nobody's share is kept any more"
+    assert await short.lease(incarnation, "b1", 1) == first, "no share is reserved any more"
     await asyncio.sleep(0.01)
     assert await lasting.lease(incarnation, "b2", 1) == first
     assert (await lasting.store.runs.status(RUN)).lease_expiries == 1

@@ -62,7 +62,7 @@ async def test_weights_share_the_permits(bench: Bench) -> None:
     await bench.store.permits.release_all(RUN, "heavy")
     assert await bench.ask("light", 8) == [], "it has its share already"
     await bench.redis.zadd(PREFIX + "envs", {"heavy": 1}, xx=True)
-    assert len(await bench.ask("light", 8)) == 6, "a dead environment's share is anybody's"
+    assert len(await bench.ask("light", 8)) == 6, "other environments may use a dead environment's share"
 
 
 async def test_a_share_is_kept_for_a_living_environment(bench: Bench) -> None:

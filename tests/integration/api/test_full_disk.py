@@ -123,7 +123,7 @@ async def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(
             server.start()
             audit = await client.audit(RUN)
             assert audit.ready == acknowledged
-            assert await client.submit(expected_group(RUN, permits[0]), "env-1"), "what was refused comes through"
+            assert await client.submit(expected_group(RUN, permits[0]), "env-1"), "a refused group is accepted later"
             batch = await client.lease(RUN, incarnation, "b1", len(acknowledged) + 1, wait=0)
             assert batch is not None
             assert [group.group_id for group in batch] == [*acknowledged, permits[0]]

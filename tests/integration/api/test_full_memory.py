@@ -144,4 +144,4 @@ async def test_a_submit_refused_for_want_of_memory_leaves_nothing_behind(
     assert (status.ready, status.outstanding, status.bytes) == (stored, 100 - stored, stored * len(body))
     assert (await http.get(f"/v1/runs/run-3/groups/{ids[stored]}")).status_code == 404
     with redis.Redis.from_url(server.url) as admin:
-        assert not list(admin.scan_iter("*:sent:*")), "what was sent is not left to stand in the next one's way"
+        assert not list(admin.scan_iter("*:sent:*")), "a refused body does not block the next one"

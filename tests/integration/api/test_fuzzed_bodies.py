@@ -62,7 +62,7 @@ class Door:
             assert after != self._before
             return answer
         assert 400 <= answer.status_code < 500, answer.text[:2000]
-        assert len(answer.content) < 4096, "the reason is no copy of the body"
+        assert len(answer.content) < 4096, "the reason does not repeat the body"
         assert Refusal.model_validate(answer.json()).error.message
         assert after == self._before
         return answer

@@ -350,7 +350,7 @@ async def test_a_change_through_one_api_wakes_a_wait_at_another(client: Client, 
             before = time.monotonic()
             await client.create_run(RUN, {"dataset": "d"}, 2)
             assert await waiting is not None
-            assert time.monotonic() - before < 0.5, "told by Redis; the re-check alone may take a second"
+            assert time.monotonic() - before < 0.5, "Redis notified the API; the re-check alone may take a second"
 
 
 async def test_a_client_that_hung_up_gets_no_lease(client: Client, http: httpx.AsyncClient) -> None:

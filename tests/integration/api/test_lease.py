@@ -28,11 +28,11 @@ async def test_a_retried_lease_is_the_same_batch(bench: Bench) -> None:
     first = await bench.lease(incarnation, "b1", 2)
     assert await bench.lease(incarnation, "b1", 2) == first == ids[:2]
     await bench.expire_lease("b1")
-    assert await bench.lease(incarnation, "b1", 2) == first, "its time was over, but nobody noticed"
+    assert await bench.lease(incarnation, "b1", 2) == first, "the lease expired, but no call has found it yet"
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b2", 9) is None  # returns b1's groups to the queue
     assert (await bench.whereabouts())["ready"] == ids
-    assert await bench.lease(incarnation, "b1", 2) == first, "put back, but nobody took them"
+    assert await bench.lease(incarnation, "b1", 2) == first, "put back, but no trainer took them"
     await bench.store.queue.ack(RUN, incarnation, ["b1"])
     with pytest.raises(ApiProblem) as refused:
         await bench.lease(incarnation, "b1", 2)
@@ -123,7 +123,7 @@ async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns
     status = await bench.store.runs.status(RUN)
     assert (status.dead, status.accepted, status.bytes) == (1, 3, 400)
     assert (await bench.store.queue.ack(RUN, incarnation, ["b2"])).lost == ["b2"]
-    assert await bench.ask("env-1", 9) == ["g00000004"], "training needs a group in its stead"
+    assert await bench.ask("env-1", 9) == ["g00000004"], "training needs a group instead of the dead one"
 
 
 async def test_given_back_is_ready_at_once_in_its_place(bench: Bench) -> None:
@@ -201,7 +201,7 @@ async def test_a_batchs_name_that_is_used_again_owes_nothing_to_its_old_groups(b
     await bench.expire_lease("b1")
     await bench.store.dead_letters.replay(RUN, None)
     assert await bench.lease(incarnation, "b2", 2) == [a, b]
-    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).groups == 2, "nobody has c and d"
+    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).groups == 2, "no trainer holds c and d"
     assert await bench.whereabouts() == {"leased": [a, b], "trained": [c, d]}
 
 

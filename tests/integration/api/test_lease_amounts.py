@@ -31,7 +31,9 @@ async def test_sequences_are_exact(bench: Bench) -> None:
 async def test_a_token_budget_is_filled_in_order(bench: Bench) -> None:
     incarnation = await bench.start(groups=8)
     ids = await bench.send(*(("env-1", tokens, 0) for tokens in (10, 20, 50, 5, 5)))
-    assert await lease(bench, incarnation, "b1", "tokens", 45) == ids[:2], "50 do not fit, and nobody passes them"
+    assert await lease(bench, incarnation, "b1", "tokens", 45) == ids[:2], (
+        "50 do not fit, and no smaller group overtakes them"
+    )
     assert await lease(bench, incarnation, "b2", "tokens", 20) == ids[2:3], "one group at least, whatever its size"
     assert await lease(bench, incarnation, "b3", "tokens", 11) == [], "there may be more to come"
     assert await lease(bench, incarnation, "b3", "tokens", 11, partial=True) == ids[3:]
@@ -50,7 +52,7 @@ async def test_stale_groups_are_dropped_with_a_reason_and_replaced(bench: Bench)
     status = await bench.store.runs.status(RUN)
     assert (status.dropped, status.accepted, status.bytes) == ({"stale": 1}, 1, 100)
     assert (await bench.store.runs.audit(RUN)).dropped == {old: "stale"}
-    assert await bench.ask("env-2", 9) == ["g00000007"], "training needs a group in its stead"
+    assert await bench.ask("env-2", 9) == ["g00000007"], "training needs a group instead of the dead one"
 
 
 async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
@@ -128,7 +130,9 @@ async def test_a_retry_is_the_same_batch_whatever_it_asks_for(bench: Bench, unit
     assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2]
     await bench.expire_lease("b1")
     assert await bench.lease(incarnation, "b2", 9) is None
-    assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2], "it ran out, and nobody has its groups"
+    assert await lease(bench, incarnation, "b1", unit, 1) == ids[:2], (
+        "the lease expired, and no trainer holds its groups"
+    )
 
 
 async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(bench: Bench) -> None:

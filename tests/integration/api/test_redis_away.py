@@ -91,7 +91,7 @@ async def test_every_endpoint_says_503_and_recovers_by_itself(server: RedisServe
             break
         await asyncio.sleep(0.1)
     assert "redis state=up" in log
-    assert log.count("redis state=down") == 1, "told once, not once a request"
+    assert log.count("redis state=down") == 1, "logged once, not once per request"
     assert "Traceback" not in log
 
 
@@ -193,7 +193,7 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
     assert not audit.dead
     assert status.accepted == len(everywhere)
     step = PolicyVersion.parse(status.version or "").step
-    assert status.rows_issued <= (step + 1) * 8, "no kill made a row be issued in another's stead"
+    assert status.rows_issued <= (step + 1) * 8, "no kill made the API issue a further row"
 
 
 @pytest.mark.parametrize(("options", "warned"), [(("--appendfsync", "everysec"), True), ((), False)])
@@ -235,4 +235,4 @@ async def test_a_full_redis_refuses_submits_and_still_drains() -> None:
             assert stored > 5
             assert await client.lease(RUN, incarnation, "b1", stored, wait=0) is not None
             await client.ack(RUN, incarnation, ["b1"])
-            assert await client.submit(group, "env-1"), "what was acked made room"
+            assert await client.submit(group, "env-1"), "acked groups made room"

@@ -129,7 +129,7 @@ async def test_every_verb_twice_is_every_verb_once(redis_url: str, api: ApiServe
                 assert (await http.delete(AT)).is_success
                 async with Redis.from_url(redis_url) as client:
                     await client.flushall()  # The fence of the deleted run would shift the incarnations.
-    assert seen[0]["died"], "groups were set aside on the way"
+    assert seen[0]["died"], "some groups became dead letters"
     assert seen[0] == seen[1]
 
 

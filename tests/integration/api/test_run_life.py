@@ -179,7 +179,7 @@ async def test_an_interrupted_run_is_suspended_by_another_and_loses_nothing(benc
     ):
         refused = await refusal(call)
         assert (refused.status, refused.code) == (409, "suspended")
-    assert not await bench.submit("env-1", ready[0]), "a retry of what was stored is answered as before"
+    assert not await bench.submit("env-1", ready[0]), "a retry of a stored group gets the first answer"
     assert await bench.whereabouts() == {"leased": ready[:1], "ready": ready[1:]}
 
     resumed = await create(bench)

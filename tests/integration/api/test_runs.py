@@ -156,7 +156,7 @@ async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again
     (waiting,) = await bench.fill(1)
     incarnation = (await bench.store.runs.take(RUN, trainer(), [], 1)).incarnation
     await bench.store.runs.record_version(RUN, incarnation, 1)
-    assert len(await bench.ask("env-1", 9)) == 3, "step 2 anew, less the group that is ready"
+    assert len(await bench.ask("env-1", 9)) == 3, "step 2 again, minus the group that is ready"
     assert await bench.whereabouts() | {"trained": []} == {
         "ready": [waiting],
         "trained": [],

@@ -50,12 +50,12 @@ async def test_late_work_is_welcome_until_somebody_else_has_the_permit(bench: Be
     await bench.start()
     a, b, c, d = await bench.ask("env-1", 4)
     await bench.expire_permits(a, b, c)
-    assert await bench.submit("env-1", a), "expired, and nobody noticed"
+    assert await bench.submit("env-1", a), "expired, and no call has found it yet"
     assert await bench.ask("env-2", 1) == [b]
     assert await refusal(bench, "env-1", b) == "permit_lost"
-    assert await bench.submit("env-1", c), "found expired, and nobody has it"
+    assert await bench.submit("env-1", c), "found expired, and no environment holds it"
     await bench.store.permits.release_all(RUN, "env-1")
-    assert await bench.submit("env-1", d), "abandoned, and nobody has it"
+    assert await bench.submit("env-1", d), "abandoned, and no environment holds it"
     assert await bench.submit("env-2", b, "b")
     assert await bench.whereabouts() == {"ready": [a, c, d, b]}
     assert await bench.ask("env-3", 9) == [], "a permit that was used is not issued again"

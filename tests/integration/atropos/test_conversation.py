@@ -48,7 +48,7 @@ def test_answers_are_equal_but_for_the_fixes(
         answers = say(ours, step)
         mine = [answer.shown() for answer in answers]
         if "fix" not in step:
-            assert mine == theirs, f"{at}: a difference that no fix tells of"
+            assert mine == theirs, f"{at}: no fix describes this difference"
             continue
         assert mine != theirs, f"{at}: fix {step['fix']!r} makes no difference any more"
         if "ours" in step:

@@ -121,7 +121,7 @@ async def test_a_reset_drops_the_queue_and_the_buffers_and_what_is_on_its_way(be
     assert await bench.queue.trainer() is None
     assert await bench.queue.env(env) is None
     await bench.register(8)
-    assert not await bench.queue.ack(lent[0]), "a batch of before the reset is no step of after it"
+    assert not await bench.queue.ack(lent[0]), "a batch from before the reset does not count as a step after it"
     assert await bench.step() == 0
     status = await bench.store.runs.status(RUN)
     assert (status.ready, status.leased, status.bytes) == (0, 0, 0)

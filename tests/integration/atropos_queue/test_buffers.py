@@ -99,7 +99,7 @@ async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, q
             await bench.submit(scored(4), scored(4), scored(4))
         assert refused.value.status == 429
         assert await bench.ready() == [], "all or none"
-        assert await client.keys("*:sent:*") == [], "what was sent is not left to stand in the next one's way"
+        assert await client.keys("*:sent:*") == [], "a refused body does not block the next one"
         await bench.submit(scored(4), scored(4))
         with raises(ApiProblem, "store_full") as refused:
             await bench.submit(scored(4))
@@ -155,7 +155,7 @@ async def test_who_submits_is_heard(bench: Bench) -> None:
     await bench.silence(number)
     await bench.submit(scored(2, number), scored(2, 99))
     assert await bench.redis.zscore(START + "atropos:heard", str(number)) != 1
-    assert await bench.redis.zcard(START + "atropos:heard") == 1, "who never registered is nobody"
+    assert await bench.redis.zcard(START + "atropos:heard") == 1, "an environment that never registered has no id"
 
 
 async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:

@@ -25,7 +25,7 @@ def told(kind: str, **fields: object) -> dict[str, str]:
 
 async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
     assert await bench.queue.trainer() is None
-    assert await bench.queue.lease("b") is None, "nobody registered, and there is no run"
+    assert await bench.queue.lease("b") is None, "no trainer registered, and no run exists"
     await bench.queue.register(registration(batch_size=8, starting_step=3))
     record = await bench.store.runs.record(RUN)
     assert (record.protocol, record.stack) == ("atropos", None)
@@ -38,7 +38,7 @@ async def test_the_first_trainer_says_what_the_run_is(bench: Bench) -> None:
     assert (trainer.step, trainer.queued, trainer.registration["batch_size"]) == (3, 2, "8")
     assert trainer.registration["wandb_project"] == "p"
     await bench.queue.reset()
-    assert await bench.queue.lease("b") is None, "there is a run, and nobody registered"
+    assert await bench.queue.lease("b") is None, "a run exists, and no trainer registered"
     await ear.hear()
     assert await ear.hear(bench.queue.register(registration())) == (set(), [told("register")])
     await ear.close()
@@ -119,7 +119,7 @@ async def test_who_is_gone_or_silent_does_not_count(bench: Bench) -> None:
     assert len(dict.fromkeys(map(str, view.shares))) == 10
     view = await bench.queue.env(2)
     assert view is not None
-    assert "2" in view.shares, "who asks is heard"
+    assert "2" in view.shares, "a request counts as a sign of life"
     for number in range(12):
         await bench.silence(number)
     view = await bench.queue.env(1)
@@ -169,7 +169,7 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear)
     assert await ear.hear() == NOTHING
     trainer = await bench.queue.trainer()
     assert trainer is not None
-    assert trainer.step == 1, "once, however often it is told"
+    assert trainer.step == 1, "once, however often it is reported"
     assert not await bench.queue.ack("atropos:never")
     audit = await bench.store.runs.audit(RUN)
     assert (audit.trained, audit.ready, audit.leased) == (names(0, 1), names(2, 3), [])
@@ -198,7 +198,7 @@ async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
     await bench.expire_lease("atropos:1")
     assert await bench.lend("atropos:3") == names(0, 1)
     assert not await bench.queue.extend("atropos:1")
-    assert not await bench.queue.ack("atropos:1"), "its groups went on"
+    assert not await bench.queue.ack("atropos:1"), "its groups moved on"
     await bench.expire_lease("atropos:2")
     assert await bench.lend("atropos:4") == names(2, 3)
     await bench.expire_lease("atropos:4")
@@ -207,9 +207,9 @@ async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
     await bench.redis.hset(START + "atropos", "batch_size", 999)
     assert await bench.lend("atropos:5") is None
     assert await bench.ready() == names(0, 1, 2, 3, 4)
-    assert await bench.lend("atropos:4") == names(2, 3), "expired, and nobody has its groups"
+    assert await bench.lend("atropos:4") == names(2, 3), "expired, and no trainer holds its groups"
     assert before + 29.9 < await deadline("atropos:4") < time.time() + 30.1
-    assert await bench.queue.ack("atropos:3"), "late, and nobody has its groups"
+    assert await bench.queue.ack("atropos:3"), "late, and no trainer holds its groups"
     assert await bench.redis.smembers(START + "expired") == set()
     assert (await bench.store.runs.audit(RUN)).trained == names(0, 1)
     assert (await bench.store.runs.status(RUN)).leased == 2

@@ -70,7 +70,7 @@ async def test_a_stop_text_ends_a_completion_and_stays_in_it(
         text = prompts.decode(completion.token_ids)
         texts.append(text)
         for stop in request.stop:
-            assert text.find(stop) in (-1, len(text) - len(stop)), "it went on after the stop text"
+            assert text.find(stop) in (-1, len(text) - len(stop)), "generation continued after the stop text"
         assert len(completion.logprobs) == len(completion.token_ids)
         assert max(completion.logprobs) <= 0
         assert completion.finish_reason == "stop"
@@ -125,7 +125,7 @@ async def test_text_comes_by_the_openai_route(text_server: ModelServers, questio
     completions = await text_server.generate(question.with_count(64))
     assert len(completions) == 64
     assert all(c.token_ids == [] and c.labels == [] for c in completions)
-    assert sum(bool(c.text) for c in completions) >= 48, "but for those that begin with the end of the turn"
+    assert sum(bool(c.text) for c in completions) >= 48, "except those that begin with the end of the turn"
     assert any(c.text == "<answer>7</answer>" for c in completions)
     [one] = await text_server.generate(question.with_count(1))
     assert one.length is not None

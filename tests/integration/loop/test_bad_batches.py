@@ -83,5 +83,5 @@ def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
     groups, reason = read_aside(files[0])
     assert len(groups) == GROUPS
     assert reason.step == 2
-    assert len(audit.trained) == STEPS * GROUPS, "what was put aside was used up all the same"
+    assert len(audit.trained) == STEPS * GROUPS, "a dropped batch counts as used"
     assert "Traceback" not in output.of("trainer")

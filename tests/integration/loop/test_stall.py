@@ -94,7 +94,7 @@ def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
         run.submit_all()
         run.stack.wait_until(hanging, lambda: hanging.exit_code is not None, timeout=180)
         assert hanging.exit_code == exit_code
-        assert "in hang" in run.output.of("hanging"), "it says where it hung"
+        assert "in hang" in run.output.of("hanging"), "the log names the place where it hung"
         assert len(run.api.audit(RUN).trained) == GROUPS
         second = run.start("second", ["-m", "gristmill_trainer"])
         run.stack.wait_until(second, lambda: second.exit_code is not None, timeout=180)

@@ -1,4 +1,4 @@
-"""Data sets: where they are found, the errors for missing ones, and the order of the rows."""
+"""Data sets: the places that are searched, the errors for missing ones, and the order of the rows."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_the_servers_labels_become_version_spans() -> None:
 def test_tokens_of_unpublished_weights_are_not_taken(labels: tuple[tuple[str, int, int], ...], code: str) -> None:
     with raises(UnpublishedWeightsError, code) as raised:
         version_spans(completion(1, 2, labels=labels), "1.3", published=True)
-    assert isinstance(raised.value, EnvError), "told in one line, not as a traceback"
+    assert isinstance(raised.value, EnvError), "logged in one line, not as a traceback"
     assert version_spans(completion(1, 2, labels=labels), "1.3", published=False) == [VersionSpan("1.3", 0, 2)]
 
 

@@ -32,7 +32,7 @@ Launch = Callable[..., str]
 
 
 def dataset(**changes: object) -> dict[str, object]:
-    """Returns settings that replace those of `CONFIG`: its data set with `changes`."""
+    """Returns settings that replace the settings of `CONFIG`: its data set with `changes`."""
     return {"dataset": {**CONFIG["dataset"], **changes}}  # type: ignore[dict-item]
 
 

@@ -104,7 +104,7 @@ def test_metrics_line_is_strict_json() -> None:
     row = json.loads(msgspec.json.encode(metrics(statistics(0), nothing())), parse_constant=refuse)
     assert row["loss"] is None
     assert row["skipped"] == "nothing is left of its groups to train on"
-    assert (row["ratio"], row["importance"]) == ({}, {}), "dicts stay dicts where there is nothing to tell"
+    assert (row["ratio"], row["importance"]) == ({}, {}), "dicts stay dicts if there is nothing to report"
     assert row["step"] == 4
 
 

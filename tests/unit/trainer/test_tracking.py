@@ -28,7 +28,7 @@ def test_tracker_logs_a_steps_metrics_by_policy_step(tmp_path: Path) -> None:
     assert (entry["train/loss"], entry["train/grad_norm"]) == (0.25, 1.5)
     assert entry["train/seconds/wait"] == 1.0
     assert entry["train/reward_mean"] == told.reward_mean
-    assert "train/skipped" not in entry, "words are no metrics"
+    assert "train/skipped" not in entry, "text is not a metric"
 
 
 def test_tracker_counts_wandb_errors_and_training_continues(

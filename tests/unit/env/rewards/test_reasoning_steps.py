@@ -53,7 +53,7 @@ NONE = [
     "Nextel is a name.",
     "Thence it follows.",
     "Steps: none",
-    "1234. is no line's number",
+    "1234. is not a number of a line",
 ]
 
 

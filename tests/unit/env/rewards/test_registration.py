@@ -107,7 +107,7 @@ def test_by_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str, code: str) -> None:
-    """Installs a package, as far as Python can tell, that offers a reward."""
+    """Adds the metadata of an installed package that offers a reward."""
     information = folder / "some_rewards-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: some-rewards\nVersion: 1.0\n")

@@ -14,7 +14,7 @@ Build = Callable[..., Learner]
 
 
 def make_samples(count: int = 8, seed: int = 0) -> list[Sample]:
-    """Sequences of different lengths, in groups of two, with rollout log-probabilities near those of a random model."""
+    """Sequences of different lengths, in groups of two. Rollout log-probabilities are close to a random model's."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):

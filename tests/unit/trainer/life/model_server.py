@@ -1,4 +1,4 @@
-"""Replaces a vLLM that dies, comes back with its first weights, or is slow, because no real vLLM fails on request."""
+"""Replaces a vLLM that crashes, restarts with its first weights, or is slow: no real vLLM fails on request."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_checkpoint_with_a_missing_file_is_refused_by_name(training: Training, t
     file.unlink()
     with raises(CheckpointError, "checkpoint_file_missing", path=file) as raised:
         find_resumption(store, "auto")
-    assert f"remove {file.parent}" in str(raised.value), "there is no other one"
+    assert f"remove {file.parent}" in str(raised.value), "no other one exists"
 
 
 def test_checkpoint_without_a_manifest_is_refused(training: Training, tmp_path: Path) -> None:

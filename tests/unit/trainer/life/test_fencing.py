@@ -68,7 +68,7 @@ def test_a_replaced_trainer_ends_as_fenced(noticed: Exception) -> None:
 @pytest.mark.parametrize(
     "answer",
     ["me", "", ApiUnreachable("api_unreachable", "away"), ApiError("run_missing", 404, "it was deleted")],
-    ids=["opened again", "replaced by a run that nobody took", "away", "deleted"],
+    ids=["opened again", "replaced by a run that no trainer took", "away", "deleted"],
 )
 def test_error_of_a_trainer_that_was_not_replaced_is_unchanged(noticed: Exception, answer: str | Exception) -> None:
     """The error ends the trainer with a failure, so that a restart policy starts the next trainer."""

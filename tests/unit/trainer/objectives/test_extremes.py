@@ -103,8 +103,8 @@ def test_distillation_learns_from_one_token_of_the_teacher(direction: str) -> No
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss > 0
     assert student.grad is not None
-    assert student.grad[0, 0] < 0, "the policy must think more of what its teacher would say"
-    assert student.grad[1, 0] == 0, "there is no teacher here"
+    assert student.grad[0, 0] < 0, "the policy must raise the probability of its teacher's tokens"
+    assert student.grad[1, 0] == 0, "this batch has no teacher"
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
