@@ -1,48 +1,47 @@
-"""The trajectory API's client."""
+"""The trajectory API's client. scripts/sync_client.py writes the same client without async into sync_client.py.
+
+Every method raises two errors in addition to those that its docstring names:
+
+- ApiError, if the API refuses the call. Its `code` has the reason. Each call for a run can have the code `run_missing`.
+  Calls with an `incarnation` can also have `fenced` (another trainer took the run), `finished` and `suspended`.
+- ApiUnreachable, if the API does not answer within the client's patience.
+
+All times are in seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-import random
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import httpx
-import msgspec
 
-from gristmill import compression
-from gristmill.errors import ApiError, ApiUnreachable, ConfigError
+from gristmill import calls, compression
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.run import (
     AtroposRegistration,
     Claim,
     DeadLetter,
+    Environment,
+    Example,
     GroupAudit,
     MetricsRow,
     PermitGrant,
+    RunEvent,
     RunRecord,
     RunStatus,
 )
 from gristmill.version import PolicyVersion
 
-_LOG = logging.getLogger(__name__)
-_TRANSIENT = frozenset({429, 502, 503, 504})
-_MAX_GROUP_BYTES = 1 << 30
-# A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
-_JITTER = random.Random()
-_BATCH = msgspec.msgpack.Decoder(list[bytes])
-
 
 class Client:
-    """Async client of the trajectory API. Every call is safe to repeat, so the client retries transient failures.
+    """Async client of the trajectory API: one method for each call of /v1.
 
-    Transient failures are: no connection, time-out, HTTP 429, 502, 503 and 504. The client retries them for `patience`
-    seconds, and then raises ApiUnreachable. Any other error response raises ApiError at once.
+    Every call is safe to repeat, so the client retries transient failures: no connection, time-out, HTTP 429, 502, 503
+    and 504. The client retries them for `patience` seconds, and then raises ApiUnreachable.
     """
 
     def __init__(
@@ -56,17 +55,14 @@ class Client:
     ) -> None:
         """`patience`: seconds, or a function that returns them. A function can return less after SIGTERM, for example.
 
+        `timeout`: seconds for one attempt, in addition to the `wait` of a call. `token`: for an API with tokens.
+
         `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
         and costs processor time.
+
+        Raises ConfigError for a URL with a password.
         """
-        if "@" in url.partition("://")[2].partition("/")[0]:
-            # Messages and logs contain the URL.
-            raise ConfigError(
-                "password_in_url",
-                "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
-                "in GRISTMILL_API_TOKEN_FILE (or pass token=).",
-            )
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = calls.headers(url, token)
         self.url = url.rstrip("/")
         self._patience = patience
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, headers=headers)
@@ -76,17 +72,36 @@ class Client:
     async def create_run(
         self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default"
     ) -> RunRecord:
-        """Opens the run, or joins it if it exists with the same settings. A stack works on one open run at a time."""
+        """Opens the run, or joins it if it exists with the same settings. A stack works on one open run at a time.
+
+        `env`: the environment's settings. `group_size`: sequences per group.
+
+        Raises ApiError `config_differs` if the run exists with other settings, `run_open` if the stack's open run has a
+        living environment, `bad_config` for wrong hyperparameters in `env["trainer"]`, `too_many_runs`.
+        """
         body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
-        return RunRecord.model_validate_json((await self._call("POST", "/v1/runs", json=body)).content)
+        answer = await self._call("POST", "/v1/runs", json=body)
+        return RunRecord.model_validate_json(answer.content)
+
+    async def list_runs(self, offset: int = 0, limit: int = 100) -> list[RunRecord]:
+        """Returns up to `limit` runs (at most 1000) in the order of their creation, from number `offset`."""
+        answer = await self._call("GET", "/v1/runs", params={"offset": offset, "limit": limit})
+        return [RunRecord.model_validate(row) for row in answer.json()]
 
     async def get_run(self, run_id: str) -> RunRecord:
-        return RunRecord.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}")).content)
+        """Returns the run's record. Raises ApiError `run_missing`."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}")
+        return RunRecord.model_validate_json(answer.content)
 
     async def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
         """Returns the stack's open run, or None if no run is open after `wait` seconds."""
         answer = await self._call("GET", "/v1/open", params={"stack": stack, "wait": wait}, wait=wait)
         return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
+
+    async def status(self, run_id: str) -> RunStatus:
+        """Returns the counts of the run. The cost does not grow with the run."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/status")
+        return RunStatus.model_validate_json(answer.content)
 
     async def register_atropos(self, registration: AtroposRegistration) -> None:
         """Opens the run that Atropos' environments feed (the API's ATROPOS_RUN).
@@ -105,41 +120,75 @@ class Client:
     ) -> tuple[int, RunRecord]:
         """Registers the caller as the run's trainer. Returns its incarnation and the run's record.
 
-        `covered`: ids of the groups that the resumed checkpoint was trained on.
+        `trainer`: the trainer's settings. The API reads batch_size, gradient_accumulation_steps, training_steps and
+        max_staleness from them. `covered`: ids of the groups that the resumed checkpoint was trained on.
         `step`: optimizer steps of the resumed checkpoint. If the checkpoint is older than the run, the API issues
-        permits for the steps after it.
-        `creation`: `RunRecord.creation` of the checkpoint's run. Raises ApiError `other_creation` if the run was
-        deleted and created again since.
+        permits for the steps after it. `creation`: `RunRecord.creation` of the checkpoint's run.
+
+        Raises ApiError `other_creation` if the run was deleted and created again since, `config_differs` for other
+        settings after a finished step, `finished`, `suspended`.
         """
         # Retries send the same word, so the API counts them as one trainer: a second incarnation would fence the first.
         taker = uuid.uuid4().hex
         body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
-        answer = (await self._call("POST", f"/v1/runs/{run_id}/take", json=body)).json()
-        return int(answer["incarnation"]), RunRecord.model_validate(answer["record"])
+        answer = await self._call("POST", f"/v1/runs/{run_id}/take", json=body)
+        taken = answer.json()
+        return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
 
     async def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
-        """Reports that the model server now serves `version`. The API then frees permits for this version."""
+        """Reports that the model server now serves `version`. The API then frees permits for this version.
+
+        Raises ApiError `version_backwards` for a version before the recorded version.
+        """
         body = {"incarnation": version.incarnation, "step": version.step}
-        return RunRecord.model_validate_json(
-            (await self._call("POST", f"/v1/runs/{run_id}/version", json=body)).content
-        )
+        answer = await self._call("POST", f"/v1/runs/{run_id}/version", json=body)
+        return RunRecord.model_validate_json(answer.content)
+
+    async def finish(self, run_id: str, incarnation: int) -> RunRecord:
+        """Ends the run, as its trainer. Environments receive the state with their next request for permits."""
+        answer = await self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
+        return RunRecord.model_validate_json(answer.content)
+
+    async def close_run(self, run_id: str) -> RunRecord:
+        """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
+        answer = await self._call("POST", f"/v1/runs/{run_id}/close")
+        return RunRecord.model_validate_json(answer.content)
+
+    async def delete_run(self, run_id: str) -> None:
+        """Deletes a finished run and all its data in the store.
+
+        Raises ApiError `run_open` for a run that is not finished, `archiving` while its groups are being archived.
+        """
+        await self._call("DELETE", f"/v1/runs/{run_id}")
 
     async def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
-        """Requests up to `count` permits and waits up to `wait` seconds for the first."""
+        """Requests up to `count` permits (at most 1024) and waits up to `wait` seconds for the first.
+
+        `holder`: the name of this process; each process needs a different name. A permit expires after
+        API_PERMIT_TTL_S seconds (30) without a renewal. Raises ApiError `suspended`, or `no_permits` for a run that
+        Atropos' environments feed.
+        """
         body = {"holder": holder, "count": count, "wait": wait}
         answer = await self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait)
         return PermitGrant.model_validate_json(answer.content)
 
-    async def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str]) -> list[str]:
-        """Renews permits. Returns the group ids of the permits that this holder has lost."""
-        body = {"holder": holder, "group_ids": list(group_ids)}
-        lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)).json()["lost"]
+    async def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> list[str]:
+        """Renews permits. Returns the group ids of the permits that this holder has lost.
+
+        `group_ids`: None renews all permits of the holder. Name them, because None also renews permits whose grant
+        the holder never received.
+        """
+        body = {"holder": holder, "group_ids": None if group_ids is None else list(group_ids)}
+        answer = await self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)
+        lost: list[str] = answer.json()["lost"]
         return lost
 
     async def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> None:
         """Returns a permit to the API.
 
-        With `reason` "abandoned", another holder may get the permit. Any other reason drops the group.
+        With `reason` "abandoned", another holder may get the permit. Any other reason drops the group. A reason has 1
+        to 64 lower-case letters, digits and underscores. Raises ApiError `permit_lost`, or `conflict` if the group was
+        submitted.
         """
         body = {"holder": holder, "group_id": group_id, "reason": reason}
         await self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body)
@@ -149,7 +198,11 @@ class Client:
         await self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder})
 
     async def submit(self, group: TrajectoryGroup, holder: str) -> bool:
-        """Stores a group. Returns False if the API had already stored the same group."""
+        """Stores a group. Returns False if the API had already stored the same group.
+
+        Raises ApiError `permit_lost` if the holder no longer has the permit, `conflict` if another group has the id,
+        `bad_group`, `too_large`, `finished`, `suspended`.
+        """
         answer = await self._call(
             "PUT",
             f"/v1/runs/{group.run_id}/groups/{group.group_id}",
@@ -158,6 +211,29 @@ class Client:
             headers={"Content-Type": GROUP_MEDIA_TYPE, **({"Content-Encoding": "zstd"} if self._compress else {})},
         )
         return answer.status_code == 201
+
+    async def read_group(self, run_id: str, group_id: str) -> TrajectoryGroup:
+        """Returns a group that the store holds: ready, leased, dead, or waiting to be archived.
+
+        Raises ApiError `group_missing`. Raises GroupError for a group that was submitted at the API's root; use
+        `read_example` for it.
+        """
+        answer = await self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}")
+        return calls.decode_group(answer, group_id)
+
+    async def read_example(self, run_id: str, group_id: str) -> Example:
+        """Returns the readable beginning of a group, whichever protocol it was submitted with.
+
+        Raises ApiError `group_missing`.
+        """
+        headers = {"Accept": "application/json"}
+        answer = await self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}", headers=headers)
+        return Example.model_validate_json(answer.content)
+
+    async def audit(self, run_id: str) -> GroupAudit:
+        """Returns the ids of all groups by state. The cost grows with the run."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/groups")
+        return GroupAudit.model_validate_json(answer.content)
 
     async def lease(
         self,
@@ -175,96 +251,146 @@ class Client:
 
         Name one amount: an exact number of `groups` or `sequences`, or a budget of `tokens`. The caller chooses
         `batch_id`, and a repeated `batch_id` returns the same batch. The API drops groups that were sampled more than
-        `max_staleness` steps ago.
+        `max_staleness` steps ago. The lease expires after API_LEASE_TTL_S seconds (120) without an `extend`.
+
+        Raises ApiError `batch_acked`, or `lease_lost` if the lease expires during the answer.
         """
         amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
         ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, "compressed": self._compress}
-        body = {**ask, **amounts}
-        answer = await self._call("POST", f"/v1/runs/{run_id}/lease", json=body, wait=wait)
-        if answer.status_code == 204:
-            return None
-        bodies = _BATCH.decode(answer.content)
-        return [TrajectoryGroup.decode(compression.inflated(body, _MAX_GROUP_BYTES)) for body in bodies]
+        answer = await self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait)
+        return None if answer.status_code == 204 else calls.decode_batch(answer.content)
 
     async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
         """Extends leases. Returns the batch ids whose leases are lost."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        lost: list[str] = (await self._call("POST", f"/v1/runs/{run_id}/extend", json=body)).json()["lost"]
+        answer = await self._call("POST", f"/v1/runs/{run_id}/extend", json=body)
+        lost: list[str] = answer.json()["lost"]
         return lost
 
     async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
-        """Reports that a durable checkpoint covers these batches."""
+        """Reports that a durable checkpoint covers these batches.
+
+        Raises ApiError `lease_lost` if some leases expired. The API has acked the other batches then.
+        """
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
         await self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
 
     async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
         """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
         body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
-        return int((await self._call("POST", f"/v1/runs/{run_id}/nack", json=body)).json()["groups"])
-
-    async def finish(self, run_id: str, incarnation: int) -> RunRecord:
-        answer = await self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
-        return RunRecord.model_validate_json(answer.content)
-
-    async def close_run(self, run_id: str) -> RunRecord:
-        """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
-        return RunRecord.model_validate_json((await self._call("POST", f"/v1/runs/{run_id}/close")).content)
-
-    async def delete_run(self, run_id: str) -> None:
-        """Deletes a finished run and all its data in the store."""
-        await self._call("DELETE", f"/v1/runs/{run_id}")
+        answer = await self._call("POST", f"/v1/runs/{run_id}/nack", json=body)
+        return int(answer.json()["groups"])
 
     async def register_env(
         self, run_id: str, env_id: str, weight: float | None = None, min_batch_allocation: float | None = None
     ) -> None:
-        """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`)."""
+        """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`).
+
+        The environment counts as alive for API_ENV_TTL_S seconds (60) after each heartbeat or request for permits.
+        Raises ApiError `too_many_envs`.
+        """
         body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
         await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
 
+    async def environments(self, run_id: str) -> list[Environment]:
+        """Returns the registered environments."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/envs")
+        return [Environment.model_validate(row) for row in answer.json()]
+
     async def heartbeat_env(self, run_id: str, env_id: str) -> None:
-        """Reports that a registered environment is alive. A request for permits reports the same."""
+        """Reports that a registered environment is alive. A request for permits reports the same.
+
+        Raises ApiError `env_missing`.
+        """
         await self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat")
 
     async def leave_env(self, run_id: str, env_id: str) -> None:
-        """Removes the registration of an environment and frees its share."""
+        """Removes the registration of an environment and frees its share. Raises ApiError `env_missing`."""
         await self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
 
     async def claim(self, run_id: str, name: str, holder: str, ttl: float) -> str:
-        """Claims a piece of work for `ttl` seconds, or extends the claim. Returns the holder of the claim.
+        """Claims a piece of work for `ttl` seconds (1 to 3600), or extends the claim. Returns the holder of the claim.
 
         The returned holder is `holder`, or a process that claimed the work earlier. The claim is atomic, so exactly one
         of several processes gets the work. The claim of a process that was killed expires after its `ttl`.
+        Raises ApiError `too_many_claims`.
         """
         body = {"name": name, "holder": holder, "ttl": ttl}
         answer = await self._call("POST", f"/v1/runs/{run_id}/claims", json=body)
         return Claim.model_validate_json(answer.content).holder
 
+    async def dead_letters(self, run_id: str, offset: int = 0, limit: int = 1024) -> list[DeadLetter]:
+        """Returns the quarantined groups, oldest first, from number `offset`. `limit`: at most 1024."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/dead", params={"offset": offset, "limit": limit})
+        return [DeadLetter.model_validate(row) for row in answer.json()]
+
+    async def replay_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
+        """Makes dead letters ready again, in their old places. Returns the number of groups.
+
+        `group_ids`: at most 4096 ids; None: all dead letters of the run.
+        """
+        return await self._settle_dead_letters(run_id, "replay", group_ids)
+
+    async def purge_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
+        """Drops dead letters with the reason "purged". Returns the number of groups. `group_ids`: as in replay."""
+        return await self._settle_dead_letters(run_id, "purge", group_ids)
+
     async def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
         """Sends one row of metrics. A later row of the same source and step replaces it.
 
         `values`: numbers, strings, and dicts of them, by name. The client sends NaN and infinity as strings.
+        Raises ApiError `too_many_sources`, or `too_large` for more than 32 KiB of JSON.
         """
-        body = {"source": source, "step": step, "values": _finite(values)}
+        body = {"source": source, "step": step, "values": calls.finite(values)}
         await self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
 
-    async def metrics(self, run_id: str, source: str, after_step: int = -1) -> list[MetricsRow]:
-        """Returns the rows of a source after `after_step`, in order of steps, at most 10,000."""
-        params = {"after_step": after_step, "limit": 10_000}
+    async def metric_sources(self, run_id: str) -> list[str]:
+        """Returns the names of the sources that reported metrics."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/metrics")
+        sources: list[str] = answer.json()
+        return sources
+
+    async def metrics(self, run_id: str, source: str, after_step: int = -1, limit: int = 10_000) -> list[MetricsRow]:
+        """Returns the rows of a source after `after_step`, in order of steps. `limit`: at most 10,000."""
+        params = {"after_step": after_step, "limit": limit}
         answer = await self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
         return [MetricsRow.model_validate(row) for row in answer.json()]
 
-    async def dead_letters(self, run_id: str) -> list[DeadLetter]:
-        """Returns the quarantined groups, at most the oldest 1024."""
-        answer = await self._call("GET", f"/v1/runs/{run_id}/dead", params={"limit": 1024})
-        return [DeadLetter.model_validate(row) for row in answer.json()]
+    async def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[RunEvent, None]:
+        """Yields the events of the run as they happen, without an end. Connects again if the connection is lost.
 
-    async def status(self, run_id: str) -> RunStatus:
-        return RunStatus.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/status")).content)
+        `after`: the id of the last known event. None: only new events. The API keeps about the newest 1024 events.
+        Raises ApiError `run_missing`, also if the run is deleted meanwhile.
+        """
+        path = f"/v1/runs/{run_id}/events"
+        retries = calls.Retries(self.url, f"GET {path}", self._patience)
+        while True:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            try:
+                silence = self._timeout + calls.EVENTS_SILENCE
+                async with self._http.stream("GET", path, headers=headers, timeout=silence) as answer:
+                    if not answer.is_success:
+                        await answer.aread()
+                    if retries.result(answer) is None:
+                        pause = retries.pause(answer)
+                    else:
+                        retries = calls.Retries(self.url, f"GET {path}", self._patience)
+                        pause = 1.0  # The API closes the stream when it stops, or when the run is deleted.
+                        async for line in answer.aiter_lines():
+                            if (event := calls.decode_event(line)) is not None:
+                                after = event.id
+                                yield event
+            except httpx.TransportError as error:
+                pause = retries.pause(error)
+            await asyncio.sleep(pause)
 
-    async def audit(self, run_id: str) -> GroupAudit:
-        return GroupAudit.model_validate_json((await self._call("GET", f"/v1/runs/{run_id}/groups")).content)
+    async def examples(self, run_id: str, limit: int = 1) -> list[Example]:
+        """Returns the readable beginnings of the groups that were submitted last, newest first. `limit`: at most 8."""
+        answer = await self._call("GET", f"/v1/runs/{run_id}/examples", params={"limit": limit})
+        return [Example.model_validate(row) for row in answer.json()]
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Client:
@@ -275,67 +401,19 @@ class Client:
     ) -> None:
         await self.close()
 
+    async def _settle_dead_letters(self, run_id: str, how: str, group_ids: Sequence[str] | None) -> int:
+        body = {"group_ids": None if group_ids is None else list(group_ids)}
+        answer = await self._call("POST", f"/v1/runs/{run_id}/dead/{how}", json=body)
+        return int(answer.json()["groups"])
+
     async def _call(self, method: str, path: str, *, wait: float = 0.0, **request: Any) -> httpx.Response:
-        started = time.monotonic()
-        pause = 0.1
-        told = False
+        retries = calls.Retries(self.url, f"{method} {path}", self._patience)
         while True:
-            pause_asked = 0.0
             try:
                 answer = await self._http.request(method, path, timeout=self._timeout + wait, **request)
-                if answer.status_code not in _TRANSIENT:
-                    return _checked(answer)
-                problem = f"HTTP {answer.status_code}: {_problem(answer)[1]}"
-                pause_asked = _seconds(answer.headers.get("Retry-After"))
+                if retries.result(answer) is not None:
+                    return answer
+                pause = retries.pause(answer)
             except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-            spent = time.monotonic() - started
-            patience = self._patience() if callable(self._patience) else self._patience
-            if spent >= patience:
-                raise ApiUnreachable(
-                    "api_unreachable",
-                    f"the trajectory API at {self.url} did not answer {method} {path} for {spent:.0f} s ({problem}); "
-                    "is it running, and Redis behind it?",
-                    url=self.url,
-                    request=f"{method} {path}",
-                    problem=problem,
-                )
-            if not told and spent > 1.0:
-                _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self.url, problem, patience)
-                told = True
-            await asyncio.sleep(min(max(pause * _JITTER.uniform(0.5, 1.5), pause_asked), patience - spent))
-            pause = min(pause * 2, 3.0)
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values with NaN and infinity as strings, because JSON has no numbers for them."""
-    return {
-        name: _finite(value)
-        if isinstance(value, Mapping)
-        else str(value)
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for name, value in values.items()
-    }
-
-
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.is_success:
-        return answer
-    code, message, remedy = _problem(answer)
-    raise ApiError(code, answer.status_code, message, remedy)
-
-
-def _problem(answer: httpx.Response) -> tuple[str, str, str]:
-    try:
-        error = answer.json()["error"]
-        return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
-    except (ValueError, KeyError, TypeError):
-        return "unexpected", f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
-
-
-def _seconds(header: str | None) -> float:
-    try:
-        return float(header) if header else 0.0
-    except ValueError:
-        return 0.0  # The header holds an HTTP date: the client's own back-off is good enough.
+                pause = retries.pause(error)
+            await asyncio.sleep(pause)

@@ -183,6 +183,30 @@ class RunEvent(_Record):
     fields: dict[str, str]
 
 
+class Example(_Record):
+    """The readable beginning of a group. Lists have one entry per sequence, of the first 256 sequences."""
+
+    group_id: str
+    env_id: str
+    sequences: int
+    """Sequences of the whole group."""
+    lengths: list[int]
+    """Tokens of each whole sequence. `tokens` and `trained` have fewer entries if the sequence was cut."""
+    cut: bool
+    """Sequences, tokens or text are missing, because the group is too large to be shown whole."""
+    rewards: list[float]
+    reward_parts: dict[str, list[float | None]]
+    finish_reasons: list[str]
+    """Empty for a group that came in at the API's root, where the protocol does not have them."""
+    version: str | None
+    """The oldest weights that sampled any token; None for a group that came in at the API's root."""
+    tokens: list[list[int]]
+    trained: list[list[bool]]
+    """Whether the token was sampled, and is trained on."""
+    messages: list[Any] | None
+    """A text that was cut ends with `[... N characters cut]`."""
+
+
 class GroupAudit(_Record):
     """Every group id of a run, by where it is. For audits and tests; its cost grows with the run."""
 

@@ -1,25 +1,49 @@
-"""The trajectory API's client for code that is not async."""
+"""The trajectory API's blocking client. scripts/sync_client.py writes this file from client.py.
+
+Every method raises two errors in addition to those that its docstring names:
+
+- ApiError, if the API refuses the call. Its `code` has the reason. Each call for a run can have the code `run_missing`.
+  Calls with an `incarnation` can also have `fenced` (another trainer took the run), `finished` and `suspended`.
+- ApiUnreachable, if the API does not answer within the client's patience.
+
+All times are in seconds.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from gristmill.client import Client
-from gristmill.group import TrajectoryGroup
-from gristmill.run import AtroposRegistration, GroupAudit, MetricsRow, PermitGrant, RunRecord, RunStatus
+import httpx
+
+from gristmill import calls, compression
+from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.run import (
+    AtroposRegistration,
+    Claim,
+    DeadLetter,
+    Environment,
+    Example,
+    GroupAudit,
+    MetricsRow,
+    PermitGrant,
+    RunEvent,
+    RunRecord,
+    RunStatus,
+)
 from gristmill.version import PolicyVersion
-
-T = TypeVar("T")
 
 
 class SyncClient:
-    """A blocking `Client`, with the same methods. Its event loop runs in a separate thread.
+    """Blocking client of the trajectory API: one method for each call of /v1.
 
-    Several threads may use the same SyncClient.
+    Every call is safe to repeat, so the client retries transient failures: no connection, time-out, HTTP 429, 502, 503
+    and 504. The client retries them for `patience` seconds, and then raises ApiUnreachable.
+
+    Several threads may use one client.
     """
 
     def __init__(
@@ -31,23 +55,60 @@ class SyncClient:
         token: str | None = None,
         compress: bool = False,
     ) -> None:
-        self._client = Client(url, patience=patience, timeout=timeout, token=token, compress=compress)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gristmill-client", daemon=True)
-        self._thread.start()
-        self.url = self._client.url
+        """`patience`: seconds, or a function that returns them. A function can return less after SIGTERM, for example.
+
+        `timeout`: seconds for one attempt, in addition to the `wait` of a call. `token`: for an API with tokens.
+
+        `compress`: groups travel as zstd in both directions. It halves the size of groups, also in the API's memory,
+        and costs processor time.
+
+        Raises ConfigError for a URL with a password.
+        """
+        headers = calls.headers(url, token)
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
+        self._timeout = timeout
+        self._compress = compress
 
     def create_run(self, run_id: str, env: dict[str, Any], group_size: int, stack: str | None = "default") -> RunRecord:
-        return self._wait(self._client.create_run(run_id, env, group_size, stack))
+        """Opens the run, or joins it if it exists with the same settings. A stack works on one open run at a time.
+
+        `env`: the environment's settings. `group_size`: sequences per group.
+
+        Raises ApiError `config_differs` if the run exists with other settings, `run_open` if the stack's open run has a
+        living environment, `bad_config` for wrong hyperparameters in `env["trainer"]`, `too_many_runs`.
+        """
+        body = {"run_id": run_id, "env": env, "group_size": group_size, "stack": stack}
+        answer = self._call("POST", "/v1/runs", json=body)
+        return RunRecord.model_validate_json(answer.content)
+
+    def list_runs(self, offset: int = 0, limit: int = 100) -> list[RunRecord]:
+        """Returns up to `limit` runs (at most 1000) in the order of their creation, from number `offset`."""
+        answer = self._call("GET", "/v1/runs", params={"offset": offset, "limit": limit})
+        return [RunRecord.model_validate(row) for row in answer.json()]
 
     def get_run(self, run_id: str) -> RunRecord:
-        return self._wait(self._client.get_run(run_id))
+        """Returns the run's record. Raises ApiError `run_missing`."""
+        answer = self._call("GET", f"/v1/runs/{run_id}")
+        return RunRecord.model_validate_json(answer.content)
 
     def open_run(self, wait: float, stack: str = "default") -> RunRecord | None:
-        return self._wait(self._client.open_run(wait, stack))
+        """Returns the stack's open run, or None if no run is open after `wait` seconds."""
+        answer = self._call("GET", "/v1/open", params={"stack": stack, "wait": wait}, wait=wait)
+        return None if answer.status_code == 204 else RunRecord.model_validate_json(answer.content)
+
+    def status(self, run_id: str) -> RunStatus:
+        """Returns the counts of the run. The cost does not grow with the run."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/status")
+        return RunStatus.model_validate_json(answer.content)
 
     def register_atropos(self, registration: AtroposRegistration) -> None:
-        self._wait(self._client.register_atropos(registration))
+        """Opens the run that Atropos' environments feed (the API's ATROPOS_RUN).
+
+        A second registration changes nothing. The environments can join after the first recorded version.
+        """
+        self._call("POST", "/register", json=registration.model_dump())
 
     def take(
         self,
@@ -57,16 +118,122 @@ class SyncClient:
         step: int | None = None,
         creation: str | None = None,
     ) -> tuple[int, RunRecord]:
-        return self._wait(self._client.take(run_id, trainer, covered, step, creation))
+        """Registers the caller as the run's trainer. Returns its incarnation and the run's record.
+
+        `trainer`: the trainer's settings. The API reads batch_size, gradient_accumulation_steps, training_steps and
+        max_staleness from them. `covered`: ids of the groups that the resumed checkpoint was trained on.
+        `step`: optimizer steps of the resumed checkpoint. If the checkpoint is older than the run, the API issues
+        permits for the steps after it. `creation`: `RunRecord.creation` of the checkpoint's run.
+
+        Raises ApiError `other_creation` if the run was deleted and created again since, `config_differs` for other
+        settings after a finished step, `finished`, `suspended`.
+        """
+        # Retries send the same word, so the API counts them as one trainer: a second incarnation would fence the first.
+        taker = uuid.uuid4().hex
+        body = {"trainer": trainer, "covered": list(covered), "step": step, "creation": creation, "taker": taker}
+        answer = self._call("POST", f"/v1/runs/{run_id}/take", json=body)
+        taken = answer.json()
+        return int(taken["incarnation"]), RunRecord.model_validate(taken["record"])
 
     def record_version(self, run_id: str, version: PolicyVersion) -> RunRecord:
-        return self._wait(self._client.record_version(run_id, version))
+        """Reports that the model server now serves `version`. The API then frees permits for this version.
+
+        Raises ApiError `version_backwards` for a version before the recorded version.
+        """
+        body = {"incarnation": version.incarnation, "step": version.step}
+        answer = self._call("POST", f"/v1/runs/{run_id}/version", json=body)
+        return RunRecord.model_validate_json(answer.content)
+
+    def finish(self, run_id: str, incarnation: int) -> RunRecord:
+        """Ends the run, as its trainer. Environments receive the state with their next request for permits."""
+        answer = self._call("POST", f"/v1/runs/{run_id}/finish", json={"incarnation": incarnation})
+        return RunRecord.model_validate_json(answer.content)
+
+    def close_run(self, run_id: str) -> RunRecord:
+        """Ends a run by hand, whichever trainer holds it, so that another run may begin."""
+        answer = self._call("POST", f"/v1/runs/{run_id}/close")
+        return RunRecord.model_validate_json(answer.content)
+
+    def delete_run(self, run_id: str) -> None:
+        """Deletes a finished run and all its data in the store.
+
+        Raises ApiError `run_open` for a run that is not finished, `archiving` while its groups are being archived.
+        """
+        self._call("DELETE", f"/v1/runs/{run_id}")
 
     def permits(self, run_id: str, holder: str, count: int, wait: float) -> PermitGrant:
-        return self._wait(self._client.permits(run_id, holder, count, wait))
+        """Requests up to `count` permits (at most 1024) and waits up to `wait` seconds for the first.
+
+        `holder`: the name of this process; each process needs a different name. A permit expires after
+        API_PERMIT_TTL_S seconds (30) without a renewal. Raises ApiError `suspended`, or `no_permits` for a run that
+        Atropos' environments feed.
+        """
+        body = {"holder": holder, "count": count, "wait": wait}
+        answer = self._call("POST", f"/v1/runs/{run_id}/permits", json=body, wait=wait)
+        return PermitGrant.model_validate_json(answer.content)
+
+    def renew_permits(self, run_id: str, holder: str, group_ids: Sequence[str] | None) -> list[str]:
+        """Renews permits. Returns the group ids of the permits that this holder has lost.
+
+        `group_ids`: None renews all permits of the holder. Name them, because None also renews permits whose grant
+        the holder never received.
+        """
+        body = {"holder": holder, "group_ids": None if group_ids is None else list(group_ids)}
+        answer = self._call("POST", f"/v1/runs/{run_id}/permits/renew", json=body)
+        lost: list[str] = answer.json()["lost"]
+        return lost
+
+    def return_permit(self, run_id: str, holder: str, group_id: str, reason: str) -> None:
+        """Returns a permit to the API.
+
+        With `reason` "abandoned", another holder may get the permit. Any other reason drops the group. A reason has 1
+        to 64 lower-case letters, digits and underscores. Raises ApiError `permit_lost`, or `conflict` if the group was
+        submitted.
+        """
+        body = {"holder": holder, "group_id": group_id, "reason": reason}
+        self._call("POST", f"/v1/runs/{run_id}/permits/return", json=body)
+
+    def abandon_permits(self, run_id: str, holder: str) -> None:
+        """Returns all permits of the holder to the API."""
+        self._call("POST", f"/v1/runs/{run_id}/permits/abandon", json={"holder": holder})
 
     def submit(self, group: TrajectoryGroup, holder: str) -> bool:
-        return self._wait(self._client.submit(group, holder))
+        """Stores a group. Returns False if the API had already stored the same group.
+
+        Raises ApiError `permit_lost` if the holder no longer has the permit, `conflict` if another group has the id,
+        `bad_group`, `too_large`, `finished`, `suspended`.
+        """
+        answer = self._call(
+            "PUT",
+            f"/v1/runs/{group.run_id}/groups/{group.group_id}",
+            params={"holder": holder},
+            content=compression.deflate(group.encode()) if self._compress else group.encode(),
+            headers={"Content-Type": GROUP_MEDIA_TYPE, **({"Content-Encoding": "zstd"} if self._compress else {})},
+        )
+        return answer.status_code == 201
+
+    def read_group(self, run_id: str, group_id: str) -> TrajectoryGroup:
+        """Returns a group that the store holds: ready, leased, dead, or waiting to be archived.
+
+        Raises ApiError `group_missing`. Raises GroupError for a group that was submitted at the API's root; use
+        `read_example` for it.
+        """
+        answer = self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}")
+        return calls.decode_group(answer, group_id)
+
+    def read_example(self, run_id: str, group_id: str) -> Example:
+        """Returns the readable beginning of a group, whichever protocol it was submitted with.
+
+        Raises ApiError `group_missing`.
+        """
+        headers = {"Accept": "application/json"}
+        answer = self._call("GET", f"/v1/runs/{run_id}/groups/{group_id}", headers=headers)
+        return Example.model_validate_json(answer.content)
+
+    def audit(self, run_id: str) -> GroupAudit:
+        """Returns the ids of all groups by state. The cost grows with the run."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/groups")
+        return GroupAudit.model_validate_json(answer.content)
 
     def lease(
         self,
@@ -80,44 +247,151 @@ class SyncClient:
         max_staleness: int | None = None,
         wait: float,
     ) -> list[TrajectoryGroup] | None:
-        amounts = {"sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
-        return self._wait(self._client.lease(run_id, incarnation, batch_id, groups, **amounts, wait=wait))
+        """Leases a batch in submit order. Returns None if too few groups are ready after `wait` seconds.
+
+        Name one amount: an exact number of `groups` or `sequences`, or a budget of `tokens`. The caller chooses
+        `batch_id`, and a repeated `batch_id` returns the same batch. The API drops groups that were sampled more than
+        `max_staleness` steps ago. The lease expires after API_LEASE_TTL_S seconds (120) without an `extend`.
+
+        Raises ApiError `batch_acked`, or `lease_lost` if the lease expires during the answer.
+        """
+        amounts = {"groups": groups, "sequences": sequences, "tokens": tokens, "max_staleness": max_staleness}
+        ask = {"incarnation": incarnation, "batch_id": batch_id, "wait": wait, "compressed": self._compress}
+        answer = self._call("POST", f"/v1/runs/{run_id}/lease", json={**ask, **amounts}, wait=wait)
+        return None if answer.status_code == 204 else calls.decode_batch(answer.content)
 
     def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
-        return self._wait(self._client.extend(run_id, incarnation, batch_ids))
+        """Extends leases. Returns the batch ids whose leases are lost."""
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        answer = self._call("POST", f"/v1/runs/{run_id}/extend", json=body)
+        lost: list[str] = answer.json()["lost"]
+        return lost
 
     def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> None:
-        self._wait(self._client.ack(run_id, incarnation, batch_ids))
+        """Reports that a durable checkpoint covers these batches.
+
+        Raises ApiError `lease_lost` if some leases expired. The API has acked the other batches then.
+        """
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        self._call("POST", f"/v1/runs/{run_id}/ack", json=body)
 
     def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
-        return self._wait(self._client.nack(run_id, incarnation, batch_ids))
+        """Returns batches to the queue, where their groups get their old places back. Returns the number of groups."""
+        body = {"incarnation": incarnation, "batch_ids": list(batch_ids)}
+        answer = self._call("POST", f"/v1/runs/{run_id}/nack", json=body)
+        return int(answer.json()["groups"])
+
+    def register_env(
+        self, run_id: str, env_id: str, weight: float | None = None, min_batch_allocation: float | None = None
+    ) -> None:
+        """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`).
+
+        The environment counts as alive for API_ENV_TTL_S seconds (60) after each heartbeat or request for permits.
+        Raises ApiError `too_many_envs`.
+        """
+        body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
+        self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
+
+    def environments(self, run_id: str) -> list[Environment]:
+        """Returns the registered environments."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/envs")
+        return [Environment.model_validate(row) for row in answer.json()]
+
+    def heartbeat_env(self, run_id: str, env_id: str) -> None:
+        """Reports that a registered environment is alive. A request for permits reports the same.
+
+        Raises ApiError `env_missing`.
+        """
+        self._call("POST", f"/v1/runs/{run_id}/envs/{env_id}/heartbeat")
+
+    def leave_env(self, run_id: str, env_id: str) -> None:
+        """Removes the registration of an environment and frees its share. Raises ApiError `env_missing`."""
+        self._call("DELETE", f"/v1/runs/{run_id}/envs/{env_id}")
+
+    def claim(self, run_id: str, name: str, holder: str, ttl: float) -> str:
+        """Claims a piece of work for `ttl` seconds (1 to 3600), or extends the claim. Returns the holder of the claim.
+
+        The returned holder is `holder`, or a process that claimed the work earlier. The claim is atomic, so exactly one
+        of several processes gets the work. The claim of a process that was killed expires after its `ttl`.
+        Raises ApiError `too_many_claims`.
+        """
+        body = {"name": name, "holder": holder, "ttl": ttl}
+        answer = self._call("POST", f"/v1/runs/{run_id}/claims", json=body)
+        return Claim.model_validate_json(answer.content).holder
+
+    def dead_letters(self, run_id: str, offset: int = 0, limit: int = 1024) -> list[DeadLetter]:
+        """Returns the quarantined groups, oldest first, from number `offset`. `limit`: at most 1024."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/dead", params={"offset": offset, "limit": limit})
+        return [DeadLetter.model_validate(row) for row in answer.json()]
+
+    def replay_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
+        """Makes dead letters ready again, in their old places. Returns the number of groups.
+
+        `group_ids`: at most 4096 ids; None: all dead letters of the run.
+        """
+        return self._settle_dead_letters(run_id, "replay", group_ids)
+
+    def purge_dead_letters(self, run_id: str, group_ids: Sequence[str] | None = None) -> int:
+        """Drops dead letters with the reason "purged". Returns the number of groups. `group_ids`: as in replay."""
+        return self._settle_dead_letters(run_id, "purge", group_ids)
 
     def report_metrics(self, run_id: str, source: str, step: int, values: Mapping[str, Any]) -> None:
-        self._wait(self._client.report_metrics(run_id, source, step, values))
+        """Sends one row of metrics. A later row of the same source and step replaces it.
 
-    def metrics(self, run_id: str, source: str, after_step: int = -1) -> list[MetricsRow]:
-        return self._wait(self._client.metrics(run_id, source, after_step))
+        `values`: numbers, strings, and dicts of them, by name. The client sends NaN and infinity as strings.
+        Raises ApiError `too_many_sources`, or `too_large` for more than 32 KiB of JSON.
+        """
+        body = {"source": source, "step": step, "values": calls.finite(values)}
+        self._call("POST", f"/v1/runs/{run_id}/metrics", json=body)
 
-    def finish(self, run_id: str, incarnation: int) -> RunRecord:
-        return self._wait(self._client.finish(run_id, incarnation))
+    def metric_sources(self, run_id: str) -> list[str]:
+        """Returns the names of the sources that reported metrics."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/metrics")
+        sources: list[str] = answer.json()
+        return sources
 
-    def close_run(self, run_id: str) -> RunRecord:
-        return self._wait(self._client.close_run(run_id))
+    def metrics(self, run_id: str, source: str, after_step: int = -1, limit: int = 10_000) -> list[MetricsRow]:
+        """Returns the rows of a source after `after_step`, in order of steps. `limit`: at most 10,000."""
+        params = {"after_step": after_step, "limit": limit}
+        answer = self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
+        return [MetricsRow.model_validate(row) for row in answer.json()]
 
-    def delete_run(self, run_id: str) -> None:
-        self._wait(self._client.delete_run(run_id))
+    def events(self, run_id: str, after: str | None = None) -> Generator[RunEvent, None, None]:
+        """Yields the events of the run as they happen, without an end. Connects again if the connection is lost.
 
-    def status(self, run_id: str) -> RunStatus:
-        return self._wait(self._client.status(run_id))
+        `after`: the id of the last known event. None: only new events. The API keeps about the newest 1024 events.
+        Raises ApiError `run_missing`, also if the run is deleted meanwhile.
+        """
+        path = f"/v1/runs/{run_id}/events"
+        retries = calls.Retries(self.url, f"GET {path}", self._patience)
+        while True:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            try:
+                silence = self._timeout + calls.EVENTS_SILENCE
+                with self._http.stream("GET", path, headers=headers, timeout=silence) as answer:
+                    if not answer.is_success:
+                        answer.read()
+                    if retries.result(answer) is None:
+                        pause = retries.pause(answer)
+                    else:
+                        retries = calls.Retries(self.url, f"GET {path}", self._patience)
+                        pause = 1.0  # The API closes the stream when it stops, or when the run is deleted.
+                        for line in answer.iter_lines():
+                            if (event := calls.decode_event(line)) is not None:
+                                after = event.id
+                                yield event
+            except httpx.TransportError as error:
+                pause = retries.pause(error)
+            time.sleep(pause)
 
-    def audit(self, run_id: str) -> GroupAudit:
-        return self._wait(self._client.audit(run_id))
+    def examples(self, run_id: str, limit: int = 1) -> list[Example]:
+        """Returns the readable beginnings of the groups that were submitted last, newest first. `limit`: at most 8."""
+        answer = self._call("GET", f"/v1/runs/{run_id}/examples", params={"limit": limit})
+        return [Example.model_validate(row) for row in answer.json()]
 
     def close(self) -> None:
-        self._wait(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Closes the connections."""
+        self._http.close()
 
     def __enter__(self) -> SyncClient:
         return self
@@ -125,10 +399,19 @@ class SyncClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C in the caller must also end the request.
-            raise
+    def _settle_dead_letters(self, run_id: str, how: str, group_ids: Sequence[str] | None) -> int:
+        body = {"group_ids": None if group_ids is None else list(group_ids)}
+        answer = self._call("POST", f"/v1/runs/{run_id}/dead/{how}", json=body)
+        return int(answer.json()["groups"])
+
+    def _call(self, method: str, path: str, *, wait: float = 0.0, **request: Any) -> httpx.Response:
+        retries = calls.Retries(self.url, f"{method} {path}", self._patience)
+        while True:
+            try:
+                answer = self._http.request(method, path, timeout=self._timeout + wait, **request)
+                if retries.result(answer) is not None:
+                    return answer
+                pause = retries.pause(answer)
+            except httpx.TransportError as error:
+                pause = retries.pause(error)
+            time.sleep(pause)

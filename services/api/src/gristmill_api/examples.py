@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from pydantic import BaseModel
 
-from gristmill import TrajectoryGroup, compression
+from gristmill import Example, TrajectoryGroup, compression
 from gristmill_api.conversion import NOT_TRAINED, env_name, is_json
 
 MAX_TOKENS: Final = 16_384
@@ -20,30 +19,6 @@ MAX_SEQUENCES: Final = 256
 """Sequences that one example shows."""
 MAX_CHARACTERS: Final = 65_536
 """Characters that one example shows of its messages."""
-
-
-class Example(BaseModel):
-    """The beginning of a submitted group. Lists hold one entry per sequence, of the first 256 sequences."""
-
-    group_id: str
-    env_id: str
-    sequences: int
-    """Sequences of the whole group."""
-    lengths: list[int]
-    """Tokens of each whole sequence. `tokens` and `trained` have fewer entries if the sequence was cut."""
-    cut: bool
-    """Sequences, tokens or text are missing, because the group is too large to be shown whole."""
-    rewards: list[float]
-    reward_parts: dict[str, list[float | None]]
-    finish_reasons: list[str]
-    """Empty for a group that came in at the API's root, where the protocol does not have them."""
-    version: str | None
-    """The oldest weights that sampled any token; null for a group that came in at the API's root."""
-    tokens: list[list[int]]
-    trained: list[list[bool]]
-    """Whether the token was sampled, and is trained on."""
-    messages: list[Any] | None
-    """A text that was cut ends with `[... N characters cut]`."""
 
 
 def example(group_id: str, stored: bytes, limit: int) -> bytes:

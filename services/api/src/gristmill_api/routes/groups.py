@@ -10,13 +10,13 @@ from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 
-from gristmill import GROUP_MEDIA_TYPE, GroupAudit, GroupError, TrajectoryGroup
+from gristmill import GROUP_MEDIA_TYPE, Example, GroupAudit, GroupError, TrajectoryGroup
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import Ctx, GroupId, RequestModel, RunId
 from gristmill_api.conversion import is_json
 from gristmill_api.errors import ApiProblem
-from gristmill_api.examples import Example, example
+from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload, reserve_inflated
 from gristmill_api.http.content_coding import inflate_group, inflated_size, negotiated_group, plain_size
 from gristmill_api.http.fast_route import FastRoute, fast_path

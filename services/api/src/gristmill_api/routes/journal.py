@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, StringConstraints, model_validator
 
-from gristmill import MetricsRow, RunEvent
+from gristmill import Example, MetricsRow, RunEvent
 from gristmill_api import errors
 from gristmill_api.access.permissions import Need
 from gristmill_api.access.tokens import Role
 from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Ctx, Name, RequestModel, RunId
-from gristmill_api.examples import Example, example
+from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.content_coding import plain_size
 from gristmill_api.store import keys

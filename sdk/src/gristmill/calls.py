@@ -1,0 +1,139 @@
+"""The parts of a call to the trajectory API that both clients share: headers, retries, errors, and bodies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from gristmill import compression
+from gristmill.errors import ApiError, ApiUnreachable, ConfigError, GroupError
+from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.run import RunEvent
+
+_LOG = logging.getLogger(__name__)
+_TRANSIENT = frozenset({429, 502, 503, 504})
+_MAX_GROUP_BYTES = 1 << 30
+# A separate generator, because a trainer saves the process' generator in checkpoints, and retries must not advance it.
+_JITTER = random.Random()
+_BATCH = msgspec.msgpack.Decoder(list[bytes])
+EVENTS_SILENCE = 30.0
+"""Seconds. The API sends a line to each reader of events at least every 15 s."""
+
+
+def headers(url: str, token: str | None) -> dict[str, str]:
+    """Returns the headers of all requests. Raises ConfigError for a URL with a password, because logs contain URLs."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "password_in_url",
+            "the trajectory API's URL holds a password; write it without, put the token into a file and name that "
+            "in GRISTMILL_API_TOKEN_FILE (or pass token=).",
+        )
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+class Retries:
+    """The retries of one call: how long to wait before the next attempt, and when to give up."""
+
+    def __init__(self, url: str, request: str, patience: float | Callable[[], float]) -> None:
+        """`request`: method and path, for messages. `patience`: seconds, or a function that returns them."""
+        self._url = url
+        self._request = request
+        self._patience = patience
+        self._started = time.monotonic()
+        self._pause = 0.1
+        self._logged = False
+
+    def result(self, answer: httpx.Response) -> httpx.Response | None:
+        """Returns the answer, or None if the error is transient. Raises ApiError for any other error."""
+        if answer.status_code in _TRANSIENT:
+            return None
+        if answer.is_success:
+            return answer
+        code, message, remedy = _problem(answer)
+        raise ApiError(code, answer.status_code, message, remedy)
+
+    def pause(self, failure: httpx.Response | httpx.TransportError) -> float:
+        """Returns the seconds to wait before the next attempt. Raises ApiUnreachable if the patience has ended."""
+        asked = 0.0
+        if isinstance(failure, httpx.Response):
+            problem = f"HTTP {failure.status_code}: {_problem(failure)[1]}"
+            asked = _seconds(failure.headers.get("Retry-After"))
+        else:
+            problem = str(failure) or type(failure).__name__
+        spent = time.monotonic() - self._started
+        patience = self._patience() if callable(self._patience) else self._patience
+        if spent >= patience:
+            raise ApiUnreachable(
+                "api_unreachable",
+                f"the trajectory API at {self._url} did not answer {self._request} for {spent:.0f} s ({problem}); "
+                "is it running, and Redis behind it?",
+                url=self._url,
+                request=self._request,
+                problem=problem,
+            )
+        if not self._logged and spent > 1.0:
+            _LOG.warning("trajectory API at %s: %s; trying on for up to %.0f s", self._url, problem, patience)
+            self._logged = True
+        seconds = min(max(self._pause * _JITTER.uniform(0.5, 1.5), asked), patience - spent)
+        self._pause = min(self._pause * 2, 3.0)
+        return seconds
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with NaN and infinity as strings, because JSON has no numbers for them."""
+    return {
+        name: finite(value)
+        if isinstance(value, Mapping)
+        else str(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in values.items()
+    }
+
+
+def decode_batch(body: bytes) -> list[TrajectoryGroup]:
+    """Decodes the answer to a lease. Raises GroupError for a group that is not valid."""
+    return [TrajectoryGroup.decode(compression.inflated(group, _MAX_GROUP_BYTES)) for group in _BATCH.decode(body)]
+
+
+def decode_group(answer: httpx.Response, group_id: str) -> TrajectoryGroup:
+    """Decodes a group's bytes. Raises GroupError for a group that was submitted at the API's root, which is JSON."""
+    found = answer.headers.get("content-type", "")
+    if found != GROUP_MEDIA_TYPE:
+        raise GroupError(
+            "not_a_group",
+            f"not a trajectory group: {group_id} is of the type {found}, as submitted at the API's root; read_example "
+            "returns its readable form",
+            group=group_id,
+        )
+    return TrajectoryGroup.decode(compression.inflated(answer.content, _MAX_GROUP_BYTES))
+
+
+def decode_event(text: str) -> RunEvent | None:
+    """Returns the event in a line of the stream of events, or None for another line."""
+    name, _, value = text.partition(":")
+    return RunEvent.model_validate(json.loads(value)) if name == "data" else None
+
+
+def _problem(answer: httpx.Response) -> tuple[str, str, str]:
+    """Returns code, message and remedy of an error. A proxy's error has the code "unexpected"."""
+    try:
+        error = answer.json()["error"]
+        return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
+    except (ValueError, KeyError, TypeError):
+        return "unexpected", f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
+
+
+def _seconds(header: str | None) -> float:
+    try:
+        return float(header) if header else 0.0
+    except ValueError:
+        return 0.0  # The header holds an HTTP date: the client's own back-off is good enough.

@@ -1,0 +1,202 @@
+"""Both clients have a method for every call of /v1, with every field of the request."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from tests.support.errors import raises
+from tests.support.groups import make_group
+
+from gristmill import ApiError, Client, GroupError, PolicyVersion, SyncClient
+from gristmill_api.routes import native
+
+RUN, GROUP, ENV, SOURCE = "the-run", "g00000007", "the-env", "the-source"
+IDS = {RUN: "{run_id}", GROUP: "{group_id}", ENV: "{env_id}", SOURCE: "{source}"}
+CALLS: dict[str, dict[str, Any]] = {
+    "create_run": {"run_id": RUN, "env": {}, "group_size": 2},
+    "list_runs": {},
+    "get_run": {"run_id": RUN},
+    "open_run": {"wait": 0},
+    "status": {"run_id": RUN},
+    "take": {"run_id": RUN, "trainer": {}, "covered": []},
+    "record_version": {"run_id": RUN, "version": PolicyVersion(1, 0)},
+    "finish": {"run_id": RUN, "incarnation": 1},
+    "close_run": {"run_id": RUN},
+    "delete_run": {"run_id": RUN},
+    "permits": {"run_id": RUN, "holder": ENV, "count": 1, "wait": 0},
+    "renew_permits": {"run_id": RUN, "holder": ENV, "group_ids": [GROUP]},
+    "return_permit": {"run_id": RUN, "holder": ENV, "group_id": GROUP, "reason": "abandoned"},
+    "abandon_permits": {"run_id": RUN, "holder": ENV},
+    "submit": {"group": make_group(GROUP, RUN), "holder": ENV},
+    "read_group": {"run_id": RUN, "group_id": GROUP},
+    "read_example": {"run_id": RUN, "group_id": GROUP},
+    "audit": {"run_id": RUN},
+    "lease": {"run_id": RUN, "incarnation": 1, "batch_id": "b1", "groups": 1, "wait": 0},
+    "extend": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
+    "ack": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
+    "nack": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
+    "register_env": {"run_id": RUN, "env_id": ENV},
+    "environments": {"run_id": RUN},
+    "heartbeat_env": {"run_id": RUN, "env_id": ENV},
+    "leave_env": {"run_id": RUN, "env_id": ENV},
+    "claim": {"run_id": RUN, "name": "evaluation", "holder": ENV, "ttl": 30},
+    "dead_letters": {"run_id": RUN},
+    "replay_dead_letters": {"run_id": RUN},
+    "purge_dead_letters": {"run_id": RUN},
+    "report_metrics": {"run_id": RUN, "source": SOURCE, "step": 1, "values": {}},
+    "metric_sources": {"run_id": RUN},
+    "metrics": {"run_id": RUN, "source": SOURCE},
+    "events": {"run_id": RUN},
+    "examples": {"run_id": RUN},
+}
+ELSEWHERE = {"close", "register_atropos"}
+"""Methods without a call of /v1."""
+
+
+class Sent(Exception):
+    """Carries the request of a client instead of sending it."""
+
+    def __init__(self, request: httpx.Request) -> None:
+        self.request = request
+
+
+def _raise(request: httpx.Request) -> httpx.Response:
+    raise Sent(request)
+
+
+async def _async_requests() -> list[httpx.Request]:
+    async with Client("http://api") as client:
+        client._http = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(_raise))
+        requests = []
+        for name, arguments in CALLS.items():
+            call = getattr(client, name)(**arguments)
+            with pytest.raises(Sent) as sent:
+                await (anext(call) if inspect.isasyncgen(call) else call)
+            requests.append(sent.value.request)
+        return requests
+
+
+def _sync_requests() -> list[httpx.Request]:
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(_raise))
+        requests = []
+        for name, arguments in CALLS.items():
+            method = getattr(client, name)
+            call = partial(method, **arguments)
+            with pytest.raises(Sent) as sent:
+                next(call()) if inspect.isgeneratorfunction(method) else call()
+            requests.append(sent.value.request)
+        return requests
+
+
+def _operation(request: httpx.Request) -> tuple[str, str]:
+    path = "/".join(IDS.get(part, part) for part in request.url.path.split("/"))
+    return request.method, path
+
+
+def _fields(request: httpx.Request) -> set[str]:
+    """Returns the names in the query and in the JSON body."""
+    is_json = request.headers.get("content-type") == "application/json"
+    return {*request.url.params, *(json.loads(request.content) if is_json else ())}
+
+
+@pytest.fixture(scope="module")
+def operations() -> dict[tuple[str, str], set[str]]:
+    """The operations of /v1 in the API's OpenAPI document: the names in the query and in the JSON body."""
+    app = FastAPI()
+    app.include_router(native)
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
+    found = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if not path.startswith("/v1/"):
+                continue
+            fields = {field["name"] for field in operation.get("parameters", ()) if field["in"] == "query"}
+            content = operation.get("requestBody", {}).get("content", {})
+            if "application/json" in content:
+                fields |= {*schemas[content["application/json"]["schema"]["$ref"].rpartition("/")[2]]["properties"]}
+            found[method.upper(), path] = fields
+    assert len(found) > 30
+    return found
+
+
+def _public(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: method for name, method in vars(kind).items() if not name.startswith("_")}
+
+
+def test_table_of_calls_names_every_method() -> None:
+    assert {*_public(Client)} == {*CALLS, *ELSEWHERE}
+
+
+def test_async_and_blocking_client_have_the_same_methods_parameters_and_docstrings() -> None:
+    both = {name: (method, _public(SyncClient)[name]) for name, method in _public(Client).items()}
+    assert {*both} == {*_public(SyncClient)}
+    for method, blocking in both.values():
+        assert str(inspect.signature(method)).replace(
+            "AsyncGenerator[RunEvent, None]", "Generator[RunEvent, None, None]"
+        ) == str(inspect.signature(blocking))
+        assert method.__doc__ == blocking.__doc__
+        assert method.__doc__, method
+
+
+async def test_clients_have_a_method_for_every_call_of_the_api_with_every_field(
+    operations: dict[tuple[str, str], set[str]],
+) -> None:
+    for requests in (await _async_requests(), _sync_requests()):
+        sent: dict[tuple[str, str], set[str]] = {}
+        for request in requests:
+            sent.setdefault(_operation(request), set()).update(_fields(request))
+        assert sent == operations
+
+
+def _event(number: int) -> bytes:
+    return b'id: %d-0\nevent: take\ndata: {"id": "%d-0", "kind": "take", "fields": {}}\n\n' % (number, number)
+
+
+def test_events_continue_after_the_last_received_event_when_the_connection_is_lost() -> None:
+    asked: list[str | None] = []
+
+    def stream(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+
+        def lines() -> Iterator[bytes]:
+            yield b": ping\n\n" + _event(len(asked))
+            raise httpx.ReadError("reset by peer", request=request)
+
+        return httpx.Response(200, content=lines())
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(stream))
+        events = client.events(RUN, after="0-0")
+        assert [next(events).id for _ in range(3)] == ["1-0", "2-0", "3-0"]
+        events.close()
+    assert asked == ["0-0", "1-0", "2-0"]
+
+
+def test_events_of_a_missing_run_raise_the_error_of_the_api() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, json={"error": {"code": "run_missing", "message": "no run", "remedy": ""}})
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(refuse))
+        events = client.events(RUN)
+        with raises(ApiError, "run_missing"):
+            next(events)
+
+
+def test_group_that_is_json_is_refused_with_its_type() -> None:
+    def json_group(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=b"{}", headers={"Content-Type": "application/vnd.atropos.scored-data+json"})
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(json_group))
+        with raises(GroupError, "not_a_group", group=GROUP):
+            client.read_group(RUN, GROUP)
