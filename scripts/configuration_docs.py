@@ -29,8 +29,7 @@ from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
 from gristmill.settings.flags import flag_names
 from gristmill.settings.layers import inner_model
 from gristmill_api.settings import Limits
-from gristmill_env.atropos.keys import KEYS, Key, Part, Verdict
-from gristmill_env.atropos.rewards import OPTIONS, REWARDS
+from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
 from gristmill_env.settings import EnvConfig
 from gristmill_trainer.settings import TrainerSettings
 

@@ -11,10 +11,8 @@ from gristmill import ConfigError, Deployment
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import check_run_block, completed_block
 from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
-from gristmill_env.atropos import read_file, without_section
-from gristmill_env.atropos.recognise import could_be_of_atropos
-from gristmill_env.settings import EnvConfig
-from gristmill_env.settings.trainer_block import TOP_LEVEL
+from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
+from gristmill_env.settings import TOP_LEVEL, EnvConfig
 from gristmill_env.slurm import discover
 
 UNNAMED_RUN = "local"

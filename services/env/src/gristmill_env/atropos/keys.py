@@ -1,4 +1,7 @@
-"""The translation of every key that Atropos reads from a file, and of the other keys in its shipped files."""
+"""The translation of every key that Atropos reads from a file, of the other keys in its files, and of its rewards.
+
+docs/from-atropos.md is generated from these tables.
+"""
 
 from __future__ import annotations
 
@@ -225,3 +228,57 @@ OTHER_KEYS = {key.name: key for key in KEYS if key.part is not Part.SERVER}
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Atropos' default for base_url in a server's section."""
+
+WEIGHT_SUFFIX = "_reward_weight"
+
+
+@dataclass(frozen=True)
+class RewardName:
+    """One reward of Atropos."""
+
+    name: str
+    here: str | None
+    """Our name; None if the reward does not ship here."""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RewardOption:
+    """An option that has no effect here; a warning reports it."""
+
+    reward: str
+    name: str
+    text: str
+
+
+REWARDS = (
+    RewardName("accuracy", "accuracy", "reads marked answers; extract: anywhere reads all that Math-Verify finds"),
+    RewardName("format", "format"),
+    RewardName("r1", "r1"),
+    RewardName(
+        "cosine_scaled", "cosine_scaled", "without base_url the model runs in this process: gristmill-env[embeddings]"
+    ),
+    RewardName("reasoning_steps", "reasoning_steps"),
+    RewardName("repetition_penalty", "repetition_penalty"),
+    RewardName("cascading_r1_math", "cascading_r1"),
+    RewardName("combined", "combined"),
+    RewardName("length", "length", "Atropos' guide uses it, but ships none"),
+    RewardName("crossword_format", None, "made for one kind of puzzle"),
+    RewardName("chandas_meter", None, "made for one kind of verse"),
+)
+
+OPTIONS = (
+    RewardOption("reasoning_steps", "min_words", "markers of steps are counted, no words"),
+    RewardOption("reasoning_steps", "base_score", "the score is min(1, markers / min_steps)"),
+    RewardOption("reasoning_steps", "pattern_weights", "all markers count alike"),
+    RewardOption("repetition_penalty", "min_words", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "min_sentences", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "short_text_penalty", "a short answer is never punished"),
+    RewardOption("repetition_penalty", "paragraph_repetition_base_penalty", "n-grams are counted, no paragraphs"),
+    RewardOption("repetition_penalty", "component_weights", "n-grams are counted and nothing else"),
+    RewardOption("repetition_penalty", "stopwords", "all words count"),
+    RewardOption("cosine_scaled", "default_reward", "a row without an answer has no score instead"),
+)
+
+REWARDS_BY_NAME = {reward.name: reward for reward in REWARDS}
+OPTIONS_BY_NAME = {(option.reward, option.name): option for option in OPTIONS}

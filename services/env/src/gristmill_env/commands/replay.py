@@ -24,8 +24,7 @@ from gristmill_env.prepare import create_rewards, execution
 from gristmill_env.rewards import Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, Summary
-from gristmill_env.settings import DatasetConfig
-from gristmill_env.settings.rewards import RewardSpec, without_secrets
+from gristmill_env.settings import DatasetConfig, RewardSpec, without_secrets
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.embeddings import Embedder, EmbeddingServer, LocalModel, Vectors, cosine_distances
 from gristmill_env.rewards.registry import reward
-from gristmill_env.settings.servers import Url
+from gristmill_env.settings import Url
 
 _REMEMBERED = 1024
 

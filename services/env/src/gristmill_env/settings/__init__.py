@@ -3,13 +3,11 @@
 The key names are those that users of Atropos know. Each field's text is also its `--help`.
 """
 
-from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig
-from gristmill_env.settings.environment import EnvironmentSpec
-from gristmill_env.settings.rewards import RewardSpec
-from gristmill_env.settings.run import EnvConfig, EvalHandling
-from gristmill_env.settings.servers import ServerConfig, Url
+from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig, RewardSpec, without_secrets
+from gristmill_env.settings.run import TOP_LEVEL, EnvConfig, EnvironmentSpec, EvalHandling, ServerConfig, Url
 
 __all__ = [
+    "TOP_LEVEL",
     "VERIFIERS",
     "DatasetConfig",
     "EnvConfig",
@@ -18,4 +16,5 @@ __all__ = [
     "RewardSpec",
     "ServerConfig",
     "Url",
+    "without_secrets",
 ]

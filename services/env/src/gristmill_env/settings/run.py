@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from gristmill.deployment import API_URL
+from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.redaction import redact
 from gristmill.settings import Settings
-from gristmill_env.settings.dataset import DatasetConfig
-from gristmill_env.settings.environment import EnvironmentSpec
-from gristmill_env.settings.servers import ServerConfig, Url
-from gristmill_env.settings.trainer_block import trainer_block
-
-
-def _count_or_computed(value: int) -> int:
-    if value == 0:
-        raise PydanticCustomError(
-            "no_workers", "0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server"
-        )
-    return value
+from gristmill_env.settings.dataset import DatasetConfig, without_secrets
 
 
 class EvalHandling(StrEnum):
@@ -35,6 +26,94 @@ class EvalHandling(StrEnum):
     """At most eval_limit_ratio of max_num_workers run at a time."""
     NONE = "NONE"
     """Rollouts continue at the same time as the evaluation."""
+
+
+class EnvironmentSpec(Settings):
+    """The environment that defines the task. A bare name means {type: name}."""
+
+    type: str = "dataset"
+    """Registered name, or your own class: path/to/file.py:Class, package.module:Class."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment, e.g. {tries: 3}. Secrets (api_key) are not recorded."""
+
+    step_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one call of a method (reset, step, close) may take. Then the group is dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    def recorded(self) -> dict[str, Any]:
+        """What makes it this environment and no other. Secrets are left out."""
+        return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
+
+
+def _http(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise PydanticCustomError("url_scheme", "a URL starts with http:// or https://, not '{url}'", {"url": url})
+    return url.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_http)]
+
+
+class ServerConfig(Settings):
+    """A model server. With several, all must serve the same model; requests go where the fewest tokens are due."""
+
+    model_name: str | None = None
+    """Model that must be served there. Default: the served model."""
+
+    base_url: Url = MODEL_URL
+    """Its address, with or without /v1. GRISTMILL_MODEL_URL overrides the address of a single server in the YAML."""
+
+    api_key: SecretStr | None = None
+    """Sent as a bearer token; write ${VAR} to keep it out of the file. Never recorded."""
+
+    server_type: Literal["auto", "vllm", "openai"] = "auto"
+    """vllm gives token ids, which serve needs: vLLM with --enable-scale-out, as the model service starts it. openai is
+    any OpenAI-compatible chat API: text only, for process, evaluate and try. auto asks the server which it is."""
+
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one request may take, with all its completions. Then its row is dropped as `timeout`. A server that
+    answers no request at all gets no requests for a pause instead."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the load among several servers: a server of weight 2 gets twice the tokens of a server of weight 1."""
+
+    num_max_requests_at_once: int = Field(default=512, ge=1)
+    """Requests in flight at this server. One request asks for a whole group, unless n_kwarg_is_ignored."""
+
+    num_requests_for_eval: int = Field(default=64, ge=1)
+    """Requests of an evaluation among these."""
+
+    n_kwarg_is_ignored: bool = False
+    """Request each completion separately, because the server ignores `n`. A text server that ignores `n` is detected
+    without this; a server that rejects `n` is not."""
+
+    @property
+    def root_url(self) -> str:
+        """The address without /v1."""
+        return self.base_url.removesuffix("/v1").rstrip("/")
+
+    @property
+    def openai_url(self) -> str:
+        """What /models and /chat/completions are under: the address with /v1.
+
+        An `openai` server's address with another path is taken as it is: not all such APIs are under /v1.
+        """
+        if self.server_type == "openai" and urlsplit(self.base_url).path:
+            return self.base_url
+        return f"{self.root_url}/v1"
+
+
+def _count_or_computed(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError(
+            "no_workers", "0 workers do nothing; write 1 or more, or -1 for max_num_workers_per_node a server"
+        )
+    return value
 
 
 class EnvConfig(Settings):
@@ -257,3 +336,59 @@ class EnvConfig(Settings):
         """The settings of thinking that are set: they are part of what the model is asked."""
         names = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+TOP_LEVEL: Final = {
+    "total_steps": "training_steps",
+    "max_batches_offpolicy": "max_staleness",
+    "batch_size": "batch_size",
+}
+"""Top-level name to the name in the `trainer:` block. A top-level batch_size counts the sequences of a whole step."""
+
+
+def trainer_block(
+    block: Mapping[str, Any], *, total_steps: int | None, batch_size: int | None, max_batches_offpolicy: int | None
+) -> dict[str, Any]:
+    """Returns the run's `trainer:` block with the hyperparameters of the top level added.
+
+    `batch_size`: sequences per optimizer step. The block counts sequences per micro-batch, so this is divided by the
+    block's gradient_accumulation_steps; without that key one micro-batch takes the whole step, whatever trainer.yaml
+    says. Raises PydanticCustomError, a ValueError, if the two places contradict each other.
+    """
+    whole = dict(block)
+    for name, here in (("total_steps", total_steps), ("max_batches_offpolicy", max_batches_offpolicy)):
+        there = TOP_LEVEL[name]
+        if here is None:
+            continue
+        if whole.get(there, here) != here:
+            raise PydanticCustomError(
+                "values_contradict",
+                "{name} is {here} but trainer.{there} is {other}; keep one",
+                {"name": name, "here": here, "there": there, "other": str(whole[there])},
+            )
+        whole[there] = here
+    if batch_size is None:
+        return whole
+    steps = whole.setdefault("gradient_accumulation_steps", 1)
+    if not isinstance(steps, int) or steps < 1:
+        raise PydanticCustomError(
+            "not_a_positive_integer",
+            "trainer.gradient_accumulation_steps is {steps}; it is a whole number from 1",
+            {"steps": repr(steps)},
+        )
+    if batch_size % steps:
+        raise PydanticCustomError(
+            "batch_not_divisible",
+            "batch_size is {batch_size} sequences a step, which cannot be split into "
+            "trainer.gradient_accumulation_steps = {steps} micro-batches; change one",
+            {"batch_size": batch_size, "steps": steps},
+        )
+    if whole.get("batch_size", batch_size // steps) != batch_size // steps:
+        raise PydanticCustomError(
+            "values_contradict",
+            "batch_size is {batch_size} sequences a step, but trainer.batch_size x gradient_accumulation_steps is "
+            "{other} x {steps}; keep one",
+            {"batch_size": batch_size, "other": str(whole["batch_size"]), "steps": steps},
+        )
+    whole["batch_size"] = batch_size // steps
+    return whole
