@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from gristmill_env.data.fields import NoFieldError, lookup
+from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.errors import SavedError
 from gristmill_env.prompts import opened_thought
 from gristmill_env.rewards import Sample, Score, Scorer

@@ -1,17 +1,25 @@
-"""The data set of a run: rows with a prompt and, if rewards need it, an answer."""
+"""The data set of a run: rows with a prompt and, if rewards need it, an answer.
+
+`PromptDataset` maps a permit's row number, which grows without limit, to a row (`RowOrder`), and makes the row's item:
+the prompt, by a field or a template, and the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import jinja2.meta
+import jinja2.sandbox
+import numpy as np
+import numpy.typing as npt
+
 from gristmill.settings.nearest import did_you_mean
-from gristmill_env.data.fields import NoFieldError, lookup
-from gristmill_env.data.rows import RowOrder
 from gristmill_env.data.sources import load_rows
-from gristmill_env.data.template import PromptTemplate
 from gristmill_env.errors import DatasetError
 from gristmill_env.messages import Message, user
 from gristmill_env.settings import DatasetConfig
@@ -152,3 +160,94 @@ class PromptDataset:
                 field=path,
             )
         return tuple(value)
+
+
+# Sandboxed: a configuration may come from a third party, and an unrestricted template reaches any attribute.
+_JINJA = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+)
+
+
+class PromptTemplate:
+    """`prompt_template`: the user's message as a Jinja template over a row's columns."""
+
+    def __init__(self, source: str, columns: Collection[str]) -> None:
+        """Raises DatasetError when the template is broken or names a column that is not there."""
+        try:
+            names = jinja2.meta.find_undeclared_variables(_JINJA.parse(source)) - set(_JINJA.globals)
+            self._template = _JINJA.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise DatasetError(
+                "template_syntax", f"prompt_template, line {error.lineno}: {error.message}", line=error.lineno
+            ) from error
+        for name in sorted(names - set(columns)):
+            raise DatasetError(
+                "field_missing",
+                f"prompt_template names '{name}'; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}",
+                key="prompt_template",
+                field=name,
+                known=list(columns),
+            )
+
+    def render(self, row: Mapping[str, Any]) -> str:
+        """Returns the prompt. Raises DatasetError when the row's values do not fit the template."""
+        try:
+            return self._template.render(row)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise DatasetError("template_failed", f"prompt_template fails: {error}") from error
+
+
+class RowOrder:
+    """The order of the rows, epoch by epoch, computed from the seed alone.
+
+    A permit's row number fixes the row, so replicas never take the same row twice. A restart continues at the same
+    place, and no position is saved.
+    """
+
+    def __init__(self, length: int, *, seed: int, shuffle: bool) -> None:
+        """`length`: rows of the data set, at least 1."""
+        self._length = length
+        self._seed = seed
+        self._shuffle = shuffle
+        self._permutation = lru_cache(maxsize=2)(self._permute)  # two: epochs overlap at their seam
+
+    def index(self, row: int) -> int:
+        """Returns the index into the data set for the `row`-th requested row."""
+        epoch, position = divmod(row, self._length)
+        return int(self._permutation(epoch)[position]) if self._shuffle else position
+
+    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.random.Generator(np.random.PCG64([self._seed, epoch])).permutation(self._length)
+
+
+def lookup(row: Mapping[str, Any], path: str) -> Any:
+    """Returns the value at `path`: `answer`, `metadata.answer_cot`, `choices.text.0`.
+
+    A column with exactly that name overrides a path into another column.
+    Raises NoFieldError for a missing part.
+    """
+    if path in row:
+        return row[path]
+    here: Any = row
+    for part in path.split("."):
+        if isinstance(here, Mapping):
+            if part not in here:
+                raise NoFieldError(part, list(here))
+            here = here[part]
+        elif isinstance(here, Sequence) and not isinstance(here, str):
+            if not part.lstrip("-").isdigit() or not -len(here) <= int(part) < len(here):
+                raise NoFieldError(part, [f"{len(here)} entries from 0"])
+            here = here[int(part)]
+        else:
+            raise NoFieldError(part, [f"no fields but {here!r:.40}"])
+    return here
+
+
+class NoFieldError(Exception):
+    """A path does not exist in the row."""
+
+    def __init__(self, name: str, there: Sequence[str]) -> None:
+        """`name`: the missing part of the path; `there`: the names that exist at that place."""
+        super().__init__(name)
+        self.name = name
+        self.there = list(there)

@@ -7,13 +7,21 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
-from gristmill_env.data.rows import Rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.settings import DatasetConfig
+
+
+class Rows(Protocol):
+    """The interface of every source of rows; `datasets.Dataset` and lists of rows implement it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
 
 Table = list[dict[str, Any]]
 
