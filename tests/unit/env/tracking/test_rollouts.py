@@ -8,7 +8,7 @@ from tests.support.groups import make_group
 from gristmill_env.inference import Completion
 from gristmill_env.messages import user
 from gristmill_env.prompts import Prompt
-from gristmill_env.tracking.rollouts import Rollouts, in_words
+from gristmill_env.tracking import Rollouts, in_words
 from gristmill_env.transcript import Transcript
 
 REWARDS = (0.0, 1.0, 0.5)

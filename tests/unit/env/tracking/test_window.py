@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gristmill_env.drops import DropReason
 from gristmill_env.rewards import Failure, Score, create_reward, deciding_reward
 from gristmill_env.tally import Tally
-from gristmill_env.tracking import ScoredPrompt
-from gristmill_env.tracking.window import Window
+from gristmill_env.tracking import ScoredPrompt, Window
 
 BY_ACCURACY = deciding_reward([create_reward("accuracy")])
 

@@ -1,0 +1,327 @@
+"""Reports a training run to its observers: W&B, and the file of its groups. Their errors never end the run.
+
+`Observers` receives every event of the serve loop. `WandbTracker` collects scored prompts in a `Window` of metrics and
+submitted groups in `Rollouts`, a table of text to read, and logs both every few groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from gristmill import PolicyVersion, TrajectoryGroup
+from gristmill.observers import ObserverErrors
+from gristmill.wandb_run import start_wandb
+from gristmill_env.rewards import Decision, Score
+from gristmill_env.rollout import Rollout
+from gristmill_env.saved import GroupSaver
+from gristmill_env.settings import EnvConfig
+from gristmill_env.tally import Tally
+from gristmill_env.transcript import Attempt
+
+T = TypeVar("T")
+
+_WANDB = "W&B"
+_SAVED = "saved groups"
+
+
+class Observers:
+    """Passes each event of a training to its observers.
+
+    An error of an observer is logged and counted, and the training continues. Without observers, every method does
+    nothing.
+    """
+
+    def __init__(
+        self, tracker: Callable[[], Tracker] | None = None, saver: Callable[[], GroupSaver] | None = None
+    ) -> None:
+        """`tracker` and `saver` each open an observer. An observer that does not open is omitted.
+
+        Raises ConfigError when a setting of an observer is wrong.
+        """
+        self.errors = ObserverErrors()
+        self._tracker = self._open(_WANDB, tracker)
+        self._saver = self._open(_SAVED, saver)
+
+    def scored(self, prompt: ScoredPrompt) -> None:
+        """Reports a scored prompt, whether its group is submitted or dropped."""
+        if self._tracker is not None:
+            with self.errors.of(_WANDB):
+                self._tracker.scored(prompt)
+
+    async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, rollout: Rollout) -> None:
+        """Reports a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
+        if self._tracker is not None:
+            with self.errors.of(_WANDB):
+                self._tracker.group(group, texts, tally)
+        if self._saver is not None:
+            with self.errors.of(_SAVED):
+                await self._saver.save(rollout)
+
+    def evaluation(self, results: Mapping[str, float], step: int) -> None:
+        """Reports the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
+        if self._tracker is not None:
+            with self.errors.of(_WANDB):
+                self._tracker.evaluation(results, step)
+
+    def close(self) -> None:
+        """Flushes and closes every observer, and logs how many errors each observer had."""
+        for name, observer in ((_WANDB, self._tracker), (_SAVED, self._saver)):
+            if observer is not None:
+                with self.errors.of(name):
+                    observer.close()
+        self.errors.report()
+
+    def _open(self, name: str, factory: Callable[[], T] | None) -> T | None:
+        if factory is not None:
+            with self.errors.of(name):
+                return factory()
+        return None
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """The completions of one prompt and their scores."""
+
+    scores: Sequence[Score]
+    lengths: Sequence[int]
+    """Tokens sampled, for the completions whose server reports the number."""
+    finish_reasons: Sequence[str]
+    seconds: float
+    """From the first request to the last score."""
+    step: int
+    """Training steps of the newest weights when the prompt's permit was granted."""
+
+    @classmethod
+    def of(cls, rollout: Rollout, version: PolicyVersion) -> ScoredPrompt:
+        """Extracts a tracker's input from a rollout."""
+        return cls(
+            scores=rollout.scores,
+            lengths=[attempt.sampled for attempt in rollout.attempts if attempt.sampled is not None],
+            finish_reasons=[attempt.finish_reason for attempt in rollout.attempts],
+            seconds=rollout.seconds,
+            step=version.step,
+        )
+
+
+class Tracker(Protocol):
+    """Receives every scored prompt, every submitted group and every evaluation."""
+
+    def scored(self, prompt: ScoredPrompt) -> None:
+        """Records a scored prompt, also if its group is dropped, for example because all scores are the same."""
+
+    def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
+        """Records a submitted group. `texts`: prompt and completion as text, one per sequence of the group."""
+
+    def evaluation(self, results: Mapping[str, float], step: int) -> None:
+        """Records an evaluation of training step `step`. `results`: by name, without a prefix."""
+
+    def close(self) -> None:
+        """Flushes."""
+
+
+_NOT_IN_THE_DARK = 16
+"""Times `min_items_sent_before_logging`: after this number of scored prompts, they are logged even without groups.
+
+Users most need the metrics of a run whose groups are all dropped."""
+
+
+class WandbTracker:
+    """A W&B run; an offline run without credentials, or if W&B does not answer.
+
+    Each environment process has one run, in a group named after the training run. The x axis is `policy_step`: the
+    training steps of the newest weights for which a prompt was scored.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        config: EnvConfig,
+        recorded: dict[str, Any],
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        decision: Decision,
+    ) -> None:
+        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder. `decision`: the run's
+        correctness reward."""
+        self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
+        self._run.define_metric("policy_step")
+        self._run.define_metric("*", step_metric="policy_step")
+        self._window = Window(decision)
+        self._rollouts = Rollouts(config.num_rollouts_to_keep, config.num_rollouts_per_group_for_logging)
+        self._log_after = max(1, config.min_items_sent_before_logging)
+        self._unlogged = 0
+        self._step = 0
+        self._tally: Tally | None = None
+
+    def scored(self, prompt: ScoredPrompt) -> None:
+        """Counts the prompt. Logs it with the next groups, or without groups if too few are submitted."""
+        self._step = max(self._step, prompt.step)
+        self._window.add(prompt)
+        if self._window.prompts >= _NOT_IN_THE_DARK * self._log_after:
+            self._log()
+
+    def group(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally) -> None:
+        """Counts the group. Logs all since the last log after `min_items_sent_before_logging` groups."""
+        self._rollouts.add(group, texts)
+        self._tally = tally
+        self._unlogged += 1
+        if self._unlogged >= self._log_after:
+            self._log()
+
+    def evaluation(self, results: Mapping[str, float], step: int) -> None:
+        """Logs the results at once, as eval/NAME."""
+        self._run.log({"policy_step": step, **{f"eval/{name}": value for name, value in results.items()}})
+
+    def close(self) -> None:
+        """Logs the remaining values, flushes, and closes the run."""
+        if self._unlogged or self._window.prompts:
+            self._log()
+        self._run.finish()
+
+    def _log(self) -> None:
+        values: dict[str, Any] = {"policy_step": self._step, **self._window.take(self._tally)}
+        if rows := self._rollouts.take():
+            import wandb
+
+            values["train/rollouts"] = wandb.Table(columns=[*COLUMNS], data=[list(row) for row in rows])
+        self._unlogged = 0
+        self._run.log(values)
+
+
+class Window:
+    """Collects scored prompts until they are logged, as metrics under the names that users of Atropos know.
+
+    ====================================  ====================================================================
+    train/rewards_mean, _std, _max, _min  totals of all completions that have a total
+    train/percent_correct                 share of right completions, 0 to 1, by the reward that also decides in
+                                          an evaluation; omitted if no reward compares with an answer
+    train/completion_lengths              mean tokens sampled; also _std, _max, _min, and _p95, the 95th
+                                          percentile (Atropos logs under _p95 how many exceed 95 % of the limit)
+    train/truncation_rate                 share of truncated completions
+    reward/NAME/mean_raw, /min, /max      a reward's values, before its weight
+    reward/NAME/skipped, /errors          share of completions without a value; with an error of the reward
+    train_perf/task_duration_mean, ...    seconds per prompt; also _std, _max, _min
+    train/items_sent_to_api               groups submitted
+    train/items_rejected                  prompts dropped
+    groups/submitted, groups/dropped_WHY  the same since the process started
+    ====================================  ====================================================================
+
+    All metrics except the last three cover every scored prompt. A share of right answers over submitted groups alone
+    would be biased, because groups with equal scores, such as all right or all wrong, are dropped.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        """`decision`: the run's correctness reward."""
+        self._decision = decision
+        self.prompts = 0
+        self._sent_before = self._dropped_before = 0
+        self._clear()
+
+    def add(self, prompt: ScoredPrompt) -> None:
+        """Adds a scored prompt."""
+        self.prompts += 1
+        self._seconds.append(prompt.seconds)
+        self._lengths += prompt.lengths
+        self._cut += [reason == "length" for reason in prompt.finish_reasons]
+        for score in prompt.scores:
+            if score.total is not None:
+                self._totals.append(score.total)
+            for name, value in score.parts.items():
+                self._parts[name].append(value)
+                self._failed[name] += name in score.failed
+
+    def take(self, tally: Tally | None) -> dict[str, float]:
+        """Returns the metrics by name, and starts a new window. Without a tally, omits the metrics of groups."""
+        values: dict[str, float] = {}
+        if self._totals:
+            values |= _spread("train/rewards", self._totals)
+        values |= self._rewards()
+        if self._lengths:
+            lengths = _spread("train/completion_lengths", self._lengths)
+            values |= {name.removesuffix("_mean"): value for name, value in lengths.items()}
+            values["train/completion_lengths_p95"] = float(np.quantile(self._lengths, 0.95))
+            values["train/truncation_rate"] = float(np.mean(self._cut))
+        if self._seconds:
+            values |= _spread("train_perf/task_duration", self._seconds)
+        if tally is not None:
+            dropped = tally.dropped.total()
+            values["train/items_sent_to_api"] = tally.submitted - self._sent_before
+            values["train/items_rejected"] = dropped - self._dropped_before
+            values["groups/submitted"] = tally.submitted
+            values |= {f"groups/dropped_{reason}": count for reason, count in tally.dropped.items()}
+            self._sent_before, self._dropped_before = tally.submitted, dropped
+        self._clear()
+        return values
+
+    def _rewards(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        said = {name: [value for value in parts if value is not None] for name, parts in self._parts.items()}
+        for name, parts in self._parts.items():
+            failed = self._failed[name]
+            values[f"reward/{name}/skipped"] = 1 - (len(said[name]) + failed) / len(parts)
+            values[f"reward/{name}/errors"] = failed / len(parts)
+            if said[name]:
+                values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
+                values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
+        if self._decision.compares and (judged := said.get(self._decision.name)):
+            values["train/percent_correct"] = float(np.mean([self._decision.is_right(value) for value in judged]))
+        return values
+
+    def _clear(self) -> None:
+        self.prompts = 0
+        self._totals: list[float] = []
+        self._lengths: list[int] = []
+        self._cut: list[bool] = []
+        self._seconds: list[float] = []
+        self._parts: defaultdict[str, list[float | None]] = defaultdict(list)
+        self._failed: Counter[str] = Counter()
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    found = np.asarray(values, np.float64)
+    return {
+        f"{name}_mean": float(found.mean()),
+        f"{name}_std": float(found.std()),
+        f"{name}_max": float(found.max()),
+        f"{name}_min": float(found.min()),
+    }
+
+
+COLUMNS = ("text", "score", "group", "version")
+"""Per row: prompt and completion, the weighted total, the group's id, and the version of the weights."""
+
+Row = tuple[str, float, str, str]
+
+
+class Rollouts:
+    """The latest rollouts since the last `take`: a few completions as text, with their scores, for users to read."""
+
+    def __init__(self, keep: int, per_group: int) -> None:
+        """`keep`: rows in all. `per_group`: number of rows per group, from its first; -1: all."""
+        self._rows: deque[Row] = deque(maxlen=keep)
+        self._per_group = None if per_group < 0 else per_group
+
+    def add(self, group: TrajectoryGroup, texts: Sequence[str]) -> None:
+        """Keeps some sequences of a group. `texts`: one per sequence of the group."""
+        for text, reward in list(zip(texts, group.rewards, strict=True))[: self._per_group]:
+            self._rows.append((text, float(reward), group.group_id, str(group.oldest_version)))
+
+    def take(self) -> list[Row]:
+        """Returns the rows, oldest first, and clears them."""
+        rows = list(self._rows)
+        self._rows.clear()
+        return rows
+
+
+def in_words(attempt: Attempt) -> str:
+    """Returns prompt and reply as the model saw and wrote them; for several turns, the conversation."""
+    if attempt.replies == 1:
+        return attempt.prompt.text.removesuffix(attempt.prompt.begun) + attempt.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in attempt.messages)
