@@ -19,7 +19,7 @@ from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.saved import SavedGroup
-from gristmill_env.saved.conversations import split_conversations
+from gristmill_env.saved.reader import split_conversations
 
 ROWS = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(5)]
 SUMS = ["--dataset_path", "rows.jsonl", "--prompt_field", "question", "--answer_field", "answer"]

@@ -8,7 +8,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill_env.atropos import sign_of_atropos
+from gristmill_env.atropos.translate import sign_of_atropos
 from gristmill_env.launch import Launch
 
 DATASET = {"dataset_name": "a/b", "prompt_field": "q"}

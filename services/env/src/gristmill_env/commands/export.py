@@ -12,12 +12,12 @@ import msgspec
 from rich.console import Console
 
 from gristmill_env.commands.candidates import LeftOut, told
-from gristmill_env.commands.output import new_file
 from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.saved import SavedGroup
+from gristmill_env.saved.writer import new_file
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
@@ -32,7 +32,6 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
     left_out: Counter[LeftOut] = Counter()
     written, kind = 0, None
     with new_file(out, saved) as temporary, Steps("groups", count_lines(saved)) as steps:
-        assert temporary is not None
         with temporary.open("wb") as file:
             for group in open_groups(launch, saved):
                 for row in pick(group, left_out):

@@ -20,9 +20,9 @@ from gristmill_env.launch import Launch
 from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
 from gristmill_env.roller import Roller
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
-from gristmill_env.saved.differences import differences
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
+from gristmill_env.settings import differences
 from gristmill_env.together import together
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,17 +14,17 @@ from rich.table import Table
 from gristmill.redaction import redact
 from gristmill.settings import parse
 from gristmill_env.commands.options import ReplayOptions
-from gristmill_env.commands.output import new_file
 from gristmill_env.commands.progress import Steps
 from gristmill_env.commands.scoring import score_group
-from gristmill_env.commands.show import figure, plain
+from gristmill_env.commands.show import plain
 from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import create_rewards, execution
 from gristmill_env.rewards import Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
-from gristmill_env.saved.summary import SAME, Summary
+from gristmill_env.saved.summary import SAME, Summary, figure
+from gristmill_env.saved.writer import new_file
 from gristmill_env.settings import DatasetConfig, RewardSpec, without_secrets
 
 
@@ -58,24 +59,20 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
     """Scores the groups again and shows the changes. Raises GristmillError."""
     comparison, scorer = Comparison(), None
     config = launch.config.dataset
-    with new_file(options.out, options.saved) as temporary:
-        writer = GroupWriter(temporary) if temporary is not None else None
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if options.out is not None:
+            writer = stack.enter_context(GroupWriter(stack.enter_context(new_file(options.out, options.saved))))
         try:
             with Steps("groups", count_lines(options.saved)) as steps:
                 for group in open_groups(launch, options.saved):
                     scorer = scorer or _scorer(launch, group)
-                    scored = _with(
-                        group,
-                        await score_group(scorer, group, config.gold_field),
-                        config,
-                    )
+                    scored = _with(group, await score_group(scorer, group, config.gold_field), config)
                     comparison.add(group, scored)
                     if writer is not None:
                         await asyncio.to_thread(writer.append, scored)
                     steps.add()
         finally:
-            if writer is not None:
-                writer.close()
             if scorer is not None:
                 await scorer.close()
     if scorer is None:

@@ -6,17 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.saved.summary import Summary, Values, quantile
+from gristmill_env.saved.summary import Summary, Values, figure, quantile
 
 
 def plain(text: str) -> Text:
     """Returns text without rich's [markup] and a terminal's control characters, both of which a model may write."""
     return Text("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
-
-
-def figure(value: float | None) -> str:
-    """Returns three significant digits; "none" for None."""
-    return "none" if value is None else f"{value:.3g}"
 
 
 def show_summary(console: Console, summary: Summary) -> None:

@@ -9,13 +9,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.commands.show import figure, plain
+from gristmill_env.commands.show import plain
 from gristmill_env.drops import ROW_ERRORS
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
 from gristmill_env.roller import Roller
 from gristmill_env.rollout import Rollout
+from gristmill_env.saved.summary import figure
 
 _ITEMS = 5
 

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from gristmill import ApiError, ApiUnreachable, Client, PolicyVersion
+from gristmill_env.durable import write_file
 from gristmill_env.errors import EvaluationError, InferenceError
 from gristmill_env.evaluation.compare import Comparison, compare
 from gristmill_env.evaluation.evaluate import evaluate
@@ -19,7 +20,7 @@ from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, m
 from gristmill_env.evaluation.progress import EvaluationProgress
 from gristmill_env.evaluation.report import show, show_comparison
 from gristmill_env.evaluation.results import RESULTS_FILE, Evaluated
-from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile, replace
+from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile
 from gristmill_env.evaluation.telling import SOURCE_BY_HAND, row
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.inference.http import ServerTroubleError
@@ -120,5 +121,5 @@ def _compare(first: Path, second: Path, out: Path | None, console: Console) -> C
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         made = msgspec.to_builtins(dataclasses.asdict(comparison), enc_hook=str)
-        replace(out / COMPARISON_FILE, msgspec.json.format(msgspec.json.encode(made), indent=2))
+        write_file(out / COMPARISON_FILE, msgspec.json.format(msgspec.json.encode(made), indent=2))
     return comparison

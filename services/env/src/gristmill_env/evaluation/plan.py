@@ -13,7 +13,7 @@ import msgspec
 from gristmill import SamplingParams
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import Task
-from gristmill_env.settings import DatasetConfig
+from gristmill_env.settings import DatasetConfig, differences
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, other: Plan) -> list[str]:
         """Returns a line, such as "samples: 1 -> 4", for every setting that differs in `other`."""
-        here, there = _flat(msgspec.to_builtins(self)), _flat(msgspec.to_builtins(other))
-        names = dict.fromkeys([*here, *there])
-        return [f"{name}: {here.get(name)} -> {there.get(name)}" for name in names if here.get(name) != there.get(name)]
+        return differences(msgspec.to_builtins(self), msgspec.to_builtins(other))
 
 
 def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
@@ -117,9 +115,3 @@ def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, li
             if key not in {"temperature", "top_p", "max_tokens", "seed", "shuffle_dataset"}
         },
     )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix.removesuffix("."): value}
-    return {name: item for key, inner in value.items() for name, item in _flat(inner, f"{prefix}{key}.").items()}

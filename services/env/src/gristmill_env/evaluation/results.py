@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from gristmill_env.durable import write_file
 from gristmill_env.evaluation.estimators import Estimate
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.samples import replace
 from gristmill_env.evaluation.summary import Summary
 
 RESULTS_FILE, METRICS_FILE = "results.json", "metrics.json"
@@ -63,7 +63,7 @@ def metrics(summary: Summary, samples: int) -> dict[str, float]:
 def write_results(evaluated: Evaluated) -> None:
     """Writes results.json and metrics.json to the samples' folder."""
     for name, made in ((RESULTS_FILE, _lm_eval(evaluated)), (METRICS_FILE, _lighteval(evaluated))):
-        replace(evaluated.folder / name, json.dumps(made, indent=2, ensure_ascii=False).encode())
+        write_file(evaluated.folder / name, json.dumps(made, indent=2, ensure_ascii=False).encode())
 
 
 def generation_parameters(plan: Plan, summary: Summary) -> dict[str, Any]:

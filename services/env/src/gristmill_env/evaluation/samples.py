@@ -7,13 +7,12 @@ its prompt is counted. A torn last line after a kill is removed, and its prompt 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from gristmill_env.durable import LineFile, read_lines, write_file
 from gristmill_env.errors import BusyEvaluationError, EvaluationError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.records import PromptRecord
@@ -47,28 +46,35 @@ class SampleFile:
                 self._check(resume)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
-                replace(folder / PLAN_FILE, msgspec.json.format(_ENCODER.encode(plan), indent=2))
-            self._file = (folder / SAMPLES_FILE).open("a+b")
-            self._lock()
-            self.done = {record.number: record for record in self._whole_lines()}
+                write_file(folder / PLAN_FILE, msgspec.json.format(_ENCODER.encode(plan), indent=2))
+            self._file = LineFile(folder / SAMPLES_FILE, exclusive=True)
+        except BlockingIOError as error:
+            raise BusyEvaluationError(
+                "evaluation_busy", f"another process is at work on the evaluation in {folder}", folder=folder
+            ) from error
         except OSError as error:
             raise EvaluationError(
                 "output_unwritable",
                 f"{folder} cannot be written: {error.strerror or error}; name another folder",
                 path=folder,
             ) from error
+        try:
+            self.done = {record.number: record for record in read_samples(folder)}
+        except EvaluationError:
+            self.close()
+            raise
         self._turn = asyncio.Lock()
 
     async def add(self, record: PromptRecord) -> None:
         """Adds a record, which is on disk when this returns."""
         async with self._turn:
-            await asyncio.to_thread(self._append, _ENCODER.encode(record) + b"\n")
+            await asyncio.to_thread(self._file.append, _ENCODER.encode(record))
             self.done[record.number] = record
 
     def finish(self) -> list[PromptRecord]:
         """Returns all records in the prompts' order, and sorts the file in the same order."""
         ordered = [self.done[number] for number in sorted(self.done)]
-        replace(self.folder / SAMPLES_FILE, b"".join(_ENCODER.encode(record) + b"\n" for record in ordered))
+        write_file(self.folder / SAMPLES_FILE, b"".join(_ENCODER.encode(record) + b"\n" for record in ordered))
         return ordered
 
     def close(self) -> None:
@@ -79,11 +85,6 @@ class SampleFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _append(self, row: bytes) -> None:
-        self._file.write(row)
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _check(self, resume: bool) -> None:
         if not resume:
@@ -100,21 +101,6 @@ class SampleFile:
                 path=self.folder,
                 changed=changed,
             )
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyEvaluationError(
-                "evaluation_busy",
-                f"another process is at work on the evaluation in {self.folder}",
-                folder=self.folder,
-            ) from error
-
-    def _whole_lines(self) -> list[PromptRecord]:
-        records, whole = _read(self.folder)
-        self._file.truncate(whole)
-        return records
 
 
 def read_plan(folder: Path) -> Plan:
@@ -134,35 +120,16 @@ def read_plan(folder: Path) -> Plan:
 
 def read_samples(folder: Path) -> list[PromptRecord]:
     """Returns the finished prompts in order. Raises EvaluationError when they cannot be read."""
+    path = folder / SAMPLES_FILE
     try:
-        return sorted(_read(folder)[0], key=lambda record: record.number)
+        with path.open("rb") as file:
+            records = [_DECODER.decode(line) for _, line in read_lines(file)]
     except OSError as error:
         raise EvaluationError(
-            "evaluation_missing",
-            f"no evaluation in {folder}: {SAMPLES_FILE} cannot be read ({error.strerror})",
-            path=folder / SAMPLES_FILE,
+            "evaluation_missing", f"no evaluation in {folder}: {path} cannot be read ({error.strerror})", path=path
         ) from error
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Writes a file atomically: a reader, or a restart after a crash, finds either the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _read(folder: Path) -> tuple[list[PromptRecord], int]:
-    """Returns the records, and the number of bytes up to the end of the last complete line."""
-    content = (folder / SAMPLES_FILE).read_bytes()
-    whole = content.rfind(b"\n") + 1
-    try:
-        # As bytes, because str.splitlines also splits at characters that a completion may contain.
-        return [_DECODER.decode(row) for row in content[:whole].split(b"\n") if row], whole
     except msgspec.DecodeError as error:
-        path = folder / SAMPLES_FILE
         raise EvaluationError(
             "not_an_evaluation", f"{path} is not what `evaluate` writes: {error}", path=path
         ) from error
+    return sorted(records, key=lambda record: record.number)

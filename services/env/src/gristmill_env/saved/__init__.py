@@ -2,7 +2,6 @@
 
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup
 from gristmill_env.saved.reader import read_groups
-from gristmill_env.saved.saver import GroupSaver
-from gristmill_env.saved.writer import GroupWriter
+from gristmill_env.saved.writer import GroupSaver, GroupWriter
 
 __all__ = ["GroupSaver", "GroupWriter", "Message", "SavedCompletion", "SavedGroup", "read_groups"]

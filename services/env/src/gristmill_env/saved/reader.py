@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from gristmill import TrajectoryGroup, read_archive
+from gristmill_env.durable import read_lines
 from gristmill_env.errors import SavedError
-from gristmill_env.saved.atropos import AtroposGroup, from_atropos
-from gristmill_env.saved.group import FORMAT, SavedGroup
-from gristmill_env.saved.last_line import is_whole
-from gristmill_env.saved.tokens import Decode, from_trajectory, no_tokenizer
-
-logger = logging.getLogger(__name__)
+from gristmill_env.saved.group import FORMAT, Message, SavedCompletion, SavedGroup, content_of
 
 T = TypeVar("T")
-
+Decode = Callable[[Sequence[int], bool], str]
+"""Converts token ids to text; the second argument keeps special tokens."""
 _OURS = msgspec.json.Decoder(SavedGroup)
+
+
+class AtroposGroup(msgspec.Struct):
+    """The fields that are read. Each list has one entry per sequence; a sequence includes its prompt."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+    masks: list[list[int]] = []
+    """-100 for a token that was given instead of sampled."""
+    messages: list[Any] | None = None
+    inference_logprobs: list[list[float]] | None = None
+
+
 _THEIRS = msgspec.json.Decoder(AtroposGroup | list[AtroposGroup])
 
 
@@ -34,6 +45,14 @@ class _Kind(msgspec.Struct):
 
 
 _KIND = msgspec.json.Decoder(_Kind | list[Any])
+_NOT_TRAINED = -100
+
+
+def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
+    """A `Decode` for sources whose groups should all hold text. Raises SavedError."""
+    raise SavedError(
+        "no_tokenizer", "this group holds token ids and no text, and there is no tokenizer to read them with"
+    )
 
 
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
@@ -56,13 +75,8 @@ def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGr
             "saved_groups_unreadable", f"cannot read saved groups from {source}: {error.strerror}", path=source
         ) from error
     with file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            if not line.endswith(b"\n") and not is_whole(line):
-                logger.warning("line %d of %s, the last, was torn; it is left out", number, source)
-            else:
-                yield from _line(line, f"line {number} of {source}", source.stem, decode)
+        for number, line in read_lines(file):
+            yield from _line(line, f"line {number} of {source}", source.stem, decode)
 
 
 def _line(line: bytes, where: str, name: str, decode: Decode) -> Iterator[SavedGroup]:
@@ -93,3 +107,142 @@ def _decoded(decoder: Callable[[bytes], T], line: bytes, where: str) -> T:
         return decoder(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SavedError("not_a_saved_group", f"{where} is no saved group: {error}", where=where) from error
+
+
+def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:
+    """Converts a group that the trajectory API archived. The group has a row number but neither answer nor columns.
+
+    The group has messages only if the run sent them (`include_messages`). Without messages, the text of a conversation
+    with several turns is everything after the first prompt.
+    """
+    where = f"group {group.group_id}"
+    names = list(group.reward_parts)
+    conversations = conversations_of(group.messages, group.size)
+    messages, rests = split_conversations(conversations) if conversations is not None else (None, [])
+    completions = []
+    start = 0
+    for number, end in enumerate(np.cumsum(group.lengths).tolist()):
+        prompt = prompt_length(group.mask[start:end], where)
+        ids = group.tokens[start + prompt : end].tolist()
+        mask = group.mask[start + prompt : end]
+        completions.append(
+            SavedCompletion(
+                text=content_of(rests[number][-1]) if rests else decode(ids, False),
+                messages=rests[number] if rests and len(rests[number]) > 1 else None,
+                tokens=int(mask.sum()),
+                token_ids=ids,
+                mask=None if mask.all() else mask.tolist(),
+                logprobs=group.logprobs[start + prompt : end].tolist(),
+                finish_reason=group.finish_reasons[number],
+                scores={name: group.reward_parts[name][number] for name in names},
+                total=float(group.rewards[number]),
+            )
+        )
+        start = end
+    prompt_ids = group.tokens[: prompt_length(group.mask[: group.lengths[0]], where)].tolist()
+    text = decode(prompt_ids, True) if messages is None else None
+    versions = sorted({span.version for spans in group.versions for span in spans})
+    return SavedGroup(
+        run=group.run_id,
+        row=group.row,
+        prompt=content_of(messages[-1]) if messages else text or "",
+        prompt_text=text,
+        prompt_token_ids=prompt_ids,
+        messages=messages,
+        sampling=group.sampling,
+        completions=completions,
+        versions=versions,
+    )
+
+
+def from_atropos(group: AtroposGroup, name: str, where: str, decode: Decode) -> SavedGroup:
+    """Converts a group. `name`: the run's name; `where`: the group's place, for messages. Raises SavedError."""
+    if len(group.scores) != len(group.tokens) or len(group.masks) != len(group.tokens) or not group.tokens:
+        raise SavedError(
+            "length_mismatch",
+            f"{where} has {len(group.tokens)} sequences, {len(group.masks)} masks and {len(group.scores)} scores; "
+            "there is one of each a sequence",
+            where=where,
+            sequences=len(group.tokens),
+            masks=len(group.masks),
+            scores=len(group.scores),
+        )
+    starts = []
+    turns: list[list[Message] | None]
+    for tokens, mask in zip(group.tokens, group.masks, strict=True):
+        if len(tokens) != len(mask):
+            raise SavedError(
+                "length_mismatch",
+                f"{where} has a sequence of {len(tokens)} tokens with a mask of {len(mask)}",
+                where=where,
+                tokens=len(tokens),
+                mask=len(mask),
+            )
+        starts.append(prompt_length(np.array(mask) != _NOT_TRAINED, where))
+    prompt_ids = group.tokens[0][: starts[0]]
+    conversations = conversations_of(group.messages, len(group.tokens))
+    if conversations is None:
+        messages, turns = None, [None] * len(group.tokens)
+        texts = [decode(tokens[start:], False) for tokens, start in zip(group.tokens, starts, strict=True)]
+        prompt = prompt_text = decode(prompt_ids, True)
+    else:
+        messages, rests = split_conversations(conversations)
+        texts = [content_of(rest[-1]) for rest in rests]
+        turns = [rest if len(rest) > 1 else None for rest in rests]
+        prompt, prompt_text = content_of(messages[-1]) if messages else "", None
+    logprobs = group.inference_logprobs
+    return SavedGroup(
+        run=name,
+        prompt=prompt,
+        prompt_text=prompt_text,
+        prompt_token_ids=prompt_ids,
+        messages=messages,
+        completions=[
+            SavedCompletion(
+                text=text,
+                messages=turn,
+                tokens=len(tokens) - start,
+                token_ids=tokens[start:],
+                logprobs=logprobs[number][start:] if logprobs and len(logprobs[number]) == len(tokens) else None,
+                total=score,
+            )
+            for number, (tokens, start, text, turn, score) in enumerate(
+                zip(group.tokens, starts, texts, turns, group.scores, strict=True)
+            )
+        ],
+    )
+
+
+def prompt_length(trained: npt.NDArray[np.bool_], where: str) -> int:
+    """Returns the tokens before the first sampled token. `trained`: bool[tokens] of one sequence. Raises SavedError."""
+    if not trained.any():
+        raise SavedError(
+            "nothing_trained", f"{where} has a sequence without a completion: its mask trains on no token", where=where
+        )
+    return int(trained.argmax())
+
+
+def split_conversations(conversations: list[list[Message]]) -> tuple[list[Message], list[list[Message]]]:
+    """Returns the common beginning of all conversations, up to the turn before an answer, and the rest of each."""
+    common = 0
+    shortest = min(map(len, conversations)) - 1  # the last message of each is its own
+    first = conversations[0]
+    while common < shortest and all(conversation[common] == first[common] for conversation in conversations):
+        common += 1
+    while common > 0 and first[common - 1].get("role") == "assistant":
+        common -= 1
+    return first[:common], [conversation[common:] for conversation in conversations]
+
+
+def conversations_of(messages: list[Any] | None, count: int) -> list[list[Message]] | None:
+    """Returns the messages if they are conversations that end with an answer, otherwise None.
+
+    Atropos' `include_messages` may store the whole sequence as one user message, and that is not a conversation."""
+    if messages is None or len(messages) != count:
+        return None
+    for conversation in messages:
+        if not isinstance(conversation, list) or not all(isinstance(m, dict) and "role" in m for m in conversation):
+            return None
+        if not conversation or conversation[-1]["role"] != "assistant":
+            return None
+    return messages

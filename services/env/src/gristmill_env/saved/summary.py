@@ -115,3 +115,8 @@ def quantile(values: Sequence[int], share: float) -> int:
     """Returns the value that `share` of `values` do not exceed. `values`: at least one."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+
+
+def figure(value: float | None) -> str:
+    """Returns three significant digits; "none" for None."""
+    return "none" if value is None else f"{value:.3g}"

@@ -1,26 +1,25 @@
-"""Writes saved groups, each to disk before the next."""
+"""Writes saved groups, each to disk before the next, and new files of groups completely or not at all."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import threading
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from gristmill_env.durable import LineFile, complete_file
 from gristmill_env.errors import SavedError
+from gristmill_env.rollout import Rollout
 from gristmill_env.saved.group import SavedGroup
-from gristmill_env.saved.last_line import is_whole
-
-_BLOCK = 1 << 16
+from gristmill_env.settings import EnvConfig
 
 
 class GroupWriter:
-    """Appends groups to a JSONL file. Several processes and threads may share the file, and their lines never mix.
+    """Appends groups to a file. Several processes and threads may share the file.
 
-    Before a group is written, a torn last line after a kill is removed, and a complete last line gets its newline.
     `append` waits for the disk, so call it on a thread if an event loop is running:
     `await asyncio.to_thread(writer.append, group)`.
     """
@@ -29,37 +28,18 @@ class GroupWriter:
         """Opens `path` for appending, and creates its folders. Raises SavedError."""
         self.path = path
         self._encoder = msgspec.json.Encoder()
-        self._lock = threading.Lock()
-        try:
+        with _write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise SavedError(
-                "output_unwritable", f"cannot write groups to {path}: {error.strerror}", path=path
-            ) from error
+            self._file = LineFile(path)
 
     def append(self, group: SavedGroup) -> None:
         """Writes one line. Raises SavedError when the disk refuses it."""
-        line = self._encoder.encode(group) + b"\n"
-        try:
-            with self._lock:
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-                try:
-                    self._end_last_line()
-                    written = 0
-                    while written < len(line):
-                        written += os.write(self._file, line[written:])
-                    os.fsync(self._file)
-                finally:
-                    fcntl.flock(self._file, fcntl.LOCK_UN)
-        except OSError as error:
-            raise SavedError(
-                "output_unwritable", f"cannot write groups to {self.path}: {error.strerror}", path=self.path
-            ) from error
+        with _write_errors(self.path):
+            self._file.append(self._encoder.encode(group))
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._file)
+        self._file.close()
 
     def __enter__(self) -> GroupWriter:
         return self
@@ -67,18 +47,45 @@ class GroupWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _end_last_line(self) -> None:
-        size = end = os.fstat(self._file).st_size
-        while end > 0:
-            start = max(0, end - _BLOCK)
-            newline = os.pread(self._file, end - start, start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end == size:
-            return
-        if is_whole(os.pread(self._file, size - end, end)):
-            os.write(self._file, b"\n")
-        else:
-            os.ftruncate(self._file, end)
+
+class GroupSaver:
+    """Saves the groups of `process`, and of a run with `data_path_to_save_groups`, as they finish."""
+
+    def __init__(self, writer: GroupWriter, *, run: str, model: str, config: EnvConfig) -> None:
+        """`run`: its id; `model`: the model's name at the server."""
+        self._writer = writer
+        self._run, self._model, self._config = run, model, config
+
+    async def save(self, rollout: Rollout) -> SavedGroup:
+        """Saves a rollout, which is on disk when this returns. The event loop is not blocked. Raises SavedError."""
+        group = SavedGroup.of(rollout, run=self._run, model=self._model, config=self._config)
+        await asyncio.to_thread(self._writer.append, group)
+        return group
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+@contextmanager
+def new_file(path: Path, source: Path) -> Iterator[Path]:
+    """Yields a temporary path that becomes `path` on success and is removed on failure.
+
+    `source`: the file that is read meanwhile. Raises SavedError when `path` exists, because nothing is overwritten.
+    """
+    if path.exists():
+        if source.exists() and path.samefile(source):
+            raise SavedError("output_is_input", f"{path} is the file that is read; choose another --out", path=path)
+        raise SavedError("output_exists", f"{path} exists already; choose another --out, or remove it", path=path)
+    with _write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with complete_file(path) as temporary:
+            yield temporary
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SavedError("output_unwritable", f"cannot write {path}: {error.strerror}", path=path) from error

@@ -4,7 +4,15 @@ The key names are those that users of Atropos know. Each field's text is also it
 """
 
 from gristmill_env.settings.dataset import VERIFIERS, DatasetConfig, RewardSpec, without_secrets
-from gristmill_env.settings.run import TOP_LEVEL, EnvConfig, EnvironmentSpec, EvalHandling, ServerConfig, Url
+from gristmill_env.settings.run import (
+    TOP_LEVEL,
+    EnvConfig,
+    EnvironmentSpec,
+    EvalHandling,
+    ServerConfig,
+    Url,
+    differences,
+)
 
 __all__ = [
     "TOP_LEVEL",
@@ -16,5 +24,6 @@ __all__ = [
     "RewardSpec",
     "ServerConfig",
     "Url",
+    "differences",
     "without_secrets",
 ]

@@ -392,3 +392,20 @@ def trainer_block(
         )
     whole["batch_size"] = batch_size // steps
     return whole
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Compares two records of settings. Returns lines such as "dataset.temperature: 1.0 -> 0.5".
+
+    For lists, and for `params`, which may hold keys, the lines have only the names.
+    """
+    found: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if key == "params" or isinstance(before, list) or isinstance(after, list):
+            found += [f"{prefix}{key}"] if before != after else []
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key}: {before} -> {after}")
+    return found
