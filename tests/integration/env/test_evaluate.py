@@ -16,8 +16,7 @@ import pytest
 from tests.integration.env.conftest import HandTrainer
 from tests.support.stack import Vllm
 
-from gristmill_env.evaluation.records import PromptRecord
-from gristmill_env.evaluation.samples import SAMPLES_FILE, read_plan, read_samples
+from gristmill_env.evaluation.samples import SAMPLES_FILE, PromptRecord, read_plan, read_samples
 
 RUN = """
 max_token_length: 96

@@ -17,12 +17,10 @@ from gristmill import Client, PolicyVersion, SamplingParams
 from gristmill_api.store import keys
 from gristmill_env.data import Item
 from gristmill_env.errors import EvaluationError, InferenceError, RewardError
-from gristmill_env.evaluation import during
-from gristmill_env.evaluation.during import RunEvaluations
-from gristmill_env.evaluation.evaluate import Roll
+from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.results import Evaluated
-from gristmill_env.evaluation.summary import RewardFigures, summarise
+from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
+from gristmill_env.evaluation.run import Roll, RunEvaluations
 from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
@@ -68,8 +66,8 @@ class Environment:
 
 @pytest.fixture(autouse=True)
 def _short_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(during, "_TTL", 3.0)
-    monkeypatch.setattr(during, "_EVERY", 0.2)
+    monkeypatch.setattr(evaluation_run, "_TTL", 3.0)
+    monkeypatch.setattr(evaluation_run, "_EVERY", 0.2)
 
 
 @pytest.fixture
@@ -118,7 +116,7 @@ async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(a
         late.evaluations.see("1.3", never, tasks)
         async with asyncio.timeout(30):
             await late.evaluations.may_begin()  # its own rollouts
-        await asyncio.sleep(2 * during._TTL)  # the claim is renewed
+        await asyncio.sleep(2 * evaluation_run._TTL)  # the claim is renewed
         assert late.measured == []
         busy.may_end.set()
     assert (busy.measured, late.measured, await steps(api)) == (["1.0"], [], [0])
@@ -127,7 +125,7 @@ async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(a
 async def test_a_restart_under_the_same_name_takes_its_evaluation_up_at_once(
     api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(during, "_TTL", 3600.0)
+    monkeypatch.setattr(evaluation_run, "_TTL", 3600.0)
     await _dies_while_evaluating(Environment(api, "a"))
     again = Environment(api, "a")
     await again.sees("1.2", "1.3")

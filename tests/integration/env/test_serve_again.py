@@ -96,7 +96,7 @@ async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
     await finish(api)
     await serve(launch, {})
     assert await evaluated(api) == []
-    (told,) = [record.args for record in caplog.records if record.name == "gristmill_env.evaluation.afterwards"]
+    (told,) = [record.args for record in caplog.records if record.name == "gristmill_env.evaluation.run"]
     assert isinstance(told, tuple)
     run, found, version = map(str, told)
     assert (run, version) == ("sums", "1.4")

@@ -14,13 +14,12 @@ from tests.support.wandb_file import read_wandb
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill_env.commands.options import ProcessOptions, ReplayOptions
+from gristmill_env.commands import EvaluateOptions, ProcessOptions, ReplayOptions
+from gristmill_env.commands.evaluate import run_evaluate
 from gristmill_env.commands.process import process
 from gristmill_env.commands.replay import replay
 from gristmill_env.environments import create_environment
 from gristmill_env.errors import EpisodeError, InferenceError, RewardError
-from gristmill_env.evaluation.command import run_evaluate
-from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.inference import ModelServers
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import create_reward, deciding_reward

@@ -15,7 +15,7 @@ from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import GENERATE, answers, choice
 from transformers import PreTrainedTokenizerFast
 
-from gristmill_env.commands.scoring import score_group
+from gristmill_env.commands.replay import score_group
 from gristmill_env.data import Item
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError

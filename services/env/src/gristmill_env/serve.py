@@ -11,10 +11,8 @@ from typing import Any
 
 from gristmill import Client, ConfigError, RunRecord, RunState
 from gristmill.settings import load_yaml
-from gristmill_env.evaluation.afterwards import version_left
-from gristmill_env.evaluation.during import Evaluations, NoEvaluations, RunEvaluations
-from gristmill_env.evaluation.measure import RunMeasure
 from gristmill_env.evaluation.plan import has_evaluation_set
+from gristmill_env.evaluation.run import Evaluations, NoEvaluations, RunEvaluations, RunMeasure, version_left
 from gristmill_env.holder import holder_name
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch

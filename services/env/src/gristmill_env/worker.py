@@ -24,7 +24,7 @@ from gristmill import (
 from gristmill.logs import line
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.drops import ROW_ERRORS, DropReason, reason_of
-from gristmill_env.evaluation.during import Evaluations
+from gristmill_env.evaluation.run import Evaluations
 from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
 from gristmill_env.pace import Pace

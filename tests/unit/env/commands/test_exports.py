@@ -11,10 +11,8 @@ import pytest
 from rich.console import Console
 from tests.support.errors import raises
 
-from gristmill_env.commands.candidates import LeftOut
-from gristmill_env.commands.dpo import dpo, pairs
-from gristmill_env.commands.options import DpoOptions, SftOptions
-from gristmill_env.commands.sft import best, sft
+from gristmill_env.commands import DpoOptions, SftOptions
+from gristmill_env.commands.export import LeftOut, best, dpo, pairs, sft
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.saved import SavedGroup

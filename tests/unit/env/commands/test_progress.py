@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from gristmill_env.commands.progress import Steps
+from gristmill_env.console import Steps
 
 
 def test_progress_without_a_terminal_prints_plain_lines() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.support.errors import raises
 
-from gristmill_env.commands.options import ReplayOptions
+from gristmill_env.commands import ReplayOptions
 from gristmill_env.commands.replay import Comparison, replay
 from gristmill_env.errors import RewardError, SavedError
 from gristmill_env.launch import Launch

@@ -13,12 +13,11 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill_env.commands.options import ProcessOptions
+from gristmill_env.commands import EvaluateOptions, ProcessOptions
+from gristmill_env.commands.evaluate import run_evaluate
 from gristmill_env.commands.process import process
 from gristmill_env.commands.try_items import try_items
 from gristmill_env.errors import InferenceError
-from gristmill_env.evaluation.command import run_evaluate
-from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.evaluation.samples import read_samples
 from gristmill_env.launch import Launch
 from gristmill_env.saved import read_groups

@@ -9,7 +9,7 @@ import msgspec
 
 from gristmill import SamplingParams
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.records import PromptRecord, SampleRecord
+from gristmill_env.evaluation.samples import PromptRecord, SampleRecord
 
 PLAN = Plan(
     task="sums", model="tiny", weights="1.20", dataset="data set 'sums.jsonl' (split test)", rows=4, prompts=4,

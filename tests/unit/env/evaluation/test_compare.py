@@ -12,8 +12,7 @@ from tests.support.errors import raises
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import compare
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.records import PromptRecord
-from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE
+from gristmill_env.evaluation.samples import PLAN_FILE, SAMPLES_FILE, PromptRecord
 
 from .made import PLAN, judged, plan, prompt, sample
 

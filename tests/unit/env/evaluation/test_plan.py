@@ -9,7 +9,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill_env.evaluation.options import EvaluateOptions
+from gristmill_env.commands import EvaluateOptions
 from gristmill_env.evaluation.plan import Plan, evaluation_task, evaluations_folder, has_evaluation_set, make_plan
 from gristmill_env.launch import Launch
 

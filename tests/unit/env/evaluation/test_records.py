@@ -7,8 +7,8 @@ from typing import Any
 
 from gristmill import SamplingParams
 from gristmill_env.data import Item
-from gristmill_env.evaluation.records import answered
-from gristmill_env.evaluation.summary import Summary, summarise
+from gristmill_env.evaluation.results import Summary, summarise
+from gristmill_env.evaluation.samples import answered
 from gristmill_env.prompts import Prompt
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, deciding_reward
 from gristmill_env.rollout import Rollout

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gristmill_env.evaluation.records import PromptRecord
 from gristmill_env.evaluation.report import show
-from gristmill_env.evaluation.results import METRICS_FILE, RESULTS_FILE, Evaluated, write_results
-from gristmill_env.evaluation.summary import summarise
-from gristmill_env.evaluation.telling import row
+from gristmill_env.evaluation.results import METRICS_FILE, RESULTS_FILE, Evaluated, row, summarise, write_results
+from gristmill_env.evaluation.samples import PromptRecord
 
 from .made import PLAN, judged, prompt, sample
 

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from gristmill_env.evaluation.records import PromptRecord
-from gristmill_env.evaluation.results import metrics
-from gristmill_env.evaluation.summary import summarise
+from gristmill_env.evaluation.results import metrics, summarise
+from gristmill_env.evaluation.samples import PromptRecord
 
 from .made import judged, plan, prompt, sample
 

@@ -8,16 +8,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pydantic import Field
 from rich.console import Console
 
 from gristmill.settings import Settings
-from gristmill_env.commands.options import CloseOptions, DpoOptions, ProcessOptions, ReplayOptions, SftOptions
-from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.launch import Launch, NoOptions
 
 Options = TypeVar("Options", bound=Settings)
+
+
+class ProcessOptions(Settings):
+    """Flags of `process`."""
+
+    groups: int = Field(default=20, ge=1)
+    """Rows to process, from the first of the run's order on; a group each."""
+
+    out: Path | None = None
+    """Where to: a .jsonl file, or a folder for groups.jsonl. The page lies beside it, as .html. What is in the file
+    already is kept and not made again. Unset: runs/<run id>/groups.jsonl."""
+
+
+class EvaluateOptions(Settings):
+    """Flags of `evaluate`. The run's settings (dataset.eval_*) define the evaluation: serve measures the same."""
+
+    out: Path | None = None
+    """Folder for the results. Unset: a new one, named by the time, in the run's evaluations/."""
+
+    resume: bool = False
+    """Go on with the unfinished evaluation in --out, or else the latest of the run: only what is missing is done."""
+
+    compare: list[Path] = Field(default_factory=list, max_length=2)
+    """Folders of evaluations. One: evaluate, then compare with it. Two: compare them, and evaluate nothing."""
+
+
+class CloseOptions(Settings):
+    """Flags of `close`."""
+
+    run: str
+    """Id of the run to end."""
+
+
+class ReplayOptions(Settings):
+    """Flags of `replay`."""
+
+    saved: Path
+    """Groups to score again: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+
+    out: Path | None = None
+    """Where the groups with their new scores go, as .jsonl. Unset: nowhere, the comparison is only shown."""
+
+
+class SftOptions(Settings):
+    """Flags of `sft`."""
+
+    saved: Path
+    """Groups to take from: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+
+    out: Path
+    """File to write, .jsonl."""
+
+    top_n: int = Field(default=1, ge=1)
+    """Most completions to take of a group, the best first."""
+
+    min_score: float | None = None
+    """Completions that score less are left out. Unset: those that score 0 or less."""
+
+
+class DpoOptions(Settings):
+    """Flags of `dpo`."""
+
+    saved: Path
+    """Groups to take from: a file of process or serve, one of Atropos, or a run's folder (runs/quickstart)."""
+
+    out: Path
+    """File to write, .jsonl."""
+
+    min_difference: float = Field(default=0.0, ge=0)
+    """Pairs whose scores differ by less are left out; so are ties, always."""
+
+    pairs: int = Field(default=1, ge=1)
+    """Most pairs to take of a group, those that differ most first."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +146,7 @@ def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
 
 
 def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
-    from gristmill_env.evaluation.command import run_evaluate
+    from gristmill_env.commands.evaluate import run_evaluate
 
     return run_evaluate(order.launch, order.options, order.console)
 
@@ -85,13 +158,13 @@ def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
 
 
 def _sft(order: Order[SftOptions]) -> Coroutine[Any, Any, None]:
-    from gristmill_env.commands.sft import sft
+    from gristmill_env.commands.export import sft
 
     return sft(order.launch, order.options, order.console)
 
 
 def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
-    from gristmill_env.commands.dpo import dpo
+    from gristmill_env.commands.export import dpo
 
     return dpo(order.launch, order.options, order.console)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -11,14 +12,16 @@ from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
-from gristmill_env.commands.gold import GoldCheck, score_gold
-from gristmill_env.commands.show import plain
+from gristmill_env.console import Steps, plain, say
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
 from gristmill_env.launch import Launch
 from gristmill_env.messages import assistant
 from gristmill_env.prepare import Task, prompt_builder, read_manifest, tokenizer_name
 from gristmill_env.prompts import Prompt, load_tokenizer
+from gristmill_env.rewards import Sample, Scorer, WeightedReward
+from gristmill_env.rewards.deciding import FULL
+from gristmill_env.rewards.extraction import gold_answer
 from gristmill_env.saved.summary import quantile
 
 _SHOWN = 3
@@ -29,6 +32,19 @@ _GOLD = 200
 _SILENT_SHARE = 0.1
 """Share of the tried rows. If a reward cannot read more answers than this, `check` reports a mistake."""
 _TRIED = "only a reward that asks for answer or ground_truth, and needs no tokens and no episode, can be"
+_NOT_THERE = frozenset({"tokens", "episode_reward"})
+"""Inputs that cannot be constructed for an answer that a model did not generate."""
+_FORMS: tuple[Callable[[str], str], ...] = (
+    lambda answer: answer,
+    lambda answer: f"\\boxed{{{gold_answer(answer)}}}",
+    lambda answer: f"#### {gold_answer(answer)}",
+    lambda answer: f"<answer>{gold_answer(answer)}</answer>",
+    lambda answer: f"Answer: {gold_answer(answer)}",
+    gold_answer,
+)
+"""Ways in which models are asked to state an answer. A reward passes with any one of them.
+
+The format rewards check which way the run's prompt asks for; this check does not test format rewards."""
 
 
 @dataclass
@@ -54,15 +70,15 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     dataset, found = task.dataset, _Findings()
     rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
     where = launch.config_path or "no configuration file"
-    _say(console, f"{where}: run {launch.run_id}")
-    _say(console, f"{dataset.label}: {len(dataset)} rows")
+    say(console, f"{where}: run {launch.run_id}")
+    say(console, f"{dataset.label}: {len(dataset)} rows")
     for warning in launch.config.warnings():
-        _say(console, f"warning: {warning}")
+        say(console, f"warning: {warning}")
     _check_trainer(launch, found)
     _read_rows(dataset, found)
     if found.items:
-        _say(console, f"columns: {', '.join(found.items[0].columns)}")
-    _say(console, f"rewards: {rewards}")
+        say(console, f"columns: {', '.join(found.items[0].columns)}")
+    say(console, f"rewards: {rewards}")
     await _show_prompts(launch, task, console, found)
     if found.bad_rows:
         count = found.bad_rows.total()
@@ -73,13 +89,13 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     _show_gold(console, await score_gold(task.scorer.rewards, found.items[:_GOLD]), found)
     if found.problems:
         for problem in found.problems:
-            console.print(plain(f"wrong: {problem.report()}"), style="red", soft_wrap=True)
+            say(console, f"wrong: {problem.report()}", style="red")
         raise CheckError(
             "check_failed",
             f"check found {len(found.problems)} mistake{'s' if len(found.problems) > 1 else ''}, see above",
             problems=[problem.code for problem in found.problems],
         )
-    _say(console, "all is well")
+    say(console, "all is well")
 
 
 def _check_trainer(launch: Launch, found: _Findings) -> None:
@@ -130,12 +146,12 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
         if number < _SHOWN:
             _show_prompt(console, item, prompt)
     if tokenizer is None:
-        _say(console, f"no token counts: {why}")
+        say(console, f"no token counts: {why}")
         return
     limit = launch.config.max_token_length
     if manifest is not None and name == manifest.tokenizer_path:
         limit = min(limit, manifest.max_model_len)
-    _say(console, f"tokenizer: {name}")
+    say(console, f"tokenizer: {name}")
     if lengths:
         _show_lengths(launch, console, lengths, limit, found)
 
@@ -151,26 +167,26 @@ def _show_prompt(console: Console, item: Item, prompt: Prompt) -> None:
 
 def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: int, found: _Findings) -> None:
     marks = ", ".join(f"{share:.0%} ≤ {quantile(lengths, share)}" for share in (0.5, 0.9, 0.99))
-    _say(console, f"prompt tokens over {len(lengths)} rows: {min(lengths)} to {max(lengths)} ({marks})")
+    say(console, f"prompt tokens over {len(lengths)} rows: {min(lengths)} to {max(lengths)} ({marks})")
     too_long = sum(length > limit - 1 for length in lengths)
     if too_long:
-        _say(console, f"{too_long} prompts leave no room for a completion within {limit} tokens and will be skipped")
+        say(console, f"{too_long} prompts leave no room for a completion within {limit} tokens and will be skipped")
     if too_long == len(lengths):
         text = f"every prompt is longer than max_token_length {limit} allows"
         found.problems.append(CheckError("all_prompts_too_long", text, limit=limit))
     wanted = launch.config.dataset.max_tokens
     squeezed = sum(limit - wanted < length <= limit - 1 for length in lengths)
     if squeezed:
-        _say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")
+        say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")
 
 
 def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
     scores = gold.scores
     if not scores:
-        _say(console, "no reward was tried on the rows' own answers")
+        say(console, "no reward was tried on the rows' own answers")
     if gold.untried:
         names = ", ".join(gold.untried)
-        _say(console, f"not tried on the rows' own answers: {names} ({_TRIED})")
+        say(console, f"not tried on the rows' own answers: {names} ({_TRIED})")
     if not scores:
         return
     table = Table("reward", "rows", "own answer scores 1", "less", "no score")
@@ -182,7 +198,7 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
         for miss in [*score.wrong, *score.silent][:_SHOWN]:
             answer = " ".join(miss.answer.split())
             shown = answer if len(answer) <= 80 else f"…{answer[-80:]}"
-            _say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
+            say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
         if score.wrong:
             text = f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers"
             values = {"reward": score.reward, "count": len(score.wrong), "of": score.rows}
@@ -193,5 +209,93 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
             found.problems.append(CheckError("answers_not_read", text, **values))
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(plain(text), soft_wrap=True)
+@dataclass(frozen=True)
+class Miss:
+    """A row whose own answer scores less than 1."""
+
+    index: int
+    answer: str
+    reason: str
+
+
+@dataclass
+class GoldScore:
+    """One reward's results for the rows' own answers."""
+
+    reward: str
+    """The reward's full name; "r1/accuracy" for a part of a composed reward."""
+    full: int = 0
+    """Rows that score 1 or more."""
+    silent: list[Miss] = field(default_factory=list)
+    """Rows for which the reward gives no score, because it cannot read their answer."""
+    wrong: list[Miss] = field(default_factory=list)
+    """Rows that score less than 1, or on which the reward fails."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that were tried."""
+        return self.full + len(self.silent) + len(self.wrong)
+
+
+@dataclass(frozen=True)
+class GoldCheck:
+    """The results of a run's rewards for the rows' own answers."""
+
+    scores: Sequence[GoldScore]
+    """Scores of the rewards that were tried."""
+    untried: Sequence[str]
+    """Rewards that were not tried, because they ask for no answer or for more than a text. For a TRL function or
+    an environment's rubric, only its code shows whether it compares."""
+
+
+async def score_gold(rewards: Sequence[WeightedReward], items: Sequence[Item]) -> GoldCheck:
+    """Scores each row's own answer as if a model had given it, to check that the rewards recognise a right answer.
+
+    Tries each reward that compares with an answer, over all `items` that have one.
+
+    Tries the parts of a composed reward instead, because its sum also depends on the shape of the text and on weights.
+    """
+    leaves = {name: leaf for weighted in rewards for name, leaf in weighted.reward.leaves().items()}
+    judges = {name: leaf for name, leaf in leaves.items() if leaf.compares and leaf.asks_for.isdisjoint(_NOT_THERE)}
+    untried = [name for name in leaves if name not in judges]
+    if not judges or not items:
+        return GoldCheck([], untried)
+    found = []
+    with Steps("answers", len(judges) * len(items)) as steps:
+        for name, reward in judges.items():
+            score = GoldScore(name)
+            async with Scorer([WeightedReward(reward, 1.0)], has_answer=True, columns=list(items[0].columns)) as scorer:
+                for item in items:
+                    await _try_forms(scorer, item, score)
+                    steps.add()
+            found.append(score)
+    return GoldCheck(found, untried)
+
+
+async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
+    if item.answer is None:
+        return
+    best: float | None = None
+    for form in _FORMS:
+        sample = Sample(
+            completion=form(item.answer),
+            answer=item.answer,
+            prompt=item.prompt,
+            row=item.columns,
+            messages=item.messages,
+            conversation=(*item.messages, assistant(form(item.answer))),
+            conversational=item.conversation is not None,
+        )
+        (said,) = await scorer.score([sample])
+        if said.error is not None:
+            score.wrong.append(Miss(item.index, item.answer, said.error))
+            return
+        if said.total is not None:
+            best = said.total if best is None else max(best, said.total)
+            if best >= FULL:
+                score.full += 1
+                return
+    if best is None:
+        score.silent.append(Miss(item.index, item.answer, "no score: the reward cannot read this answer"))
+    else:
+        score.wrong.append(Miss(item.index, item.answer, f"scores {best:.3g} at best"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from gristmill import Client
-from gristmill_env.commands.options import CloseOptions
-from gristmill_env.commands.show import plain
+from gristmill_env.commands import CloseOptions
+from gristmill_env.console import say
 from gristmill_env.launch import Launch
+from gristmill_env.session import connect_api
 
 _PATIENCE = 20.0
 
@@ -18,7 +18,6 @@ async def close(launch: Launch, options: CloseOptions, console: Console) -> None
     Raises ApiError when the run does not exist, or when the API asks for the administrator's token
     (GRISTMILL_API_TOKEN_FILE must name its file).
     """
-    patience = launch.config.startup_patience or _PATIENCE
-    async with Client(launch.config.rollout_server_url, patience=patience, token=launch.deployment.api_token) as api:
+    async with connect_api(launch, launch.config.startup_patience or _PATIENCE) as api:
         record = await api.close_run(options.run)
-    console.print(plain(f"run {record.run_id} is closed at version {record.version or 'none'}"), soft_wrap=True)
+    say(console, f"run {record.run_id} is closed at version {record.version or 'none'}")

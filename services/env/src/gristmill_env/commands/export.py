@@ -1,30 +1,140 @@
-"""Writes an export: the rows that a command picks from each group, as JSONL."""
+"""`sft` and `dpo`: the best completions of saved groups, and pairs of them, in the formats of TRL."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
 
-from gristmill_env.commands.candidates import LeftOut, told
-from gristmill_env.commands.progress import Steps
+from gristmill_env.commands import DpoOptions, SftOptions
 from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.console import Steps, say
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.saved import SavedGroup
+from gristmill_env.saved import Message, SavedCompletion, SavedGroup
+from gristmill_env.saved.group import content_of
+from gristmill_env.saved.summary import SAME
 from gristmill_env.saved.writer import new_file
+
+
+class LeftOut(StrEnum):
+    """Reasons for omitting a completion or a group from an export."""
+
+    NO_SCORE = "without a score"
+    TWICE = "the same as another of their group"
+    CUT = "cut short"
+    LOW = "of too low a score"
+    NOT_BEST = "not among the best of their group"
+    NO_PAIR = "groups without two that differ enough"
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """TRL's conversational language-modelling row."""
+
+    messages: list[Message]
+
+
+class PromptAndCompletion(msgspec.Struct, frozen=True):
+    """TRL's plain prompt-completion row. The prompt is already rendered by the chat template."""
+
+    prompt: str
+    completion: str
+
+
+class ConversationPair(msgspec.Struct, frozen=True):
+    """TRL's conversational preference row, with the two scores."""
+
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    score_chosen: float
+    score_rejected: float
+
+
+class TextPair(msgspec.Struct, frozen=True):
+    """TRL's plain preference row, with the two scores. The prompt is already rendered by the chat template."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    score_chosen: float
+    score_rejected: float
+
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
 
 
+def sft(launch: Launch, options: SftOptions, console: Console) -> Coroutine[Any, Any, None]:
+    """Writes the best `top_n` completions of each group to `out`. Raises GristmillError."""
+
+    def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[Conversation | PromptAndCompletion]:
+        return best(group, options, left_out)
+
+    return export(launch, options.saved, options.out, pick, console)
+
+
+def best(
+    group: SavedGroup, options: SftOptions, left_out: Counter[LeftOut]
+) -> Iterator[Conversation | PromptAndCompletion]:
+    """Yields the group's rows. Omits truncated completions, because they would teach the model to stop early."""
+    taken = 0
+    for total, completion in distinct(group, left_out):
+        if completion.cut:
+            left_out[LeftOut.CUT] += 1
+        elif total <= 0 if options.min_score is None else total < options.min_score:
+            left_out[LeftOut.LOW] += 1
+        elif taken == options.top_n:
+            left_out[LeftOut.NOT_BEST] += 1
+        else:
+            taken += 1
+            split = turns(group, completion)
+            if split is None:
+                yield PromptAndCompletion(group.prompt_text or group.prompt, completion.text)
+            else:
+                yield Conversation([*split[0], *split[1]])
+
+
+def dpo(launch: Launch, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
+    """Writes up to `pairs` pairs per group to `out`. Raises GristmillError."""
+
+    def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
+        return pairs(group, options, left_out)
+
+    return export(launch, options.saved, options.out, pick, console)
+
+
+def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
+    """Yields the group's rows, largest difference first.
+
+    A truncated completion may be the worse of a pair, never the better; ties do not form pairs.
+    """
+    scored = distinct(group, left_out)
+    found = [
+        (better - worse, chosen, rejected, better, worse)
+        for at, (better, chosen) in enumerate(scored)
+        for worse, rejected in scored[at + 1 :]
+        if not chosen.cut and better - worse > SAME and better - worse >= options.min_difference
+    ]
+    if not found:
+        left_out[LeftOut.NO_PAIR] += 1
+    for _, chosen, rejected, better, worse in sorted(found, key=lambda pair: -pair[0])[: options.pairs]:
+        split, other = turns(group, chosen), turns(group, rejected)
+        if split is None or other is None:
+            prompt = group.prompt_text or group.prompt
+            yield TextPair(prompt, chosen.text, rejected.text, better, worse)
+        else:
+            yield ConversationPair(split[0], split[1], other[1], better, worse)
+
+
 async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
-    """Writes the rows that `pick` yields for each group, and prints the counts of omitted rows.
+    """Writes the rows that `pick` yields for each group as JSONL, and prints the counts of omitted rows.
 
     Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text,
     because trainers read one kind per file.
@@ -53,6 +163,43 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
                 path=saved,
                 left_out={reason.name.lower(): count for reason, count in left_out.items() if count},
             )
-    console.print(f"{written} rows: {out}", highlight=False, soft_wrap=True)
+    say(console, f"{written} rows: {out}")
     if left_out.total():
-        console.print(told(left_out), highlight=False, soft_wrap=True)
+        say(console, told(left_out))
+
+
+def distinct(group: SavedGroup, left_out: Counter[LeftOut]) -> list[tuple[float, SavedCompletion]]:
+    """Returns the group's scored completions, best first, each text once. Counts the others in `left_out`."""
+    scored = [(c.total, c) for c in group.completions if c.total is not None]
+    left_out[LeftOut.NO_SCORE] += len(group.completions) - len(scored)
+    seen: list[list[Message] | str] = []
+    kept = []
+    for total, completion in sorted(scored, key=lambda pair: -pair[0]):
+        said = completion.messages if completion.messages is not None else completion.text
+        if said in seen:
+            left_out[LeftOut.TWICE] += 1
+        else:
+            seen.append(said)
+            kept.append((total, completion))
+    return kept
+
+
+def turns(group: SavedGroup, completion: SavedCompletion) -> tuple[list[Message], list[Message]] | None:
+    """Returns the conversation before the answer, and the answer; None if only text is known.
+
+    A prefill, which begins the model's answer, belongs to the answer.
+    """
+    if group.messages is None:
+        return None
+    prompt = list(group.messages)
+    answer = list(completion.messages or [{"role": "assistant", "content": completion.text}])
+    if prompt and prompt[-1].get("role") == "assistant" and answer[0].get("role") == "assistant":
+        begun = prompt.pop()
+        answer[0] = {**answer[0], "content": content_of(begun) + content_of(answer[0])}
+    return prompt, answer
+
+
+def told(left_out: Counter[LeftOut]) -> str:
+    """ "left out: 3 without a score, 1 cut short"; "" when nothing was left out."""
+    words = [f"{count} {reason}" for reason, count in left_out.items() if count]
+    return f"left out: {', '.join(words)}" if words else ""

@@ -10,18 +10,16 @@ from typing import Any
 
 from rich.console import Console
 
-from gristmill_env.commands.options import ProcessOptions
-from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.show import show_summary
+from gristmill_env.commands import ProcessOptions
+from gristmill_env.console import Steps, say, show_summary
 from gristmill_env.drops import ROW_ERRORS, reason_of
 from gristmill_env.errors import SavedError
-from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
-from gristmill_env.roller import Roller
+from gristmill_env.prepare import Task
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
+from gristmill_env.session import Session, open_session
 from gristmill_env.settings import differences
 from gristmill_env.together import together
 
@@ -35,30 +33,43 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
     """
     path = options.out or launch.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
-    task = Task.load(launch)
     config = launch.config
-    servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        patience = config.startup_patience or AT_A_TERMINAL
-        served, roller = await meet_model(launch, task, server, patience)
-        done = _rows_there(path, settings_of(config, served.name))
+    async with open_session(launch, Task.load(launch)) as session:
+        model = session.served.name
+        done = _rows_there(path, settings_of(config, model))
         rows = [row for row in range(options.groups) if row not in done]
         if done:
-            console.print(f"{len(done)} groups are in {path} already", highlight=False, soft_wrap=True)
+            say(console, f"{len(done)} groups are in {path} already")
         skipped: Counter[str] = Counter()
         with GroupWriter(path) as writer:
             try:
                 with Steps("groups", len(rows)) as steps:
-                    saver = GroupSaver(writer, run=launch.run_id, model=served.name, config=config)
-                    await _Rows(config.workers, task, roller, saver, steps, skipped).run(rows)
+                    waiting = iter(rows)
+                    saver = GroupSaver(writer, run=launch.run_id, model=model, config=config)
+                    workers = min(config.workers, len(rows))
+                    await together(_work(waiting, session, saver, steps, skipped) for _ in range(workers))
             finally:
                 page = path.with_suffix(".html")
                 summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")
                 show_summary(console, summary)
                 if skipped:
                     reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.most_common())
-                    console.print(f"{skipped.total()} rows skipped: {reasons}", highlight=False, soft_wrap=True)
-                console.print(f"groups: {path}\npage:   {page}", highlight=False, soft_wrap=True)
+                    say(console, f"{skipped.total()} rows skipped: {reasons}")
+                say(console, f"groups: {path}\npage:   {page}")
+
+
+async def _work(rows: Iterator[int], session: Session, saver: GroupSaver, steps: Steps, skipped: Counter[str]) -> None:
+    """Rolls rows and saves each group when it is done. `skipped`: receives the rows that cannot be used, by reason."""
+    for row in rows:  # shared: each row goes to one worker
+        try:
+            rollout = await session.roller.roll(session.task.dataset.item(row), f"row {row}")
+        except ROW_ERRORS as error:
+            logger.warning("row %d is skipped: %s", row, error.report())
+            skipped[reason_of(error).value] += 1
+            steps.add()
+            continue
+        group = await saver.save(rollout)
+        steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))
 
 
 def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
@@ -81,31 +92,3 @@ def _rows_there(path: Path, settings: dict[str, Any]) -> set[int]:
             )
         rows.add(group.row)
     return rows
-
-
-class _Rows:
-    """Rolls rows, several at a time, and saves each group when it is done."""
-
-    def __init__(
-        self, workers: int, task: Task, roller: Roller, saver: GroupSaver, steps: Steps, skipped: Counter[str]
-    ) -> None:
-        """`skipped`: receives the rows that cannot be used, by reason."""
-        self._workers, self._task, self._roller, self._saver, self._steps = workers, task, roller, saver, steps
-        self._skipped = skipped
-
-    async def run(self, rows: list[int]) -> None:
-        """Rolls the rows. Raises the first GristmillError that is not in ROW_ERRORS."""
-        waiting = iter(rows)
-        await together(self._work(waiting) for _ in range(min(self._workers, len(rows))))
-
-    async def _work(self, rows: Iterator[int]) -> None:
-        for row in rows:
-            try:
-                rollout = await self._roller.roll(self._task.dataset.item(row), f"row {row}")
-            except ROW_ERRORS as error:
-                logger.warning("row %d is skipped: %s", row, error.report())
-                self._skipped[reason_of(error).value] += 1
-                self._steps.add()
-                continue
-            group = await self._saver.save(rollout)
-            self._steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))

@@ -13,15 +13,15 @@ from rich.table import Table
 
 from gristmill.redaction import redact
 from gristmill.settings import parse
-from gristmill_env.commands.options import ReplayOptions
-from gristmill_env.commands.progress import Steps
-from gristmill_env.commands.scoring import score_group
-from gristmill_env.commands.show import plain
+from gristmill_env.commands import ReplayOptions
 from gristmill_env.commands.source import count_lines, open_groups
+from gristmill_env.console import Steps, plain, say
+from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.prepare import create_rewards, execution
-from gristmill_env.rewards import Score, Scorer
+from gristmill_env.prompts import opened_thought
+from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, Summary, figure
 from gristmill_env.saved.writer import new_file
@@ -79,7 +79,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
         raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
     show_comparison(console, comparison)
     if options.out is not None:
-        console.print(f"groups: {options.out}", highlight=False, soft_wrap=True)
+        say(console, f"groups: {options.out}")
 
 
 def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
@@ -101,6 +101,65 @@ def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
     return Scorer(create_rewards(as_saved, folder), has_answer=True, columns=columns, execution=how)
 
 
+async def score_group(scorer: Scorer, group: SavedGroup, answer_field: str | None) -> list[Score]:
+    """Scores the group's completions again.
+
+    `answer_field`: field of the row that holds the answer, if the group has that field; otherwise the saved answer is
+    used. Raises SavedError when a reward needs data that was not saved.
+    """
+    answer = group.answer
+    if answer_field is not None:
+        # Missing field: the column could not be saved, or is of another data set. The saved answer is the row's.
+        with contextlib.suppress(NoFieldError):
+            answer = str(lookup(group.columns, answer_field))
+    place = "a saved group" if group.row is None else f"the saved group of row {group.row}"
+    for weighted in scorer.rewards:
+        reward = weighted.reward
+        if reward.compares and answer is None:
+            raise SavedError(
+                "answer_not_saved",
+                f"reward '{reward.name}' compares with the row's answer, and {place} has none; "
+                "give the run's --config, so that it can be looked up in the data set",
+                reward=reward.name,
+                row=group.row,
+            )
+        if "tokens" in reward.asks_for and any(completion.token_ids is None for completion in group.completions):
+            raise SavedError(
+                "token_ids_not_saved",
+                f"reward '{reward.name}' counts tokens, and {place} was saved without token ids",
+                reward=reward.name,
+                row=group.row,
+            )
+        if "episode_reward" in reward.asks_for and all(c.episode_reward is None for c in group.completions):
+            raise SavedError(
+                "episode_reward_not_saved",
+                f"reward '{reward.name}' is what the environment gave, and {place} does not have it",
+                reward=reward.name,
+                row=group.row,
+            )
+    messages = group.messages or []
+    # The reply of a group that was archived as tokens lacks the <think> with which the prompt ends.
+    begun = opened_thought(group.prompt_text or "") if group.messages is None else ""
+    texts = [begun + completion.text for completion in group.completions]
+    return await scorer.score(
+        [
+            Sample(
+                completion=text,
+                answer=answer,
+                prompt=group.prompt,
+                tokens=completion.sampled_ids,
+                finish_reason=completion.finish_reason or "stop",
+                row=group.columns,
+                messages=messages,
+                conversation=[*messages, *(completion.messages or [{"role": "assistant", "content": text}])],
+                episode_reward=completion.episode_reward,
+                conversational=group.conversational,
+            )
+            for completion, text in zip(group.completions, texts, strict=True)
+        ],
+    )
+
+
 def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> SavedGroup:
     """Returns the group with new scores, and with the rewards that gave them."""
     completions = [
@@ -112,16 +171,6 @@ def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> Save
         rewards = config.recorded()["reward_functions"]
         settings = settings | {"dataset": settings.get("dataset", {}) | {"reward_functions": rewards}}
     return msgspec.structs.replace(group, completions=completions, settings=settings)
-
-
-def _sign(value: float) -> int:
-    return (value > SAME) - (value < -SAME)
-
-
-def _advantage_signs(values: Sequence[float]) -> list[int]:
-    # A group of one is trained on its raw reward.
-    mean = sum(values) / len(values) if len(values) > 1 else 0.0
-    return [_sign(value - mean) for value in values]
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
@@ -141,4 +190,14 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
         f"groups of one score: {old.same} before, {new.same} now",
         *([f"a reward failed on {new.failed} completions"] if new.failed else []),
     ):
-        console.print(text, highlight=False, soft_wrap=True)
+        say(console, text)
+
+
+def _sign(value: float) -> int:
+    return (value > SAME) - (value < -SAME)
+
+
+def _advantage_signs(values: Sequence[float]) -> list[int]:
+    # A group of one is trained on its raw reward.
+    mean = sum(values) / len(values) if len(values) > 1 else 0.0
+    return [_sign(value - mean) for value in values]

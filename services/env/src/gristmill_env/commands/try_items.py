@@ -9,31 +9,25 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.commands.show import plain
+from gristmill_env.console import plain, say
 from gristmill_env.drops import ROW_ERRORS
-from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
-from gristmill_env.roller import Roller
+from gristmill_env.prepare import AT_A_TERMINAL, Task
 from gristmill_env.rollout import Rollout
 from gristmill_env.saved.summary import figure
+from gristmill_env.session import Session, open_session
 
 _ITEMS = 5
 
 
 async def try_items(launch: Launch, console: Console) -> None:
     """Shows the first five items of the run's order. Raises GristmillError."""
-    config = launch.config
-    task = Task.load(launch)
-    patience = config.startup_patience or AT_A_TERMINAL
-    servers = ModelServers(config.server_configs, patience=patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        served, roller = await meet_model(launch, task, server, patience)
-        rows = range(min(_ITEMS, len(task.dataset)))
-        rollouts = await asyncio.gather(*(_roll(roller, task, row) for row in rows))
-    console.print(
-        f"{task.dataset.label}, {len(task.dataset)} rows; model {served.name} at {server.description}", highlight=False
-    )
+    patience = launch.config.startup_patience or AT_A_TERMINAL
+    async with open_session(launch, Task.load(launch), patience=patience) as session:
+        dataset, model = session.task.dataset, session.served.name
+        rows = range(min(_ITEMS, len(dataset)))
+        rollouts = await asyncio.gather(*(_roll(session, row) for row in rows))
+    say(console, f"{dataset.label}, {len(dataset)} rows; model {model} at {session.server.description}")
     for number, rollout in enumerate(rollouts, 1):
         if isinstance(rollout, str):
             console.print(Panel(plain(rollout), title=f"item {number}: skipped", title_align="left"))
@@ -41,9 +35,9 @@ async def try_items(launch: Launch, console: Console) -> None:
             _show(console, number, rollout, launch)
 
 
-async def _roll(roller: Roller, task: Task, row: int) -> Rollout | str:
+async def _roll(session: Session, row: int) -> Rollout | str:
     try:
-        return await roller.roll(task.dataset.item(row), f"item {row + 1}")
+        return await session.roller.roll(session.task.dataset.item(row), f"item {row + 1}")
     except ROW_ERRORS as error:
         return error.report()
 

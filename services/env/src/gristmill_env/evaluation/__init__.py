@@ -1,6 +1,6 @@
 """Measures a model on a fixed set of prompts: scored completions, and figures with confidence intervals.
 
-`estimators` holds the formulas. `plan` defines the measurement, and `records` the record of one prompt. `samples`
-stores records so that they survive a kill. `summary` turns records into figures, and `results` into files. `compare`
-compares two evaluations. `command` is `gristmill-env evaluate`, and `during` the evaluation of a run in training.
+`estimators` holds the formulas. `plan` defines the measurement. `samples` stores the record of each prompt so that it
+survives a kill. `results` turns records into figures and files, and `report` into tables. `compare` compares two
+evaluations. `run` evaluates, for `gristmill-env evaluate` and for a run in training.
 """

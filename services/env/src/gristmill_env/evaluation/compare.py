@@ -14,8 +14,7 @@ from pathlib import Path
 from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.estimators import Estimate, mean, pass_at_k, pass_ks
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.records import PromptRecord, SampleRecord
-from gristmill_env.evaluation.samples import read_plan, read_samples
+from gristmill_env.evaluation.samples import PromptRecord, SampleRecord, read_plan, read_samples
 
 
 @dataclass(frozen=True)

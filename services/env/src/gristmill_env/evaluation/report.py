@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Column, Table
 
+from gristmill_env.console import say
 from gristmill_env.evaluation.compare import Comparison
 from gristmill_env.evaluation.estimators import Estimate
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.evaluation.results import Evaluated
-from gristmill_env.evaluation.summary import RewardFigures
+from gristmill_env.evaluation.results import Evaluated, RewardFigures
 
 _WIDE = 160
 
@@ -17,9 +17,9 @@ _WIDE = 160
 def show(console: Console, evaluated: Evaluated) -> None:
     """Shows all figures of an evaluation, and the folder of its results."""
     plan, summary = evaluated.plan, evaluated.summary
-    _say(console, f"{plan.task}: {_model(plan)} on {plan.dataset}")
+    say(console, f"{plan.task}: {_model(plan)} on {plan.dataset}")
     of = "" if plan.prompts == plan.rows else f" of {plan.rows}"
-    _say(
+    say(
         console,
         f"{plan.prompts}{of} prompts, {_sampling(plan)}; a completion is right when {plan.decides} is 1 or more",
     )
@@ -37,16 +37,16 @@ def show(console: Console, evaluated: Evaluated) -> None:
         rewards.add_row(name, *_reward(one))
     _put(console, rewards)
     for text in _facts(evaluated):
-        _say(console, text)
+        say(console, text)
 
 
 def show_comparison(console: Console, comparison: Comparison) -> None:
     """Shows the second evaluation compared with the first."""
     for word, side in (("first: ", comparison.first), ("second:", comparison.second)):
-        _say(console, f"{word} {side.folder}: {_model(side.plan)}, {side.prompts} prompts, {_sampling(side.plan)}")
-    _say(console, f"{comparison.prompts} prompts are in both")
+        say(console, f"{word} {side.folder}: {_model(side.plan)}, {side.prompts} prompts, {_sampling(side.plan)}")
+    say(console, f"{comparison.prompts} prompts are in both")
     for caution in comparison.cautions:
-        console.print(f"note: {caution}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"note: {caution}", style="yellow")
     names = ("first", "second", "difference", "std. error", "95 % interval", "p", "better, worse, same")
     table = Table("figure", *[_right(name) for name in names])
     for one in comparison.differences:
@@ -117,7 +117,3 @@ def _right(name: str) -> Column:
 def _put(console: Console, table: Table) -> None:
     # A file or a pipe has no width, and a truncated table would be useless there.
     (console if console.is_terminal else Console(file=console.file, width=_WIDE)).print(table)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Evaluations of a run while it trains: their times, the environment that evaluates, and rollouts meanwhile.
+"""Evaluates the prompts of a plan, and decides when a run in training evaluates, and which environment.
 
 Each stretch of steps_per_eval steps (0 to 99, 100 to 199, ...) has one evaluation, at the first version seen in it.
 An evaluation is therefore due before the first step, and another at the end of the run. Of several environments, the
@@ -10,24 +10,135 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
-from gristmill import ApiError, Client, PolicyVersion
+from gristmill import ApiError, Client, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
-from gristmill_env.errors import BusyEvaluationError, EvaluationError, RewardError
-from gristmill_env.evaluation.evaluate import Roll
-from gristmill_env.evaluation.results import Evaluated
-from gristmill_env.evaluation.telling import SOURCE, row
+from gristmill_env.console import Steps
+from gristmill_env.data import Item, PromptDataset
+from gristmill_env.drops import ROW_ERRORS, reason_of
+from gristmill_env.errors import BusyEvaluationError, EvaluationError, InferenceError, RewardError
+from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
+from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
+from gristmill_env.evaluation.samples import PromptRecord, SampleFile, answered, skipped
+from gristmill_env.inference import ModelServers
+from gristmill_env.inference.http import ServerTroubleError
+from gristmill_env.launch import Launch
+from gristmill_env.rewards import Decision
+from gristmill_env.rollout import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
+from gristmill_env.together import together
 from gristmill_env.tracking import Observers
 
 logger = logging.getLogger(__name__)
-
 _TTL = 30.0
 """Seconds until a claim expires without renewal."""
 _EVERY = 10.0
 """Seconds between renewals, and between checks whether another process' claim has expired."""
+_LIMIT = 100
+"""Prompts if eval_limit is not set; Atropos' evaluation takes the same number."""
+
+
+class Roll(Protocol):
+    """Makes completions of an item and scores them, as `Roller.roll` does; the name appears in the logs."""
+
+    def __call__(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]: ...
+
+
+async def evaluate(
+    file: SampleFile,
+    dataset: PromptDataset,
+    roll: Roll,
+    *,
+    decision: Decision,
+    workers: int,
+    progress: Steps,
+) -> Evaluated:
+    """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
+
+    `decision`: the correctness reward of the rewards by which `roll` scores. Raises InferenceError when the model
+    server does not answer or refuses every prompt, and RewardError when the deciding reward cannot extract an answer.
+    """
+    started, before = time.time(), len(file.done)
+    missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
+    with progress:
+        await together(_work(file, dataset, roll, decision, missing, progress) for _ in range(workers))
+    # On a thread, because serve continues with rollouts meanwhile.
+    return await asyncio.to_thread(_conclude, file, started, before)
+
+
+def _conclude(file: SampleFile, started: float, resumed: int) -> Evaluated:
+    summary = summarise(file.plan, file.finish())
+    evaluated = Evaluated(file.plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
+    write_results(evaluated)
+    return evaluated
+
+
+async def _work(
+    file: SampleFile,
+    dataset: PromptDataset,
+    roll: Roll,
+    decision: Decision,
+    missing: Iterator[int],
+    progress: Steps,
+) -> None:
+    for number in missing:  # shared: each number goes to one worker
+        record = await _ask(file, dataset, roll, decision, number)
+        await file.add(record)
+        progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
+
+
+async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, decision: Decision, number: int) -> PromptRecord:
+    try:
+        item, plan = dataset.item(number), file.plan
+        rollout = await roll(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
+    except ROW_ERRORS as error:
+        return skipped(number, reason_of(error), str(error))
+    return answered(number, rollout, decision)
+
+
+class RunMeasure:
+    """Evaluates the model in training on the run's evaluation set."""
+
+    def __init__(self, launch: Launch, model: str) -> None:
+        """Loads the evaluation set. `model`: the model's served name. Raises DatasetError, RewardError."""
+        self._launch = launch
+        self._model = model
+        self._task = evaluation_task(launch)
+        self._folder = _writable(evaluations_folder(launch))
+
+    @property
+    def label(self) -> str:
+        """The data set and split."""
+        return self._task.dataset.label
+
+    async def __call__(self, version: str, roll: Roll) -> Evaluated:
+        """Evaluates the weights of `version`. Keeps the prompts that a killed evaluation of `version` has finished.
+
+        Raises InferenceError, BusyEvaluationError.
+        """
+        config, dataset = self._launch.config, self._task.dataset
+        plan = make_plan(self._launch, self._task, model=self._model, weights=version, limit=_LIMIT)
+        with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
+            progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
+            decision, workers = self._task.scorer.decision, config.max_eval_workers
+            return await evaluate(file, dataset, roll, decision=decision, workers=workers, progress=progress)
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:  # the run folder may be mounted read-only
+        instead = Path(tempfile.mkdtemp(prefix="gristmill-evaluations-"))
+        logger.warning("evaluations cannot be kept in %s (%s); they are in %s", folder, error.strerror, instead)
+        return instead
+
 
 Measure = Callable[[str, Roll], Awaitable[Evaluated]]
 """Evaluates the model server's weights, given the newest version and a function that makes completions."""
@@ -176,3 +287,32 @@ class RunEvaluations:
         )
         told = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
         logger.info(line("evaluated", run=self._run_id, version=version, **told, folder=evaluated.folder))
+
+
+async def version_left(api: Client, record: RunRecord, server: ModelServers) -> str | None:
+    """Returns the last version of the finished run, if its evaluation is missing and still possible.
+
+    The trainer no longer publishes weights. If the model server has other weights by now, a warning names the remedy.
+    """
+    version = record.version
+    if version is None or await api.metrics(record.run_id, SOURCE, after_step=PolicyVersion.parse(version).step - 1):
+        return None
+    if (record.trainer or {}).get("publisher") == "none" or (label := await weight_label(server)) == version:
+        return version
+    logger.warning(
+        "the last evaluation of run %s is missing, and the model server %s, not %s; serve the final model and use "
+        "`evaluate`",
+        record.run_id,
+        "does not tell its weights" if label is None else f"has the weights '{label}'",
+        version,
+    )
+    return None
+
+
+async def weight_label(server: ModelServers) -> str | None:
+    """Returns the label of the served weights; None if the server has no labels, because it is not vLLM."""
+    try:
+        return await server.weight_label()
+    except (InferenceError, ServerTroubleError) as error:
+        logger.debug("%s", error)
+        return None

@@ -10,22 +10,19 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from gristmill import ApiError, ApiUnreachable, Client, PolicyVersion
+from gristmill import ApiError, ApiUnreachable, PolicyVersion
+from gristmill_env.commands import EvaluateOptions
+from gristmill_env.console import Steps
 from gristmill_env.durable import write_file
-from gristmill_env.errors import EvaluationError, InferenceError
+from gristmill_env.errors import EvaluationError
 from gristmill_env.evaluation.compare import Comparison, compare
-from gristmill_env.evaluation.evaluate import evaluate
-from gristmill_env.evaluation.options import EvaluateOptions
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
-from gristmill_env.evaluation.progress import EvaluationProgress
 from gristmill_env.evaluation.report import show, show_comparison
-from gristmill_env.evaluation.results import RESULTS_FILE, Evaluated
+from gristmill_env.evaluation.results import RESULTS_FILE, SOURCE_BY_HAND, Evaluated, row
+from gristmill_env.evaluation.run import evaluate, weight_label
 from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile
-from gristmill_env.evaluation.telling import SOURCE_BY_HAND, row
-from gristmill_env.inference import ModelServers, Thinking
-from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import AT_A_TERMINAL, meet_model
+from gristmill_env.session import connect_api, open_session
 from gristmill_env.versions import is_version
 
 logger = logging.getLogger(__name__)
@@ -45,31 +42,24 @@ async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Consol
         return
     for folder in options.compare:
         compare(folder, folder)  # reports a mistyped folder before the evaluation instead of after it
-    evaluated = await _evaluate(launch, options, console)
+    evaluated = await _evaluate(launch, options)
     show(console, evaluated)
     await _tell(launch, evaluated)
     for folder in options.compare:
         _compare(folder, evaluated.folder, evaluated.folder, console)
 
 
-async def _evaluate(launch: Launch, options: EvaluateOptions, console: Console) -> Evaluated:
+async def _evaluate(launch: Launch, options: EvaluateOptions) -> Evaluated:
     config, folder = launch.config, _folder(launch, options)
-    task = evaluation_task(launch)
-    servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        served, roller = await meet_model(launch, task, server, config.startup_patience or AT_A_TERMINAL)
-        plan = make_plan(launch, task, model=served.name, weights=await _weights(server))
-        errors = Console(stderr=True)
+    async with open_session(launch, evaluation_task(launch)) as session:
+        dataset, decision = session.task.dataset, session.task.scorer.decision
+        plan = make_plan(launch, session.task, model=session.served.name, weights=await weight_label(session.server))
         with SampleFile(folder, plan, resume=options.resume) as file:
-            progress = EvaluationProgress(plan.prompts, len(file.done), console=errors, say=errors.out)
+            progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
-                file,
-                task.dataset,
-                roller.roll,
-                decision=task.scorer.decision,
-                workers=config.max_eval_workers,
+                file, dataset, session.roller.roll, decision=decision, workers=config.max_eval_workers,
                 progress=progress,
-            )
+            )  # fmt: skip
 
 
 def _folder(launch: Launch, options: EvaluateOptions) -> Path:
@@ -89,23 +79,14 @@ def _folder(launch: Launch, options: EvaluateOptions) -> Path:
     return unfinished[-1]
 
 
-async def _weights(server: ModelServers) -> str | None:
-    try:
-        return await server.weight_label()
-    except (InferenceError, ServerTroubleError) as error:
-        logger.debug("%s", error)  # fine: a server that is not vLLM has no labels
-        return None
-
-
 async def _tell(launch: Launch, evaluated: Evaluated) -> None:
     """Reports to the API if the weights are a version of this run there, because then a step exists to plot at."""
     label = evaluated.plan.weights
     if label is None or not is_version(label):
         return
-    version, config = PolicyVersion.parse(label), launch.config
+    version = PolicyVersion.parse(label)
     try:
-        token = launch.deployment.api_token
-        async with Client(config.rollout_server_url, patience=_API_PATIENCE, token=token) as api:
+        async with connect_api(launch, _API_PATIENCE) as api:
             newest = (await api.get_run(launch.run_id)).version
             if newest is None or version > PolicyVersion.parse(newest):
                 logger.warning("run %s never had the weights %s; the API is not told", launch.run_id, label)
