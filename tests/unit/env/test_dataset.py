@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,12 @@ def test_a_cell_that_csv_does_not_take_is_an_error_with_its_line(
 ) -> None:
     monkeypatch.setattr(sources, "_LONGEST_CELL", 10)  # the real one is gigabytes
     (tmp_path / "rows.csv").write_text(f"question,answer\na,1\n{'b' * 11},2\n")
-    with raises(DatasetError, "dataset_unreadable", path=tmp_path / "rows.csv", line=3):
-        load(dataset_path=str(tmp_path / "rows.csv"))
+    limit = csv.field_size_limit()
+    try:
+        with raises(DatasetError, "dataset_unreadable", path=tmp_path / "rows.csv", line=3):
+            load(dataset_path=str(tmp_path / "rows.csv"))
+    finally:
+        csv.field_size_limit(limit)  # the limit is the process's, and other tests read CSV files
 
 
 def test_a_seed_below_0_is_refused_with_the_settings() -> None:
