@@ -12,7 +12,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from gristmill_env.drops import ROW_ERRORS, reason_of
 from gristmill_env.errors import BusyEvaluationError, EvaluationError, InferenceError, RewardError
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
-from gristmill_env.evaluation.samples import PromptRecord, SampleFile, answered, skipped
+from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
@@ -35,6 +35,7 @@ from gristmill_env.together import together
 from gristmill_env.tracking import Observers
 
 logger = logging.getLogger(__name__)
+
 _TTL = 30.0
 """Seconds until a claim expires without renewal."""
 _EVERY = 10.0
@@ -63,42 +64,30 @@ async def evaluate(
     `decision`: the correctness reward of the rewards by which `roll` scores. Raises InferenceError when the model
     server does not answer or refuses every prompt, and RewardError when the deciding reward cannot extract an answer.
     """
-    started, before = time.time(), len(file.done)
-    missing = iter([number for number in range(file.plan.prompts) if number not in file.done])
+    started, resumed, plan = time.time(), len(file.done), file.plan
+    missing = iter([number for number in range(plan.prompts) if number not in file.done])
+
+    async def work() -> None:
+        for number in missing:  # shared: each number goes to one worker
+            try:
+                rollout = await roll(dataset.item(number), f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
+            except ROW_ERRORS as error:
+                record = skipped(number, reason_of(error), str(error))
+            else:
+                record = answered(number, rollout, decision)
+            await file.add(record)
+            progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
+
+    def conclude() -> Evaluated:
+        summary = summarise(plan, file.finish())
+        evaluated = Evaluated(plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
+        write_results(evaluated)
+        return evaluated
+
     with progress:
-        await together(_work(file, dataset, roll, decision, missing, progress) for _ in range(workers))
+        await together(work() for _ in range(workers))
     # On a thread, because serve continues with rollouts meanwhile.
-    return await asyncio.to_thread(_conclude, file, started, before)
-
-
-def _conclude(file: SampleFile, started: float, resumed: int) -> Evaluated:
-    summary = summarise(file.plan, file.finish())
-    evaluated = Evaluated(file.plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
-    write_results(evaluated)
-    return evaluated
-
-
-async def _work(
-    file: SampleFile,
-    dataset: PromptDataset,
-    roll: Roll,
-    decision: Decision,
-    missing: Iterator[int],
-    progress: Steps,
-) -> None:
-    for number in missing:  # shared: each number goes to one worker
-        record = await _ask(file, dataset, roll, decision, number)
-        await file.add(record)
-        progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
-
-
-async def _ask(file: SampleFile, dataset: PromptDataset, roll: Roll, decision: Decision, number: int) -> PromptRecord:
-    try:
-        item, plan = dataset.item(number), file.plan
-        rollout = await roll(item, f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
-    except ROW_ERRORS as error:
-        return skipped(number, reason_of(error), str(error))
-    return answered(number, rollout, decision)
+    return await asyncio.to_thread(conclude)
 
 
 class RunMeasure:
