@@ -37,7 +37,7 @@ class RewardSpec(Settings):
         return {key: value for key, value in write(self).items() if key not in ("name", "process") or value}
 
     def recorded(self) -> dict[str, Any]:
-        """What makes it this reward and no other, without secrets, addresses and where it runs: they may change."""
+        """Returns the settings that distinguish this reward from others, without secrets, addresses and `process`."""
         kept = self.model_dump(mode="json", exclude={"process"})
         return {**kept, "params": without_secrets(self.params, "base_url")}
 
@@ -185,17 +185,17 @@ class DatasetConfig(Settings):
 
     @property
     def verifiers_id(self) -> str | None:
-        """The verifiers environment that the rows are of, if they are."""
+        """Id of the verifiers environment that provides the rows; None if another source provides them."""
         kind, colon, name = (self.dataset_name or "").partition(":")
         return name if colon and kind == VERIFIERS else None
 
     @property
     def gold_field(self) -> str | None:
-        """Field of a row that rewards compare with; None when rows bring no answer."""
+        """Field of a row with which rewards compare; None if rows have no answer."""
         return self.ground_truth_field or self.answer_field
 
     def recorded(self) -> dict[str, Any]:
-        """What makes a run this run and no other, without secrets and without the evaluation, which only measures."""
+        """Returns the settings that distinguish a run from others, without secrets and evaluation."""
         kept = {name for name in type(self).model_fields if not name.startswith("eval_")} - {"reward_functions"}
         if self.dataset_revision is None:
             kept -= {"dataset_revision"}  # a record is the same as before there were revisions
@@ -205,7 +205,7 @@ class DatasetConfig(Settings):
         return public
 
     def rewards(self) -> list[RewardSpec]:
-        """`reward_functions` with names spelled out; a rubric that names no environment is that of the rows."""
+        """Returns `reward_functions` as specs. A rubric without an environment gets the environment of the rows."""
         specs = [RewardSpec(type=item) if isinstance(item, str) else item for item in self.reward_functions]
         if self.verifiers_id is None:
             return specs
@@ -217,7 +217,7 @@ class DatasetConfig(Settings):
 
 
 def without_secrets(value: Any, *others: str) -> Any:
-    """A copy without the keys that name a secret, and without the keys `others`, at any depth."""
+    """Returns a copy without the keys that name a secret, and without the keys `others`, at any depth."""
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if key not in others and not is_secret(str(key))}
         return {key: without_secrets(item, *others) for key, item in kept.items()}

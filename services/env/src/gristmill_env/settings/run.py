@@ -18,7 +18,7 @@ from gristmill_env.settings.dataset import DatasetConfig, without_secrets
 
 
 class EvalHandling(StrEnum):
-    """What becomes of this process' rollouts while it evaluates in `serve`."""
+    """The rollouts of this process while it evaluates in `serve`."""
 
     STOP_TRAIN = "STOP_TRAIN"
     """The process begins no rollouts. Rollouts in progress finish."""
@@ -46,7 +46,7 @@ class EnvironmentSpec(Settings):
         return {"type": value} if isinstance(value, str) else value
 
     def recorded(self) -> dict[str, Any]:
-        """What makes it this environment and no other. Secrets are left out."""
+        """Returns the settings that distinguish this environment from others, without secrets."""
         return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
 
 
@@ -274,7 +274,7 @@ class EnvConfig(Settings):
         return self
 
     def trainer_block(self) -> dict[str, Any]:
-        """`trainer:` with what the top level says of it: total_steps, batch_size, max_batches_offpolicy."""
+        """Returns `trainer:` with the top level's total_steps, batch_size and max_batches_offpolicy."""
         return trainer_block(
             self.trainer,
             total_steps=self.total_steps,
@@ -297,7 +297,7 @@ class EnvConfig(Settings):
         return self.server_configs[0]
 
     def warnings(self) -> list[str]:
-        """What is allowed and probably not meant: one sentence for each such setting."""
+        """Returns one sentence for each setting that is allowed, but probably a mistake."""
         found = []
         if self.dataset.top_p != 1:
             found.append(
@@ -316,10 +316,10 @@ class EnvConfig(Settings):
         return found
 
     def recorded(self, model: str) -> dict[str, Any]:
-        """The half of the run's record that is the environment's: what makes it this run and no other.
+        """Returns the environment's part of the run's record: the settings that distinguish this run from others.
 
-        Addresses, secrets, time-outs, worker counts, logging and evaluation are left out: they may change between
-        restarts.
+        The record omits addresses, secrets, time-outs, worker counts, logging and evaluation, because they may change
+        between restarts.
         """
         recorded: dict[str, Any] = redact({
             "model": model,
@@ -333,7 +333,7 @@ class EnvConfig(Settings):
         return recorded
 
     def _thinking(self) -> dict[str, Any]:
-        """The settings of thinking that are set: they are part of what the model is asked."""
+        """Returns the settings of thinking that have a value, because they change the request to the model."""
         names = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custom_thinking_prompt")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
