@@ -1,4 +1,4 @@
-"""Progress of long commands, on a terminal and elsewhere."""
+"""Output of the commands: progress of long work, on a terminal and elsewhere, and text as it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from gristmill_env.console import Steps
+from gristmill_env.console import Steps, say
 
 
 def test_progress_without_a_terminal_prints_plain_lines() -> None:
@@ -43,3 +43,20 @@ def test_a_bar_on_a_terminal() -> None:
         steps.add(3, tokens=10)
     assert "3/4" in out.getvalue()
     assert "tokens/s" in out.getvalue()
+
+
+def test_progress_of_resumed_work_excludes_earlier_items_from_the_rate() -> None:
+    now = [0.0]
+    told: list[str] = []
+    with Steps("prompts evaluated", 50, clock=lambda: now[0], done=40, say=told.append) as steps:
+        now[0] += 20.0
+        steps.add(4)
+        assert told == ["44 of 50 prompts evaluated, 0.2/s, about 30 s left"]
+        steps.add(6)
+    assert told[1:] == ["50 of 50 prompts evaluated, 0.5/s"]
+
+
+def test_text_is_printed_as_it_is_and_in_one_line() -> None:
+    out = io.StringIO()
+    say(Console(file=out, width=20), "groups: runs/[red]/groups.jsonl 1234567890\x1b[2J")
+    assert out.getvalue() == "groups: runs/[red]/groups.jsonl 1234567890\ufffd[2J\n"

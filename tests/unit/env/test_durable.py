@@ -1,0 +1,72 @@
+"""Files that survive a kill: complete or absent, and lines that are never torn by another writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill_env.durable import LineFile, complete_file, read_lines, write_file
+
+
+def test_a_complete_file_replaces_the_old_file_only_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_file(path, b"old")
+    with complete_file(path) as temporary:
+        temporary.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_complete_file_keeps_the_old_file_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_file(path, b"old")
+
+    def fail() -> None:
+        with complete_file(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_complete_file_ignores_the_temporary_file_of_a_killed_process(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    with complete_file(path) as temporary:
+        temporary.write_bytes(b"left by a kill" * 9)
+        left = temporary.read_bytes()
+        place = temporary
+    place.write_bytes(left)
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_exclusive_line_file_is_open_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    first = LineFile(path, exclusive=True)
+    first.append(b"{}")
+    with pytest.raises(BlockingIOError):
+        LineFile(path, exclusive=True)
+    first.append(b"[]")  # the lock survives the refused process
+    with pytest.raises(BlockingIOError):
+        LineFile(path, exclusive=True)
+    first.close()
+    LineFile(path, exclusive=True).close()
+    with path.open("rb") as file:
+        assert list(read_lines(file)) == [(1, b"{}\n"), (2, b"[]\n")]
+
+
+def test_a_complete_last_line_gets_its_newline_and_a_torn_one_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    for end, kept in ((b'{"a": 1}', [b'{"a": 1}\n']), (b'{"a": ', [])):
+        path.write_bytes(b"{}\n\n" + end)
+        file = LineFile(path, exclusive=True)
+        file.append(b"[]")
+        file.close()
+        with path.open("rb") as lines:
+            assert [line for _, line in read_lines(lines)] == [b"{}\n", *kept, b"[]\n"]
