@@ -32,8 +32,11 @@ NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
 ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "adopt", "model"))
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
-_OF_ATROPOS: Final = ("_atropos.lua", "_packing.lua", "adopt.lua", "reject.lua")
-_OF_BOTH: Final = ("_keys.lua", "_moves.lua", "_sums.lua", "delete.lua", "version.lua")
+_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua", "adopt.lua", "reject.lua")
+_OF_BOTH: Final = (
+    *("_keys.lua", "_moves.lua", "_sums.lua", "lease.lua", "ack.lua", "extend.lua", "nack.lua"),
+    *("delete.lua", "version.lua"),
+)
 
 
 def stages(script: str) -> list[Tests]:

@@ -69,9 +69,9 @@ class Bench:
         """Returns the batch id and the numbers of the next batch, which then counts as being sent."""
         batch_id = batch_id or new_id("atropos")
         found = await self.queue.lease(batch_id)
-        if found is None or found[0] is None:
+        if found is None or not found.groups:
             return None
-        bodies = await self.queue.payloads(batch_id, found[0])
+        bodies = await self.queue.payloads(batch_id, found.groups)
         return batch_id, [json.loads(body)["number"] for body in bodies]
 
     async def silence(self, number: int) -> None:

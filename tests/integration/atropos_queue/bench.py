@@ -44,7 +44,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.store = Store(self.redis, self.limits, archive=self.archive)
-        self.queue = Queue(self.store, self.limits, RUN, archive=self.archive)
+        self.queue = Queue(self.store, self.limits, RUN)
 
     async def start(self, batch_size: int = 4) -> None:
         """A trainer registers and asks for a batch, so that environments may register."""
@@ -63,10 +63,9 @@ class Bench:
         return await self.queue.submit(f"receipt-{next(self._receipts)}", groups)
 
     async def lend(self, batch_id: str) -> list[str] | None:
-        answer = await self.queue.lease(batch_id)
-        assert answer is not None, "no trainer is registered"
-        lent, _ = answer
-        return None if lent is None else [group.group_id for group in lent]
+        batch = await self.queue.lease(batch_id)
+        assert batch is not None, "no trainer is registered"
+        return [group.group_id for group in batch.groups] or None
 
     async def ready(self) -> list[str]:
         return (await self.store.runs.audit(RUN)).ready

@@ -156,10 +156,8 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear)
     assert await ear.hear(bench.lend("atropos:1")) == (set(), [told("lease", batch="atropos:1", groups=2)])
     answer = await bench.queue.lease("atropos:1")
     assert answer is not None
-    lent, set_aside = answer
-    assert lent is not None
-    assert [(group.group_id, group.size) for group in lent] == [(name, 100) for name in names(0, 1)]
-    assert set_aside == 0
+    assert [(group.group_id, group.size) for group in answer.groups] == [(name, 100) for name in names(0, 1)]
+    assert answer.dead == 0
     assert await bench.ready() == names(2, 3)
     assert await bench.redis.hget(START + "group:a00000000", "attempts") == b"1"
     assert await ear.hear() == NOTHING, "a retry"
@@ -236,9 +234,8 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         await bench.submit(scored(5), scored(2), scored(4), scored(9), scored(2))
         answer = await bench.queue.lease("atropos:1")
         assert answer is not None
-        lent, set_aside = answer
-        assert lent is not None
-        assert ([group.group_id for group in lent], set_aside) == (names(2), 2)
+        leased = [group.group_id for group in answer.groups]
+        assert (leased, answer.dead) == (names(2), 2)
         letters = await bench.store.dead_letters.all(RUN, 0, 9)
         assert [(letter.group_id, letter.reason) for letter in letters] == [
             (name, "larger_than_a_batch") for name in names(0, 3)
@@ -249,9 +246,8 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         await bench.submit(scored(4))
         answer = await bench.queue.lease("atropos:2")
         assert answer is not None
-        lent, set_aside = answer
-        assert lent is not None
-        assert ([group.group_id for group in lent], set_aside) == (names(5), 2)
+        leased = [group.group_id for group in answer.groups]
+        assert (leased, answer.dead) == (names(5), 2)
         status = await bench.store.runs.status(RUN)
         assert (status.dead, status.accepted, status.ready) == (4, 2, 0)
 
@@ -344,9 +340,8 @@ async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(benc
     await bench.submit(*[scored(1)] * 300, scored(9))
     answer = await bench.queue.lease("atropos:1")
     assert answer is not None
-    lent, set_aside = answer
-    assert lent is not None
-    assert ([group.group_id for group in lent], set_aside) == (names(0, 1, 2, 3), 1)
+    leased = [group.group_id for group in answer.groups]
+    assert (leased, answer.dead) == (names(0, 1, 2, 3), 1)
 
 
 async def test_a_reset_of_nothing_leaves_nothing(bench: Bench) -> None:

@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     silent: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(title="Gristmill trajectory API", version="1", lifespan=lifespan, telemetry=silent)
     app.state.context = context
-    app.state.atropos = atropos.AtroposContext(context, settings.atropos_run, archive=settings.archive_dir is not None)
+    app.state.atropos = atropos.AtroposContext(context, settings.atropos_run)
     app.add_middleware(FastPathMiddleware, routes=[*routes.all_routes, *atropos.router.routes])
     bodies = Bodies(settings.limits.max_concurrent_body_bytes)
     metrics.body_bytes.set_function(lambda: bodies.held)

@@ -20,9 +20,9 @@ _REPORTS: Final = 4096
 
 
 class AtroposContext:
-    def __init__(self, ctx: Context, run_id: str, *, archive: bool) -> None:
+    def __init__(self, ctx: Context, run_id: str) -> None:
         self.metrics = ctx.metrics
-        self.queue = Queue(ctx.store, ctx.limits, run_id, archive=archive)
+        self.queue = Queue(ctx.store, ctx.limits, run_id)
         self.backpressure = Backpressure(ctx, run_id)
         self.deliveries = Deliveries(self.queue, self.backpressure)
         self._left_out: set[tuple[int | None, str]] = set()

@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from gristmill.logs import line
 from gristmill_api.atropos.backpressure import Backpressure
-from gristmill_api.atropos.queue import DELIVERY_TTL_S, LeasedGroup, Queue
+from gristmill_api.atropos.queue import DELIVERY_TTL_S, Queue
 from gristmill_api.conversion import as_json
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http import framing
 from gristmill_api.http.content_coding import GzipStream
+from gristmill_api.store import LeasedGroup
 
 _LOG = logging.getLogger(__name__)
 _SETTLE_S = 5.0
@@ -133,7 +134,8 @@ class Delivery(Response):
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(DELIVERY_TTL_S / 3)
-            with contextlib.suppress(RedisError):  # The next turn tries again.
+            # The next turn tries again. A run that was deleted meanwhile needs no lease.
+            with contextlib.suppress(RedisError, ApiProblem):
                 await self._queue.extend(self._batch_id)
 
 

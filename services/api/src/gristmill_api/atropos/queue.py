@@ -1,4 +1,4 @@
-"""The store for Atropos' clients. Each method runs one Lua script (store/lua/atropos_*.lua)."""
+"""The store for Atropos' clients: one run, over the scripts of store/lua."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gristmill_api import errors
 from gristmill_api.atropos.env_status import EnvFacts, EnvView
 from gristmill_api.atropos.fast_parse import Scored
 from gristmill_api.atropos.messages import RegisterEnv, Registration
+from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
-from gristmill_api.store import Store, keys
+from gristmill_api.store import Batch, LeasedGroup, Store, keys
 from gristmill_api.store.records import pairs, text
 
 DELIVERY_TTL_S: Final = 30.0
@@ -45,21 +46,13 @@ class NewEnv:
     """The registration, and `step`."""
 
 
-@dataclass(frozen=True)
-class LeasedGroup:
-    group_id: str
-    size: int
-    """Bytes as stored."""
-
-
 class Queue:
     """One run, which opens with its first use. Methods raise the errors of Store."""
 
-    def __init__(self, store: Store, limits: Limits, run_id: str, *, archive: bool = False) -> None:
+    def __init__(self, store: Store, limits: Limits, run_id: str) -> None:
         self.run_id: Final = run_id
         self._store = store
         self._limits = limits
-        self._archive = "1" if archive else ""
 
     async def register(self, registration: Registration) -> None:
         """Register the trainer and its settings, unless a trainer is registered already."""
@@ -142,31 +135,25 @@ class Queue:
             raise errors.run_full(self.run_id, int(rest[0]), int(rest[1]))
         return [None if size < 0 else size for size in rest[0]]
 
-    async def lease(self, batch_id: str) -> tuple[list[LeasedGroup] | None, int] | None:
-        """The next batch, None inside while it is not full; and how many groups became dead letters on the way.
-        None: no trainer is registered."""
-        ttl, attempts = _ms(DELIVERY_TTL_S), self._limits.max_attempts
-        status, *rest = await self._run("atropos_batch", batch_id, ttl, attempts, self._silence_ms)
-        if status == "UNREGISTERED":
-            return None
-        dead, *groups = rest
-        if status == "NONE":
-            return None, dead
-        leased = [LeasedGroup(text(name), int(size)) for name, size in zip(groups[::2], groups[1::2], strict=True)]
-        return leased, dead
+    async def lease(self, batch_id: str) -> Batch | None:
+        """The next batch; it has no groups while it is not full. None: no trainer is registered."""
+        try:
+            return await self._store.queue.lease_packed(self.run_id, batch_id, DELIVERY_TTL_S)
+        except ApiProblem as error:
+            if error.code == "run_missing":
+                return None
+            raise
 
     async def extend(self, batch_id: str) -> bool:
         """Keep a batch that is being sent. False: it is lost."""
-        status, *_ = await self._run("atropos_extend", batch_id, _ms(DELIVERY_TTL_S))
-        return bool(status == "OK")
+        return not await self._store.queue.extend(self.run_id, None, [batch_id], DELIVERY_TTL_S)
 
     async def ack(self, batch_id: str) -> bool:
         """Ack a batch that was sent whole. False: the lease had expired, and its groups may be in another batch."""
-        status, *_ = await self._run("atropos_ack", batch_id, self._archive)
-        return bool(status != "LOST")
+        return not (await self._store.queue.ack(self.run_id, None, [batch_id])).lost
 
     async def nack(self, batch_id: str) -> None:
-        await self._run("atropos_give_back", batch_id)
+        await self._store.queue.nack(self.run_id, None, [batch_id])
 
     async def payloads(self, batch_id: str, groups: Sequence[LeasedGroup]) -> list[bytes]:
         """The groups' bytes. Raises ApiProblem (410) when one went to another lease and is trained."""

@@ -124,11 +124,11 @@ async def batch(ctx: AtroposCtx, request: Request) -> Response:
     found = await ctx.backpressure.retry(lambda: ctx.queue.lease(batch_id), request.is_disconnected)
     if found is None:
         return JSONResponse(_UNREGISTERED)
-    groups, dead = found
-    if dead:
+    groups = found.groups
+    if found.dead:
         why = "they can be part of no batch; GET /v1/runs/.../dead lists the reasons"
-        _LOG.warning(line("dead", run=ctx.queue.run_id, groups=dead, why=why))
-    if groups is None:
+        _LOG.warning(line("dead", run=ctx.queue.run_id, groups=found.dead, why=why))
+    if not groups:
         return JSONResponse({"batch": None})
     first = await ctx.queue.payloads(batch_id, framing.parts(groups, lambda group: group.size)[0])
     gzip = accepts_gzip(request) and sum(group.size for group in groups) >= GZIP_MINIMUM_SIZE

@@ -27,11 +27,11 @@ from gristmill_api.store.dead_letters import DeadLetters
 from gristmill_api.store.envs import Environments
 from gristmill_api.store.journal import Journal
 from gristmill_api.store.permits import Permits
-from gristmill_api.store.queue import GroupQueue, LeasedGroup, LeaseSize, Submission
+from gristmill_api.store.queue import Batch, GroupQueue, LeasedGroup, LeaseSize, Submission
 from gristmill_api.store.runs import Runs
 from gristmill_api.store.scripts import Scripts
 
-__all__ = ["LeaseSize", "LeasedGroup", "Store", "Submission"]
+__all__ = ["Batch", "LeaseSize", "LeasedGroup", "Store", "Submission"]
 
 
 class Store:

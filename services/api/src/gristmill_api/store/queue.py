@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError  # noqa: A004
@@ -157,29 +157,55 @@ class GroupQueue:
         than `max_staleness` steps ago are dropped. If `look` is false and the queue holds less than the size, the call
         does nothing.
         """
-        status, *rest = await self._scripts.call_as_trainer(
-            "lease",
+        reply = await self._lease(
             run_id,
             incarnation,
             batch_id,
             amount.unit,
             amount.count,
+            self._limits.lease_ttl_s,
+            max_staleness=max_staleness,
+            partial=partial,
+            look=look,
+        )
+        return _batch(reply)
+
+    async def lease_packed(self, run_id: str, batch_id: str, ttl_s: float) -> Batch | None:
+        """Lease the next batch of Atropos' protocol: whole groups with exactly as many sequences as its trainer
+        registered. The same id returns the same batch. None: no trainer of that protocol is registered."""
+        reply = await self._lease(run_id, None, batch_id, "packed", "", ttl_s)
+        return None if reply[0] == "UNREGISTERED" else _batch(reply)
+
+    async def _lease(
+        self,
+        run_id: str,
+        incarnation: int | None,
+        batch_id: str,
+        unit: str,
+        count: int | str,
+        ttl_s: float,
+        *,
+        max_staleness: int | None = None,
+        partial: bool = False,
+        look: bool = True,
+    ) -> list[Any]:
+        reply = await self._scripts.call_as_trainer(
+            "lease",
+            run_id,
+            incarnation,
+            batch_id,
+            unit,
+            count,
             "1" if partial else "",
             "1" if look else "",
-            milliseconds(self._limits.lease_ttl_s),
+            milliseconds(ttl_s),
             self._limits.max_attempts,
             milliseconds(self._limits.env_ttl_s),
             "" if max_staleness is None else max_staleness,
         )
-        if status == "ACKED":
+        if reply[0] == "ACKED":
             raise errors.batch_acked(run_id, batch_id)
-        dead, stale, *groups = rest
-        facts = zip(groups[::4], groups[1::4], groups[2::4], groups[3::4], strict=True)
-        return Batch(
-            [LeasedGroup(text(name), int(size), int(raw), text(schema)) for name, size, raw, schema in facts],
-            int(dead),
-            int(stale),
-        )
+        return reply
 
     async def payload(self, run_id: str, group_id: str) -> bytes | None:
         """Returns a stored group's bytes as received; None if the group was trained meanwhile."""
@@ -211,21 +237,30 @@ class GroupQueue:
         _, dead = await self._scripts.call("reject", run_id, batch_id, *arguments)
         return int(dead)
 
-    async def extend(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> list[str]:
-        """Keep leases alive. Returns the ids of those that are lost."""
-        _, *lost = await self._scripts.call_as_trainer(
-            "extend", run_id, incarnation, milliseconds(self._limits.lease_ttl_s), *batch_ids
-        )
+    async def extend(
+        self, run_id: str, incarnation: int | None, batch_ids: Sequence[str], ttl_s: float | None = None
+    ) -> list[str]:
+        """Keep leases alive, for API_LEASE_TTL_S or `ttl_s` seconds. Returns the ids of those that are lost."""
+        ttl_ms = milliseconds(ttl_s or self._limits.lease_ttl_s)
+        _, *lost = await self._scripts.call_as_trainer("extend", run_id, incarnation, ttl_ms, *batch_ids)
         return [batch_id.decode() for batch_id in lost]
 
-    async def ack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> Acked:
-        """Mark batches as covered by a durable checkpoint."""
+    async def ack(self, run_id: str, incarnation: int | None, batch_ids: Sequence[str]) -> Acked:
+        """Mark batches as covered by a durable checkpoint; without an incarnation as sent to Atropos' trainer."""
         _, groups, batches, already, *lost = await self._scripts.call_as_trainer(
             "ack", run_id, incarnation, self._archive, *batch_ids
         )
         return Acked(int(groups), int(batches), int(already), [batch_id.decode() for batch_id in lost])
 
-    async def nack(self, run_id: str, incarnation: int, batch_ids: Sequence[str]) -> int:
+    async def nack(self, run_id: str, incarnation: int | None, batch_ids: Sequence[str]) -> int:
         """Return batches. Their groups are ready again, in their places. Returns how many groups there were."""
         _, groups = await self._scripts.call_as_trainer("nack", run_id, incarnation, *batch_ids)
         return int(groups)
+
+
+def _batch(reply: Sequence[Any]) -> Batch:
+    """From the reply of lease.lua."""
+    _, dead, stale, *groups = reply
+    facts = zip(groups[::4], groups[1::4], groups[2::4], groups[3::4], strict=True)
+    leased = [LeasedGroup(text(name), int(size), int(raw), text(schema)) for name, size, raw, schema in facts]
+    return Batch(leased, int(dead), int(stale))

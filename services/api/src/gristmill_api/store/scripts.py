@@ -58,12 +58,13 @@ class Scripts:
             raise errors.suspended(run_id)
         return [text(status), *rest]
 
-    async def call_as_trainer(self, name: str, run_id: str, incarnation: int, *args: str | int) -> list[Any]:
+    async def call_as_trainer(self, name: str, run_id: str, incarnation: int | None, *args: str | int) -> list[Any]:
         """Run a script of the trainer's side. Raises ApiProblem also if another incarnation replaced the trainer, or
-        the run is finished (409)."""
-        status, *rest = await self.call(name, run_id, incarnation, *args)
+        the run is finished (409). `incarnation` None: for a trainer of Atropos' protocol, which has no incarnations.
+        """
+        status, *rest = await self.call(name, run_id, "" if incarnation is None else incarnation, *args)
         if status == "FENCED":
-            raise errors.fenced(run_id, incarnation, int(rest[0]))
+            raise errors.fenced(run_id, incarnation or 0, int(rest[0]))
         if status == "FINISHED":
             raise errors.finished(run_id)
         return [status, *rest]

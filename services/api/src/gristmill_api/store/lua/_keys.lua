@@ -108,10 +108,11 @@ end
 
 local function state() return redis.call('HGET', RECORD, 'state') end
 
--- The answer to a trainer's call that is refused, or nil.
+-- The answer to a trainer's call that is refused, or nil. '': a caller that has no incarnation and is never fenced off.
 local function refusal(incarnation)
   local facts = redis.call('HMGET', RECORD, 'state', 'incarnation')
   if not facts[1] then return {'MISSING'} end
+  if incarnation == '' then return nil end
   if facts[1] == 'suspended' then return {'SUSPENDED'} end
   if facts[2] ~= incarnation then return {'FENCED', facts[2]} end
   return nil

@@ -1,9 +1,12 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- A durable checkpoint covers these batches: their groups are trained and their payloads go. An expired batch is
--- acked too if none of its groups was leased since. Lost batches do not keep the others from being acked.
--- ARGV: incarnation, archive '1'|'', batch id...
+-- include: _atropos.lua
+-- The caller is done with these batches: their groups are trained and their payloads go. A trainer of /v1 acks once a
+-- durable checkpoint covers them. A batch of Atropos' protocol ('') is acked once it was sent whole, and its step begins.
+-- An expired batch is acked too if none of its groups was leased since. Lost batches do not keep the others from being
+-- acked.
+-- ARGV: incarnation or '', archive '1'|'', batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
 local incarnation, archive = ARGV[1], ARGV[2]
 
@@ -18,6 +21,7 @@ for i = 3, #ARGV do
     redis.call('DEL', batch(id))
     redis.call('ZADD', ACKED, now(), id)
     emit('ack', 'batch', id, 'groups', #members)
+    if incarnation == '' then redis.call('HINCRBY', ATROPOS, 'step', 1) end
     answer[2] = answer[2] + #members
     answer[3] = answer[3] + 1
   elseif redis.call('ZSCORE', ACKED, id) then

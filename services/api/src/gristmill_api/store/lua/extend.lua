@@ -2,7 +2,7 @@
 -- include: _keys.lua
 -- include: _moves.lua
 -- Extend leases. An expired lease is alive again if none of its groups was leased since.
--- ARGV: incarnation, ttl ms, batch id...
+-- ARGV: incarnation or '' (Atropos' protocol), ttl ms, batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, lost batch id...}
 local incarnation, ttl = ARGV[1], tonumber(ARGV[2])
 

@@ -6,11 +6,9 @@
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation}
 local incarnation, tombs_ttl = unpack(ARGV)
 
-local current = state()
-if not current then return {'MISSING'} end
-local no = incarnation ~= '' and refusal(incarnation)
+local no = refusal(incarnation)
 if no then return no end
-if current ~= 'finished' then
+if state() ~= 'finished' then
   redis.call('HSET', RECORD, 'state', 'finished')
   local id = redis.call('HGET', RECORD, 'run_id')
   let_go(redis.call('HGET', RECORD, 'stack'), id)

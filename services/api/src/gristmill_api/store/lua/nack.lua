@@ -3,7 +3,7 @@
 -- include: _moves.lua
 -- Return batches: their groups are ready again, in their places. A batch that is not leased is ignored: its lease
 -- expired, or the batch was returned before, or acked.
--- ARGV: incarnation, batch id...
+-- ARGV: incarnation or '' (Atropos' protocol), batch id...
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups given back}
 local incarnation = ARGV[1]
 
@@ -16,7 +16,7 @@ for i = 2, #ARGV do
     local members = redis.call('LRANGE', batch(id), 0, -1)
     for _, member in ipairs(members) do put_back(member) end
     dissolve(id)
-    emit('nack', 'batch', id, 'groups', #members)
+    note('nack', 'batch', id, 'groups', #members)
     groups = groups + #members
   end
 end

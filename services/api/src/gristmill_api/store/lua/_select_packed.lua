@@ -203,3 +203,47 @@ local function next_batch(kinds, largest, wanted, shares)
   if chosen or not stuck then return chosen end
   return pack_any(queue, kinds, wanted, shares)
 end
+
+-- Numbers and shares of the connected environments that have a share, in order: {env_id, share}.
+local function connected_shares(at, silence)
+  local shares, connected = {}, living(at, silence)
+  if #connected > 0 then
+    for i, share in ipairs(redis.call('HMGET', MINIMA, unpack(connected))) do
+      if share then shares[#shares + 1] = {env_id = connected[i], share = tonumber(share)} end
+    end
+  end
+  return shares
+end
+
+-- Returns the groups of the next batch, {id, ...} in order, or nil if there is not a batch yet; and how many groups that no
+-- batch can hold became dead letters: they are larger than a batch, or were delivered too often.
+local function select_packed(wanted, at, silence, max_attempts)
+  local buried, shares = 0, connected_shares(at, silence)
+  local function give_up(member, reason)
+    bury(member, reason)
+    buried = buried + 1
+  end
+  local chosen
+  repeat
+    local clean = true
+    local kinds, largest = read_kinds()
+    if wanted < 1 or tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0) < wanted then break end
+    if largest > wanted then
+      local queue = reader(256)
+      while queue.more() do end
+      for _, one in ipairs(queue.groups) do
+        if one.size > wanted then give_up(one.id, 'larger_than_a_batch') end
+      end
+      clean = false
+    else
+      chosen = next_batch(kinds, largest, wanted, shares)
+      for _, one in ipairs(chosen or {}) do
+        if one.attempts >= max_attempts then
+          give_up(one.id, 'undeliverable')
+          clean = false
+        end
+      end
+    end
+  until clean
+  return chosen, buried
+end
