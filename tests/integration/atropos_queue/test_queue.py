@@ -189,7 +189,7 @@ async def test_leases_of_batches_run_out_and_live_on(bench: Bench) -> None:
     for batch_id in ("atropos:1", "atropos:2"):
         assert before + 29.9 < await deadline(batch_id) < time.time() + 30.1
     await bench.expire_lease("atropos:1")
-    assert await bench.queue.extend("atropos:1"), "nobody noticed"
+    assert await bench.queue.extend("atropos:1"), "its expiry was not seen yet"
     assert before + 29.9 < await deadline("atropos:1") < time.time() + 30.1
     assert not await bench.queue.extend("atropos:9")
     assert await bench.redis.zcard(START + "leases") == 2
@@ -250,6 +250,37 @@ async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> N
         assert (leased, answer.dead) == (names(5), 2)
         status = await bench.store.runs.status(RUN)
         assert (status.dead, status.accepted, status.ready) == (4, 2, 0)
+
+
+async def test_lease_returns_no_batch_if_all_its_groups_became_dead_letters(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        bench = Bench(client, Limits(max_attempts=1))
+        await bench.start()
+        await bench.submit(scored(), scored(), scored())
+        assert await bench.lend("atropos:1") == names(0, 1)
+        await bench.queue.nack("atropos:1")
+        answer = await bench.queue.lease("atropos:2")
+        assert answer is not None
+        assert (answer.groups, answer.dead) == ([], 2)
+        status = await bench.store.runs.status(RUN)
+        assert (status.dead, status.leased, status.ready) == (2, 0, 1)
+        assert await bench.redis.hlen(START + "leased") == 0
+
+
+async def test_extend_revives_an_expired_batch_whose_groups_are_ready(bench: Bench) -> None:
+    await bench.start()
+    await bench.submit(*[scored()] * 2)
+    assert await bench.lend("atropos:1") == names(0, 1)
+    await bench.expire_lease("atropos:1")
+    await bench.redis.hset(START + "atropos", "batch_size", 999)
+    assert await bench.lend("atropos:2") is None
+    assert await bench.ready() == names(0, 1)
+    assert await bench.queue.extend("atropos:1")
+    assert await bench.ready() == []
+    await bench.redis.hset(START + "atropos", "batch_size", 4)
+    assert await bench.lend("atropos:3") is None, "its groups are still being sent"
+    assert await bench.queue.ack("atropos:1")
+    assert (await bench.store.runs.audit(RUN)).trained == names(0, 1)
 
 
 async def test_a_silent_environments_share_is_not_kept(bench: Bench) -> None:

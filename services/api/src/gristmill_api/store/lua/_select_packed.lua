@@ -226,6 +226,7 @@ local function select_packed(wanted, at, silence, max_attempts)
   local chosen
   repeat
     local clean = true
+    chosen = nil -- groups chosen before may be dead letters now
     local kinds, largest = read_kinds()
     if wanted < 1 or tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0) < wanted then break end
     if largest > wanted then
