@@ -35,9 +35,9 @@ async def connected(url: str, options: str) -> AsyncIterator[Redis]:
 
 
 async def test_who_finds_every_connection_in_use_waits_for_one(redis_url: str) -> None:
-    async with connected(redis_url, "max_connections=2&timeout=5") as client:
+    async with connected(redis_url, "max_connections=2&timeout=5&client_name=pool") as client:
         await asyncio.gather(*(client.blpop(["nothing"], timeout=0.2) for _ in range(6)))
-        assert len(client.connection_pool._available_connections) == 2
+        assert [found["name"] for found in await client.client_list()].count("pool") == 2
 
 
 async def test_but_not_for_ever(redis_url: str) -> None:
