@@ -76,7 +76,7 @@ class Bench:
 
     async def silence(self, number: int) -> None:
         """Makes the environment look as if its last request had come in 1970."""
-        assert await self.redis.zadd(keys.prefix(RUN) + "atropos:heard", {str(number): 1}, xx=True, ch=True)
+        assert await self.redis.zadd(keys.prefix(RUN) + "envs", {str(number): 1}, xx=True, ch=True)
 
     async def draw(self) -> list[int] | None:
         """Returns the numbers of the next batch's groups, after their delivery."""

@@ -75,7 +75,7 @@ class Bench:
 
     async def silence(self, number: int) -> None:
         """Makes the environment look as if its last request had come in 1970."""
-        assert await self.redis.zadd(START + "atropos:heard", {str(number): 1}, xx=True, ch=True)
+        assert await self.redis.zadd(START + "envs", {str(number): 1}, xx=True, ch=True)
 
 
 def names(*rows: int) -> Sequence[str]:

@@ -65,7 +65,7 @@ async def test_a_submit_is_stored_once_whatever_its_client_heard(bench: Bench) -
 async def test_bytes_that_went_on_the_way_are_asked_for_again(bench: Bench) -> None:
     await bench.start()
     one = (2, 20, "", START + "sent:never")
-    sent = await bench.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, *one)
+    sent = await bench.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, 1000, *one)
     assert sent == [b"GONE"]
     assert await bench.ready() == []
 
@@ -154,8 +154,8 @@ async def test_who_submits_is_heard(bench: Bench) -> None:
     number = await bench.env(group_size=4)
     await bench.silence(number)
     await bench.submit(scored(2, number), scored(2, 99))
-    assert await bench.redis.zscore(START + "atropos:heard", str(number)) != 1
-    assert await bench.redis.zcard(START + "atropos:heard") == 1, "an environment that never registered has no id"
+    assert await bench.redis.zscore(START + "envs", str(number)) != 1
+    assert await bench.redis.zcard(START + "envs") == 1, "an environment that never registered has no id"
 
 
 async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:

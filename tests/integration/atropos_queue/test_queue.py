@@ -90,6 +90,61 @@ async def test_environments_come_after_the_first_request_for_a_batch(bench: Benc
     assert await bench.queue.env(3) is None
 
 
+async def test_environments_of_both_protocols_are_in_one_registry(bench: Bench) -> None:
+    await bench.start()
+    here, gone = await bench.env(share=0.25), await bench.env()
+    await bench.queue.disconnect(gone)
+    found = {env.env_id: (env.weight, env.min_batch_allocation, env.alive) for env in await bench.store.envs.all(RUN)}
+    assert found == {str(here): (1.0, 0.25, True), str(gone): (1.0, None, False)}
+    assert (await bench.store.runs.status(RUN)).envs == 1
+    with raises(ApiProblem, "no_permits"):
+        await bench.store.envs.register(RUN, str(here), 2.0, None)
+    with raises(ApiProblem, "env_missing"):
+        await bench.store.envs.heartbeat(RUN, str(here))
+    assert not await bench.store.envs.unregister(RUN, str(here))
+    view = await bench.queue.env(here)
+    assert view is not None
+    assert view.own.weight == 1.0
+
+
+async def test_an_environment_of_v1_with_a_number_for_a_name_is_unknown_to_atropos_protocol(bench: Bench) -> None:
+    await bench.store.runs.create(RUN, {}, 2, stack=None)
+    await bench.store.envs.register(RUN, "0", 1.0, None)
+    assert not await bench.queue.disconnect(0)
+    assert await bench.queue.env(0) is None
+    assert [env.alive for env in await bench.store.envs.all(RUN)] == [True]
+
+
+async def test_living_environments_of_atropos_protocol_do_not_keep_a_run_from_being_replaced(bench: Bench) -> None:
+    await bench.start()
+    await bench.env()
+    with raises(ApiProblem, "config_differs") as refused:
+        await bench.store.runs.create(RUN, {}, 2, stack=None)
+    assert refused.value.retry_after is None, "it is never replaced, whether environments are alive or not"
+
+
+async def test_environments_of_an_older_api_version_are_moved_to_the_registry(bench: Bench) -> None:
+    await bench.start()
+    now_ms = int(time.time() * 1000)
+    old = START + "atropos:"
+    await bench.redis.hset(old + "envs", mapping={"0": "[64, 0.1]", "1": "[32, 1.0]"})
+    await bench.redis.hset(old + "group_sizes", mapping={"0": 4, "1": 2})
+    await bench.redis.hset(old + "minima", "0", "0.25")
+    await bench.redis.sadd(old + "disconnected", 1)
+    await bench.redis.zadd(old + "heard", {"0": now_ms, "1": now_ms})
+    for _ in range(2):
+        await bench.store.runs.index()
+        view = await bench.queue.env(0)
+        assert view is not None
+        assert (view.own.max_context_len, view.own.weight, view.group_size) == (64, 0.1, 4)
+        assert (view.shares, len(view.connected)) == ({"0": 0.25}, 1)
+    view = await bench.queue.env(1)
+    assert view is not None
+    assert (view.own.max_context_len, view.group_size, len(view.connected)) == (32, 2, 1)
+    assert await bench.redis.keys(old + "*") == []
+    assert await bench.env() == 2
+
+
 async def test_registrations_are_bounded_until_a_reset(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "MOST_ENVS", 2)
     await bench.start()
@@ -132,21 +187,21 @@ async def test_what_was_heard_lately_is_not_written_again(bench: Bench) -> None:
     number = await bench.env()
     silence_ms = bench.limits.env_ttl_s * 1000
     for ago, written in ((0.05, False), (0.15, True)):
-        heard = int(time.time() * 1000 - ago * silence_ms)
-        await bench.redis.zadd(START + "atropos:heard", {str(number): heard})
+        deadline = int(time.time() * 1000 + (1 - ago) * silence_ms)
+        await bench.redis.zadd(START + "envs", {str(number): deadline})
         await bench.queue.env(number)
-        assert (await bench.redis.zscore(START + "atropos:heard", str(number)) != heard) == written
+        assert (await bench.redis.zscore(START + "envs", str(number)) != deadline) == written
 
 
 async def test_the_group_size_rises_to_the_largest_that_is_ready(bench: Bench) -> None:
     await bench.start(batch_size=64)
     first, second = await bench.env(group_size=2), await bench.env(group_size=4)
-    await bench.submit(scored(8, first), scored(6, first), scored(8, None), scored(16, second))
+    await bench.submit(scored(6, first), scored(8, first), scored(8, None), scored(16, second))
     view = await bench.queue.env(first)
     assert view is not None
     assert view.group_size == 8
     assert sorted(view.ready) == [("", 8, 1), ("0", 6, 1), ("0", 8, 1), ("1", 16, 1)]
-    assert await bench.redis.hgetall(START + "atropos:group_sizes") == {b"0": b"8", b"1": b"4"}
+    assert [await bench.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"8", b"4"]
 
 
 async def test_a_batch_is_lent_acked_and_its_step_begins(bench: Bench, ear: Ear) -> None:
@@ -430,7 +485,7 @@ async def test_a_submit_that_stores_nothing_leaves_no_payload(bench: Bench, size
 async def test_a_submit_of_which_a_payload_expired_deletes_the_others(bench: Bench) -> None:
     await bench.start()
     await bench.redis.set(f"{START}sent:0", "x")
-    limits = (1 << 30, 1 << 30, 100, 2)
+    limits = (1 << 30, 1 << 30, 100, 2, 1000)
     groups = (2, 10, "", f"{START}sent:0", "", 2, 10, "", f"{START}sent:1", "")
     reply = await bench.store.scripts.run("atropos_submit", START, "receipt", 1000, *limits, *groups)
     assert reply == [b"GONE"]
@@ -447,7 +502,7 @@ async def test_a_run_is_deleted_in_parts_with_what_its_environments_sent(bench: 
     left = []
     for _ in numbers:
         assert await bench.store.scripts.run("delete", START, 1, 1000, "begin") == [b"MORE"]
-        left.append((await bench.redis.hlen(START + "atropos:envs"), int(await bench.redis.get(keys.BYTES) or 0)))
+        left.append((await bench.redis.zcard(START + "envs"), int(await bench.redis.get(keys.BYTES) or 0)))
     assert left == [(2, 400), (1, 200), (0, 0)]
     assert await bench.store.scripts.run("delete", START, 1, 1000, "continue") == [b"OK"]
     names_left = [name for name in await bench.redis.keys(START + "*") if b"receipt" not in name]

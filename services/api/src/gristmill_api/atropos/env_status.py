@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,6 @@ class EnvFacts:
 
     max_context_len: int
     weight: float
-
-    def to_json(self) -> str:
-        return json.dumps([self.max_context_len, self.weight], allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: bytes) -> EnvFacts:
-        return cls(*json.loads(text))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gristmill_api.atropos.messages import RegisterEnv, Registration
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import Batch, LeasedGroup, Store, keys
+from gristmill_api.store.keys import milliseconds
 from gristmill_api.store.records import pairs, text
 
 DELIVERY_TTL_S: Final = 30.0
@@ -61,11 +62,9 @@ class Queue:
 
     async def register_env(self, env: RegisterEnv) -> NewEnv | None:
         """None: the trainer has not asked for a batch yet, and has not published its weights over /v1."""
-        facts = EnvFacts(env.max_token_length, env.weight).to_json()
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
-        status, *rest = await self._write(
-            "atropos_register_env", env.desired_name, env.group_size, share, facts, MOST_ENVS
-        )
+        facts = env.max_token_length, repr(env.weight), env.group_size, share
+        status, *rest = await self._write("atropos_register_env", env.desired_name, *facts, self._env_ttl_ms, MOST_ENVS)
         if status == "WAIT":
             return None
         if status == "ENVS":
@@ -90,18 +89,19 @@ class Queue:
 
     async def env(self, number: int) -> EnvView | None:
         """Returns the values for an environment's status. None: the environment does not exist."""
-        status, *rest = await self._run("atropos_status_env", number, self._silence_ms)
+        status, *rest = await self._run("atropos_status_env", number, self._env_ttl_ms)
         if status != "OK":
             return None
-        step, batch_size, group_size, own, connected, shares, kinds, finished = rest
+        step, batch_size, context, weight, group_size, envs, kinds, finished = rest
+        living = list(zip(envs[::4], envs[1::4], envs[2::4], envs[3::4], strict=True))
         return EnvView(
             number=number,
             step=int(step),
             batch_size=int(batch_size),
             group_size=int(group_size),
-            own=EnvFacts.from_json(own),
-            connected=[EnvFacts.from_json(facts) for facts in connected],
-            shares={text(name): float(share) for name, share in zip(shares[::2], shares[1::2], strict=True)},
+            own=EnvFacts(int(context), float(weight)),
+            connected=[EnvFacts(int(context), float(weight)) for _, context, weight, _ in living],
+            shares={text(name): float(share) for name, _, _, share in living if share},
             ready=[_kind(kind, count) for kind, count in zip(kinds[::2], kinds[1::2], strict=True)],
             finished=bool(finished),
         )
@@ -119,7 +119,7 @@ class Queue:
 
         limits = self._limits
         bounds = limits.max_stored_bytes, limits.max_run_bytes, limits.max_run_groups, sum(map(len, sent.values()))
-        arguments = [receipt, _RECEIPT_TTL_MS, *bounds, *arguments]
+        arguments = [receipt, _RECEIPT_TTL_MS, *bounds, self._env_ttl_ms, *arguments]
 
         async def send() -> list[Any]:
             prefix = keys.prefix(self.run_id)
@@ -180,8 +180,8 @@ class Queue:
             last, left = rest
 
     @property
-    def _silence_ms(self) -> int:
-        return _ms(self._limits.env_ttl_s)
+    def _env_ttl_ms(self) -> int:
+        return milliseconds(self._limits.env_ttl_s)
 
     async def _run(self, script: str, *args: str | bytes | int) -> list[Any]:
         status, *rest = await self._store.scripts.run(script, keys.prefix(self.run_id), *args)
@@ -216,7 +216,3 @@ def _kind(kind: bytes, count: bytes) -> tuple[str, int, int]:
 
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:
     return {name: text(value) for name, value in pairs(flat).items()}
-
-
-def _ms(seconds: float) -> int:
-    return max(1, int(seconds * 1000))

@@ -25,15 +25,19 @@ class Environments:
         self._ttl_ms = milliseconds(limits.env_ttl_s)
 
     async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
-        """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive."""
-        if await self._join(run_id, env_id, "register", weight, allocation) == "FULL":
+        """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive, and for
+        a run of Atropos' protocol."""
+        status = await self._join(run_id, env_id, "register", weight, allocation)
+        if status == "PROTOCOL":
+            raise errors.no_permits(run_id)
+        if status == "FULL":
             raise errors.too_many(
                 "envs", f"run {run_id!r} has {MOST_ENVS} living environments", "Stop some of them first."
             )
 
     async def heartbeat(self, run_id: str, env_id: str) -> None:
         """Record that the environment is alive. Raises ApiProblem (404) if the environment never registered."""
-        if await self._join(run_id, env_id, "heartbeat", None, None) == "UNKNOWN":
+        if await self._join(run_id, env_id, "heartbeat", None, None) in ("UNKNOWN", "PROTOCOL"):
             raise errors.env_missing(run_id, env_id)
 
     async def unregister(self, run_id: str, env_id: str) -> bool:

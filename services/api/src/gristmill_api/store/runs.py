@@ -88,12 +88,13 @@ class Runs:
                 new = {"group_size": group_size, "stack": stack, "protocol": protocol.value}
                 was, known = json.loads(rest[0]), text(rest[4])
                 finished_steps, living = bool(rest[6]), self._living(rest[7:])
+                replaceable = old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not finished_steps
                 if old == new and env_extends(was, env, rest[5] and int(rest[5])):
                     compared = ("extend", known)
-                elif old["protocol"] == new["protocol"] == Protocol.GRISTMILL and not finished_steps and not living:
+                elif replaceable and not living:
                     compared = ("replace", known)
                 else:
-                    blocking = () if finished_steps else living
+                    blocking = living if replaceable else ()
                     raise errors.config_differs(run_id, "environment", {**was, **old}, {**env, **new}, blocking)
             else:
                 return run_record(pairs(rest[0])), status == "CREATED"
@@ -210,11 +211,12 @@ class Runs:
                 return reply
 
     async def index(self) -> None:
-        """Enter runs of an older version of the API in the sets of open and finished runs."""
+        """Bring the runs of an older version of the API to today's layout."""
+        ttl_ms = milliseconds(self._limits.env_ttl_s)
         ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
         for run_id in ids:
             with contextlib.suppress(ApiProblem):  # It was deleted meanwhile.
-                await self._scripts.call("index", text(run_id), text(run_id))
+                await self._scripts.call("index", text(run_id), text(run_id), ttl_ms)
 
     async def delete_old(self, after_s: float) -> list[str]:
         """Delete the runs that finished more than `after_s` seconds ago and have no group to archive, and continue

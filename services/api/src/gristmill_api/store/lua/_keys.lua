@@ -40,9 +40,9 @@
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
 --                         expire
 --
---   envs          ZSET    environment id -> deadline, ms, of registered environments
---   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms, asked_ms (when it last asked for permits,
---                         to within a tenth of its life, or registered)
+--   envs          ZSET    environment id -> deadline, ms, of registered environments; they are alive until then
+--   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms; asked_ms (when it last asked for permits,
+--                         to within a tenth of its life, or registered); _atropos.lua adds fields
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
 --   deleted       HASH    the record of a run that is being deleted; gone when nothing else is left
@@ -116,6 +116,15 @@ local function refusal(incarnation)
   if facts[1] == 'suspended' then return {'SUSPENDED'} end
   if facts[2] ~= incarnation then return {'FENCED', facts[2]} end
   return nil
+end
+
+-- Ids of the registered environments that are alive.
+local function living(at) return redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf') end
+
+-- Record that a registered environment is alive for `ttl` ms more. Environments ask often and every write is an fsync, so a
+-- deadline that is at most `fresh` ms earlier stays.
+local function touch(id, at, ttl, fresh)
+  if at + ttl - redis.call('ZSCORE', ENVS, id) > fresh then redis.call('ZADD', ENVS, at + ttl, id) end
 end
 
 -- Whether a step of the run is finished. Without one, nothing is lost if the run is replaced.

@@ -204,21 +204,20 @@ local function next_batch(kinds, largest, wanted, shares)
   return pack_any(queue, kinds, wanted, shares)
 end
 
--- Numbers and shares of the connected environments that have a share, in order: {env_id, share}.
-local function connected_shares(at, silence)
-  local shares, connected = {}, living(at, silence)
-  if #connected > 0 then
-    for i, share in ipairs(redis.call('HMGET', MINIMA, unpack(connected))) do
-      if share then shares[#shares + 1] = {env_id = connected[i], share = tonumber(share)} end
-    end
+-- The living environments that have a share, in the order of their numbers: {env_id, share}.
+local function living_shares(at)
+  local shares = {}
+  for _, number in ipairs(living_numbers(at)) do
+    local share = tonumber(redis.call('HGET', env(number), 'min_batch_allocation'))
+    if share then shares[#shares + 1] = {env_id = number, share = share} end
   end
   return shares
 end
 
 -- Returns the groups of the next batch, {id, ...} in order, or nil if there is not a batch yet; and how many groups that no
 -- batch can hold became dead letters: they are larger than a batch, or were delivered too often.
-local function select_packed(wanted, at, silence, max_attempts)
-  local buried, shares = 0, connected_shares(at, silence)
+local function select_packed(wanted, at, max_attempts)
+  local buried, shares = 0, living_shares(at)
   local function give_up(member, reason)
     bury(member, reason)
     buried = buried + 1

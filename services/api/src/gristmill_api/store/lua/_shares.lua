@@ -25,17 +25,10 @@ local function sharers(at, silence)
     by_name[name] = one
     sum = sum + one.share
   end
-  if redis.call('HGET', RECORD, 'protocol') == 'atropos' then
-    -- Without permits, future groups are unknown: room is kept for groups that are ready.
-    for _, name in ipairs(living(at, silence)) do
-      local share = redis.call('HGET', MINIMA, name)
-      if share then add(name, math.max(0, share), false) end
-    end
-  else
-    for _, name in ipairs(redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf')) do
-      local facts = redis.call('HMGET', env(name), 'min_batch_allocation', 'asked_ms')
-      if tonumber(facts[1]) then add(name, facts[1], at - (facts[2] or 0) < silence) end
-    end
+  -- An environment of Atropos' protocol never asks for permits: room is kept for its groups that are ready.
+  for _, name in ipairs(living(at)) do
+    local facts = redis.call('HMGET', env(name), 'min_batch_allocation', 'asked_ms')
+    if tonumber(facts[1]) then add(name, math.max(0, facts[1]), at - (facts[2] or 0) < silence) end
   end
   if #found == 0 then return found, 1 end
 

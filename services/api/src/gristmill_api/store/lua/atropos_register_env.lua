@@ -2,18 +2,20 @@
 -- include: _keys.lua
 -- include: _atropos.lua
 -- An environment registers, once the trainer has begun.
--- ARGV: desired name, group size, min_batch_allocation or '', JSON of the rest, most registrations since a reset
+-- ARGV: desired name, max_context_len, weight, group size, min_batch_allocation or '', ttl ms, most registrations since a
+--       reset
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {WAIT} | {ENVS} | {OK, number, how many of that name were before it, trainer's registration...}
-local name, size, share, facts, most = unpack(ARGV)
+local name, max_context_len, weight, size, share, ttl, most = unpack(ARGV)
 
 local no = barred()
 if no then return no end
 if not redis.call('HGET', ATROPOS, 'started') then return {'WAIT'} end
-local number = redis.call('HLEN', NUMBERED)
+local number = tonumber(redis.call('HGET', ATROPOS, 'envs') or 0)
 if number >= tonumber(most) then return {'ENVS'} end
-redis.call('HSET', NUMBERED, number, facts)
-redis.call('HSET', GROUP_SIZES, number, size)
-if share ~= '' then redis.call('HSET', MINIMA, number, share) end
-hear(number, now(), 0)
+local at = now()
+redis.call('HSET', ATROPOS, 'envs', number + 1)
+redis.call('HSET', env(number), 'weight', weight, 'min_batch_allocation', share, 'registered_ms', at,
+  'max_context_len', max_context_len, 'group_size', size)
+redis.call('ZADD', ENVS, at + ttl, number)
 emit('register_env', 'env', number, 'name', name)
 return {'OK', number, redis.call('HINCRBY', NAMES, name, 1) - 1, redis.call('HGETALL', ATROPOS)}

@@ -1,35 +1,31 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _atropos.lua
--- The facts that an environment's status is computed from (atropos/figures.py). Constant cost whatever the queue holds.
--- ARGV: number, silence ms after which an environment does not count
--- -> {UNKNOWN} | {OK, step, batch size, own group size, own facts, {facts of those that count...},
---    {number, share, ... of those that count and have one}, {kind, count, ...}, 1 when the run is finished}
-local number = ARGV[1]
+-- The facts that an environment's status is computed from (atropos/env_status.py). The cost does not grow with the queue.
+-- ARGV: number, ttl ms
+-- -> {UNKNOWN} | {OK, step, batch size, own max_context_len, own weight, own group size,
+--    {number, max_context_len, weight, min_batch_allocation or '', ... of those that are alive}, {kind, count, ...},
+--    1 when the run is finished}
+local number, ttl = ARGV[1], tonumber(ARGV[2])
 
-local own = redis.call('HGET', NUMBERED, number)
-if not own then return {'UNKNOWN'} end
-local at, silence = now(), tonumber(ARGV[2])
-hear(number, at, silence / 10)
+local own = redis.call('HMGET', env(number), 'max_context_len', 'weight', 'group_size', 'disconnected')
+if not own[1] then return {'UNKNOWN'} end
+local at = now()
+if not own[4] then touch(number, at, ttl, ttl / 10) end
 local kinds = redis.call('HGETALL', KINDS)
-local size = tonumber(redis.call('HGET', GROUP_SIZES, number))
+local size = tonumber(own[3])
 local largest = size
 for i = 1, #kinds, 2 do
   local sequences, env_id = string.match(kinds[i], '^(%d+) (.*)$')
   if env_id == number then largest = math.max(largest, tonumber(sequences)) end
 end
-if largest > size then redis.call('HSET', GROUP_SIZES, number, largest) end
+if largest > size then redis.call('HSET', env(number), 'group_size', largest) end
 
-local connected, facts, shares = living(at, silence), {}, {}
-if #connected > 0 then
-  facts = redis.call('HMGET', NUMBERED, unpack(connected))
-  for i, share in ipairs(redis.call('HMGET', MINIMA, unpack(connected))) do
-    if share then
-      shares[#shares + 1] = connected[i]
-      shares[#shares + 1] = share
-    end
-  end
+local envs = {}
+for _, name in ipairs(living_numbers(at)) do
+  local facts = redis.call('HMGET', env(name), 'max_context_len', 'weight', 'min_batch_allocation')
+  envs[#envs + 1] = name
+  for i = 1, 3 do envs[#envs + 1] = facts[i] end
 end
 local trainer = redis.call('HMGET', ATROPOS, 'step', 'batch_size')
-return {'OK', trainer[1], trainer[2], largest, own, facts, shares, kinds,
-  state() == 'finished' and 1 or 0}
+return {'OK', trainer[1], trainer[2], own[1], own[2], largest, envs, kinds, state() == 'finished' and 1 or 0}

@@ -6,14 +6,14 @@
 -- sum to that size. Not flagged allow-oom: at maxmemory Redis refuses this script.
 -- The payloads were set before, under separate keys: a long argument costs Lua ten times what SET costs. If they are
 -- not there, the answer is GONE if there is room for them. Any answer that does not store them deletes them.
--- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, then for each
---       group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
+-- ARGV: receipt, its ttl ms, byte cap of all runs, byte cap and group cap of a run, bytes of all payloads, an
+--       environment's ttl ms, then for each group: sequences, tokens, environment's number or '', payload's key, names of the fields left out, with commas
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {FULL, bytes of all runs} | {RUN_FULL, bytes of the run, groups of the run}
 --  | {GONE} | {OK, a number per group: -1 received, else buffered, with the sequences in the buffer}
 local id, ttl = ARGV[1], ARGV[2]
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local bytes = tonumber(ARGV[6])
-local FIRST, FACTS = 7, 5
+local bytes, env_ttl = tonumber(ARGV[6]), tonumber(ARGV[7])
+local FIRST, FACTS = 8, 5
 -- A buffer whose pieces never sum must not grow for ever: its oldest goes to the queue as it is.
 local MAX_PIECES = 64
 
@@ -114,8 +114,8 @@ for i = FIRST, #ARGV, FACTS do
   redis.call('PERSIST', payload(name))
   for field in string.gmatch(left_out, '[^,]+') do redis.call('HINCRBY', COUNTERS, 'left_out:' .. field, 1) end
   local length = redis.call('STRLEN', payload(name))
-  local target = number ~= '' and redis.call('HGET', GROUP_SIZES, number)
-  if target then hear(number, at, 0) end
+  local target, disconnected = unpack(redis.call('HMGET', env(number), 'group_size', 'disconnected'))
+  if target and not disconnected then touch(number, at, env_ttl, 0) end
   -- A piece larger than the group size can be part of no sum.
   if target and tonumber(sequences) < tonumber(target) then
     answer[#answer + 1] = hold(name, number, tonumber(target), sequences, tokens, length)

@@ -38,12 +38,6 @@ local function pop(set)
   for i = 1, #popped, 2 do names[#names + 1] = popped[i] end
   return names
 end
-while left > 0 do
-  local number = redis.call('HRANDFIELD', NUMBERED)
-  if not number then break end
-  left = left - forget_env(number)
-end
-if left <= 0 then return {'MORE'} end
 delete_groups(pop(READY))
 delete_groups(pop(DEAD))
 local leased = redis.call('HRANDFIELD', LEASED, left)
@@ -51,7 +45,6 @@ if #leased > 0 then redis.call('HDEL', LEASED, unpack(leased)) end
 delete_groups(leased)
 delete(pop(LEASES), batch)
 delete(redis.call('SPOP', EXPIRED, left), batch)
-delete(pop(ENVS), env)
 local sources = redis.call('SPOP', METRICS, left)
 for _, source in ipairs(sources) do
   redis.call('DECRBY', JOURNAL, redis.call('ZSCORE', JOURNALS, metrics(source)) or 0)
@@ -60,6 +53,11 @@ end
 delete(sources, metrics)
 redis.call('HINCRBY', COUNTERS, 'bytes', -freed)
 redis.call('DECRBY', BYTES, freed)
+while left > 0 do
+  local oldest = redis.call('ZPOPMIN', ENVS)[1]
+  if not oldest then break end
+  left = left - forget_env(oldest)
+end
 if left <= 0 then return {'MORE'} end
 
 unlink(redis.call('LRANGE', LATEST, 0, -1), example)
@@ -67,5 +65,5 @@ local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
 redis.call('SREM', DELETING, facts[1])
 redis.call('UNLINK', DELETED, COUNTERS, KINDS, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS, TOMBS, CLAIMS,
-  CLAIMANTS, LATEST, LOG, ATROPOS, NAMES, GROUP_SIZES, MINIMA, DISCONNECTED, HEARD)
+  CLAIMANTS, LATEST, LOG, ATROPOS, NAMES)
 return {'OK'}

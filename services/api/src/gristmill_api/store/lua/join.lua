@@ -3,11 +3,12 @@
 -- Register an environment, or record that it is alive.
 -- If there are too many, the environment that has been dead the longest is removed.
 -- ARGV: environment id, ttl ms, 'register' | 'heartbeat', weight or '', min batch allocation or '', most environments
--- -> {MISSING} | {SUSPENDED} | {UNKNOWN} | {FULL} | {OK}
+-- -> {MISSING} | {PROTOCOL}: its environments register at the root | {SUSPENDED} | {UNKNOWN} | {FULL} | {OK}
 local id, ttl, what, weight, allocation, most = unpack(ARGV)
 
 local current = state()
 if not current then return {'MISSING'} end
+if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'PROTOCOL'} end
 if current == 'suspended' then return {'SUSPENDED'} end
 local new = redis.call('EXISTS', env(id)) == 0
 if what == 'register' then

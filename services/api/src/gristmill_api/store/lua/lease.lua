@@ -59,7 +59,7 @@ end
 
 local chosen
 if unit == 'packed' then
-  chosen, buried = select_packed(amount, at, silence, max_attempts)
+  chosen, buried = select_packed(amount, at, max_attempts)
 else
   chosen, buried, stale = select_in_order(unit, amount, partial, at, silence, max_attempts, max_staleness)
 end

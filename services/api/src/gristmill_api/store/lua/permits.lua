@@ -64,7 +64,7 @@ local function share()
   local own = alive_until and tonumber(redis.call('HGET', env(holder), 'weight'))
   if not own then return math.huge end
   local sum = 0
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf')) do
+  for _, name in ipairs(living(at)) do
     sum = sum + (tonumber(redis.call('HGET', env(name), 'weight')) or 0)
   end
   local held = 0
