@@ -80,5 +80,5 @@ class Journal:
 
 
 def _event(event_id: bytes, fields: dict[bytes, bytes]) -> RunEvent:
-    told: dict[str, Any] = {text(name): text(value) for name, value in fields.items()}
-    return RunEvent(id=text(event_id), kind=told.pop("kind"), fields=told)
+    values: dict[str, Any] = {text(name): text(value) for name, value in fields.items()}
+    return RunEvent(id=text(event_id), kind=values.pop("kind"), fields=values)

@@ -17,7 +17,7 @@ local function held(id) return P .. 'atropos:held:' .. id end
 local function receipt(id) return P .. 'atropos:receipt:' .. id end
 
 -- The answer if nothing may be written to this run, or nil.
-local function barred()
+local function write_refusal()
   local known = redis.call('HMGET', RECORD, 'state', 'protocol')
   if not known[1] then return {'MISSING'} end
   if known[1] == 'finished' then return {'FINISHED'} end
@@ -26,14 +26,14 @@ local function barred()
 end
 
 -- Numbers of the environments that are alive, in order.
-local function living_numbers(at)
-  local numbers = living(at)
+local function alive_numbers(at)
+  local numbers = alive(at)
   table.sort(numbers, function(a, b) return tonumber(a) < tonumber(b) end)
   return numbers
 end
 
 -- A buffered group leaves its buffer. Returns its facts; the payload stays.
-local function unhold(id)
+local function leave_buffer(id)
   local facts = redis.call('HMGET', held(id), 'sequences', 'tokens', 'bytes', 'step', 'version')
   redis.call('DEL', held(id))
   redis.call('HINCRBY', COUNTERS, 'bytes', -facts[3])
@@ -46,7 +46,7 @@ local function forget_env(number)
   local pieces = redis.call('LRANGE', buffer(number), 0, -1)
   for _, piece in ipairs(pieces) do
     local id = string.match(piece, ' (.+)$')
-    unhold(id)
+    leave_buffer(id)
     redis.call('DEL', payload(id))
   end
   redis.call('DEL', buffer(number), env(number))

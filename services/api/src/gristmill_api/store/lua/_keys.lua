@@ -69,10 +69,10 @@
 local P = KEYS[1]
 local RECORD, COUNTERS = P .. 'record', P .. 'counters'
 local READY, LEASED, DEAD, TRAINED, ARCHIVE = P .. 'ready', P .. 'leased', P .. 'dead', P .. 'trained', P .. 'archive'
-local KINDS = P .. 'kinds'
+local READY_BY_SIZE = P .. 'kinds'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
-local DROPPED, DROPS, TOMBS = P .. 'dropped', P .. 'drops', P .. 'tombs'
+local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'
@@ -93,17 +93,17 @@ local function now()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
-local function tell(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) end
+local function publish(topic) redis.call('PUBLISH', EVENTS, topic .. ' ' .. P) end
 
 -- Append an event to the stream: a kind, then names and values. The next topic that is published wakes its readers.
-local function note(kind, ...)
+local function log_event(kind, ...)
   redis.call('XADD', LOG, 'MAXLEN', '~', 1024, '*', 'kind', kind, ...)
 end
 
--- `note`, if no other topic is published.
+-- Append an event and wake the stream's readers, if the script publishes no other topic.
 local function emit(...)
-  note(...)
-  tell('events')
+  log_event(...)
+  publish('events')
 end
 
 local function state() return redis.call('HGET', RECORD, 'state') end
@@ -119,7 +119,7 @@ local function refusal(incarnation)
 end
 
 -- Ids of the registered environments that are alive.
-local function living(at) return redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf') end
+local function alive(at) return redis.call('ZRANGEBYSCORE', ENVS, '(' .. at, '+inf') end
 
 -- Record that a registered environment is alive for `ttl` ms more. Environments ask often and every write is an fsync, so a
 -- deadline that is at most `fresh` ms earlier stays.

@@ -2,7 +2,7 @@
 -- never keeps another from opening.
 
 -- Names and deadlines of the living environments of the run whose keys start so, the latest deadline first.
-local function alive(start, at)
+local function alive_with_deadlines(start, at)
   return redis.call('ZREVRANGEBYSCORE', start .. 'envs', '+inf', '(' .. at, 'WITHSCORES', 'LIMIT', 0, 8)
 end
 
@@ -10,7 +10,7 @@ end
 local function index_unfinished(start, id, state)
   if state == 'open' then redis.call('SADD', OPEN_RUNS, id) else redis.call('SREM', OPEN_RUNS, id) end
   redis.call('ZREM', FINISHED_RUNS, id)
-  for _, tombs in ipairs({'trained', 'dropped', 'tombs'}) do redis.call('PERSIST', start .. tombs) end
+  for _, key in ipairs({'trained', 'dropped', 'tombs'}) do redis.call('PERSIST', start .. key) end
 end
 
 -- Another run takes the stack. This run loses nothing: rows that had permits are issued again.
@@ -33,7 +33,7 @@ local function claim(stack, id, at)
   local open = redis.call('HGET', STACKS, stack)
   if open and open ~= id then
     local start = 'gm:{' .. open .. '}:'
-    local envs = alive(start, at)
+    local envs = alive_with_deadlines(start, at)
     if #envs > 0 then return {'BUSY', open, at, unpack(envs)} end
     suspend(start, open)
   end
@@ -42,19 +42,19 @@ local function claim(stack, id, at)
 end
 
 -- The run releases its stack, if it has the stack.
-local function let_go(stack, id)
+local function release_stack(stack, id)
   if redis.call('HGET', STACKS, stack) == id then redis.call('HDEL', STACKS, stack) end
 end
 
 -- From here on the run does not exist; delete.lua deletes its keys.
-local function discard()
+local function begin_deletion()
   local facts = redis.call('HMGET', RECORD, 'run_id', 'stack')
-  let_go(facts[2], facts[1])
+  release_stack(facts[2], facts[1])
   redis.call('RENAME', RECORD, DELETED)
   redis.call('ZREM', RUNS, facts[1])
   redis.call('SREM', OPEN_RUNS, facts[1])
   redis.call('ZREM', FINISHED_RUNS, facts[1])
   redis.call('SADD', DELETING, facts[1])
-  tell('ready')
-  tell('permits')
+  publish('ready')
+  publish('permits')
 end

@@ -14,7 +14,7 @@ local CHUNK, MAX_PASSED, MAX_SUMS = 64, 4096, 262144
 local function kept_room(unit, amount, at, silence)
   local kept, kept_sum, awaited = {}, 0, false
   if unit == 'tokens' then return kept, kept_sum, awaited end
-  local sharing, scale = sharers(at, silence)
+  local sharing, scale = envs_with_share(at, silence)
   local free = #sharing > 0 and free_permits(redis.call('ZCOUNT', PERMITS, '(' .. at, '+inf'))
   for _, one in ipairs(sharing) do
     -- Whole groups only: nothing could fill the rest.
@@ -39,7 +39,7 @@ end
 -- Returns the batch's groups in order, {id, ...}, or nil if there is not a batch yet; and how many groups became dead
 -- letters, and how many were dropped.
 local function select_in_order(unit, amount, partial, at, silence, max_attempts, max_staleness)
-  local buried, stale = 0, 0
+  local dead, stale = 0, 0
   local kept, kept_sum, awaited = kept_room(unit, amount, at, silence)
   local chosen, taken, full = {}, 0, false
 
@@ -71,8 +71,8 @@ local function select_in_order(unit, amount, partial, at, silence, max_attempts,
       local facts = redis.call('HMGET', group(member), 'attempts', 'step', 'env_id', 'sequences', 'tokens')
       local oldest = tonumber(facts[2])
       if tonumber(facts[1]) >= max_attempts then
-        bury(member, 'undeliverable')
-        buried = buried + 1
+        make_dead(member, 'undeliverable')
+        dead = dead + 1
       elseif max_staleness and step and oldest and step - oldest > max_staleness then
         leave_expired(member)
         drop(member, 'stale')
@@ -87,14 +87,14 @@ local function select_in_order(unit, amount, partial, at, silence, max_attempts,
   if unit == 'tokens' then
     if #chosen == 0 or not (full or taken >= amount or partial) then chosen = nil end
   elseif taken < amount then
-    if awaited and ended then return nil, buried, stale end
+    if awaited and ended then return nil, dead, stale end
     chosen, taken, kept, kept_sum = {}, 0, {}, 0
     for _, one in ipairs(seen) do place(one) end
     if taken < amount then
       local counts = by_size(seen)
-      local of = #counts * amount <= MAX_SUMS and coins(counts, amount)
+      local of = #counts * amount <= MAX_SUMS and counts_that_sum(counts, amount)
       chosen = of and pick(seen, of, {}) or nil
     end
   end
-  return chosen, buried, stale
+  return chosen, dead, stale
 end

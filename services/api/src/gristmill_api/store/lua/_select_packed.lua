@@ -10,7 +10,7 @@
 -- `kinds` holds {size, env_id, count} of all ready groups: what cannot be made is known without a walk of the queue.
 
 local function read_kinds()
-  local flat, kinds, largest = redis.call('HGETALL', KINDS), {}, 0
+  local flat, kinds, largest = redis.call('HGETALL', READY_BY_SIZE), {}, 0
   for i = 1, #flat, 2 do
     local size, env_id = string.match(flat[i], '^(%d+) (.*)$')
     kinds[#kinds + 1] = {size = tonumber(size), env_id = env_id, count = tonumber(flat[i + 1])}
@@ -165,7 +165,7 @@ end
 
 -- Any groups that sum to the batch: the shares first, then the oldest that fit, else whatever sums. nil: none do.
 local function pack_any(queue, kinds, wanted, shares)
-  if not coins(by_size(kinds), wanted) then return nil end
+  if not counts_that_sum(by_size(kinds), wanted) then return nil end
   while queue.more() do end
   local smallest = {}
   for _, one in ipairs(queue.groups) do
@@ -186,7 +186,7 @@ local function pack_any(queue, kinds, wanted, shares)
       rest[#rest + 1] = one
     end
   end
-  local of = coins(by_size(rest), wanted - taken)
+  local of = counts_that_sum(by_size(rest), wanted - taken)
   if not of then return nil end
   return pick(rest, of, chosen)
 end
@@ -205,9 +205,9 @@ local function next_batch(kinds, largest, wanted, shares)
 end
 
 -- The living environments that have a share, in the order of their numbers: {env_id, share}.
-local function living_shares(at)
+local function shares_of_alive(at)
   local shares = {}
-  for _, number in ipairs(living_numbers(at)) do
+  for _, number in ipairs(alive_numbers(at)) do
     local share = tonumber(redis.call('HGET', env(number), 'min_batch_allocation'))
     if share then shares[#shares + 1] = {env_id = number, share = share} end
   end
@@ -217,10 +217,10 @@ end
 -- Returns the groups of the next batch, {id, ...} in order, or nil if there is not a batch yet; and how many groups that no
 -- batch can hold became dead letters: they are larger than a batch, or were delivered too often.
 local function select_packed(wanted, at, max_attempts)
-  local buried, shares = 0, living_shares(at)
+  local dead, shares = 0, shares_of_alive(at)
   local function give_up(member, reason)
-    bury(member, reason)
-    buried = buried + 1
+    make_dead(member, reason)
+    dead = dead + 1
   end
   local chosen
   repeat
@@ -245,5 +245,5 @@ local function select_packed(wanted, at, max_attempts)
       end
     end
   until clean
-  return chosen, buried
+  return chosen, dead
 end

@@ -17,7 +17,7 @@ end
 -- The environments with a share, by name: {name, share, asks, ready = {size -> groups}, groups (ready ones), out (permits
 -- that it holds)}; and a divisor, with which the shares sum to 1 at most. An environment asks for permits if it did so,
 -- or registered, in the last `silence` ms.
-local function sharers(at, silence)
+local function envs_with_share(at, silence)
   local found, by_name, sum = {}, {}, 0
   local function add(name, share, asks)
     local one = {name = name, share = tonumber(share), asks = asks, ready = {}, groups = 0, out = 0}
@@ -26,14 +26,14 @@ local function sharers(at, silence)
     sum = sum + one.share
   end
   -- An environment of Atropos' protocol never asks for permits: room is kept for its groups that are ready.
-  for _, name in ipairs(living(at)) do
+  for _, name in ipairs(alive(at)) do
     local facts = redis.call('HMGET', env(name), 'min_batch_allocation', 'asked_ms')
     if tonumber(facts[1]) then add(name, math.max(0, facts[1]), at - (facts[2] or 0) < silence) end
   end
   if #found == 0 then return found, 1 end
 
   table.sort(found, function(a, b) return a.name < b.name end)
-  local kinds = redis.call('HGETALL', KINDS)
+  local kinds = redis.call('HGETALL', READY_BY_SIZE)
   for i = 1, #kinds, 2 do
     local size, name = string.match(kinds[i], '^(%d+) (.*)$')
     local one, groups = by_name[name], tonumber(kinds[i + 1])

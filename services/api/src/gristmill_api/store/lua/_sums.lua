@@ -15,7 +15,7 @@ local function by_size(list)
 end
 
 -- How many of each size sum to `target`: of the first sizes as many as can be. counts: {size, count} in order.
-local function coins(counts, target)
+local function counts_that_sum(counts, target)
   -- used[i][j]: the fewest of size i with which the first i sizes reach j
   local used = {[0] = {[0] = 0}}
   for i, one in ipairs(counts) do

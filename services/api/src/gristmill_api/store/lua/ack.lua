@@ -10,8 +10,8 @@
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups acked, batches acked, batches already, lost batch id...}
 local incarnation, archive = ARGV[1], ARGV[2]
 
-local no = refusal(incarnation)
-if no then return no end
+local refused = refusal(incarnation)
+if refused then return refused end
 local answer = {'OK', 0, 0, 0}
 for i = 3, #ARGV do
   local id = ARGV[i]
@@ -31,5 +31,5 @@ for i = 3, #ARGV do
   end
 end
 redis.call('ZREMRANGEBYRANK', ACKED, 0, -4097)
-if archive == '1' then tell('archive') end
+if archive == '1' then publish('archive') end
 return answer

@@ -8,7 +8,7 @@ if not state() then return {'MISSING'} end
 local gone = 0
 for i = 2, #ARGV do
   if redis.call('LREM', ARCHIVE, 1, ARGV[i]) == 1 then
-    forget(ARGV[i])
+    delete_group(ARGV[i])
     gone = gone + 1
   end
 end

@@ -4,8 +4,8 @@
 -- A trainer registers. The first one after a reset says what the run is; a later one changes nothing.
 -- ARGV: starting step, then name, value, ... of the registration
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {OK}
-local no = barred()
-if no then return no end
+local refused = write_refusal()
+if refused then return refused end
 if redis.call('EXISTS', ATROPOS) == 0 then
   redis.call('HSET', ATROPOS, 'step', ARGV[1], unpack(ARGV, 2))
   emit('register')

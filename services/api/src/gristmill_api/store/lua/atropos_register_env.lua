@@ -7,8 +7,8 @@
 -- -> {MISSING} | {FINISHED} | {PROTOCOL} | {WAIT} | {ENVS} | {OK, number, how many of that name were before it, trainer's registration...}
 local name, max_context_len, weight, size, share, ttl, most = unpack(ARGV)
 
-local no = barred()
-if no then return no end
+local refused = write_refusal()
+if refused then return refused end
 if not redis.call('HGET', ATROPOS, 'started') then return {'WAIT'} end
 local number = tonumber(redis.call('HGET', ATROPOS, 'envs') or 0)
 if number >= tonumber(most) then return {'ENVS'} end

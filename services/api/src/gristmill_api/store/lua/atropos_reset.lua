@@ -13,9 +13,9 @@ if last == '' then
   forget_protocol()
   for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do
     if string.sub(id, 1, 8) == 'atropos:' then
-      for _, member in ipairs(redis.call('LRANGE', batch(id), 0, -1)) do put_back(member) end
+      for _, member in ipairs(redis.call('LRANGE', batch(id), 0, -1)) do return_to_ready(member) end
       redis.call('ZREM', LEASES, id)
-      dissolve(id)
+      delete_batch(id)
     end
   end
   emit('reset')

@@ -12,7 +12,7 @@ local own = redis.call('HMGET', env(number), 'max_context_len', 'weight', 'group
 if not own[1] then return {'UNKNOWN'} end
 local at = now()
 if not own[4] then touch(number, at, ttl, ttl / 10) end
-local kinds = redis.call('HGETALL', KINDS)
+local kinds = redis.call('HGETALL', READY_BY_SIZE)
 local size = tonumber(own[3])
 local largest = size
 for i = 1, #kinds, 2 do
@@ -22,7 +22,7 @@ end
 if largest > size then redis.call('HSET', env(number), 'group_size', largest) end
 
 local envs = {}
-for _, name in ipairs(living_numbers(at)) do
+for _, name in ipairs(alive_numbers(at)) do
   local facts = redis.call('HMGET', env(name), 'max_context_len', 'weight', 'min_batch_allocation')
   envs[#envs + 1] = name
   for i = 1, 3 do envs[#envs + 1] = facts[i] end

@@ -21,10 +21,10 @@ local function without_storing(answer)
   for i = FIRST, #ARGV, FACTS do redis.call('DEL', ARGV[i + 3]) end
   return answer
 end
-local told = redis.call('GET', receipt(id))
-if told then return without_storing({'OK', cjson.decode(told)}) end
-local no = barred()
-if no then return without_storing(no) end
+local earlier = redis.call('GET', receipt(id))
+if earlier then return without_storing({'OK', cjson.decode(earlier)}) end
+local refused = write_refusal()
+if refused then return without_storing(refused) end
 local recorded = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 local step, version = recorded[2] or '', '0.0'
 if recorded[1] then version = recorded[1] .. '.' .. recorded[2] end
@@ -43,13 +43,13 @@ for i = FIRST, #ARGV, FACTS do
 end
 
 local function enqueue(name, sequences, tokens, number, length, of_step, of_version)
-  admit(name, {digest = '', schema = 'atropos', bytes = length, raw_bytes = length, sequences = sequences,
+  enqueue_new(name, {digest = '', schema = 'atropos', bytes = length, raw_bytes = length, sequences = sequences,
     tokens = tokens, env_id = number, step = of_step})
   redis.call('HSET', group(name), 'version', of_version)
 end
 
 local function release(name, number)
-  local facts = unhold(name)
+  local facts = leave_buffer(name)
   enqueue(name, facts[1], facts[2], number, facts[3], facts[4], facts[5])
 end
 

@@ -18,9 +18,9 @@ if current then
   local known = redis.call('HMGET', RECORD, 'env', 'group_size', 'stack', 'protocol', 'digest', 'training_steps')
   local same = known[1] == settings and known[2] == group_size and known[3] == stack and known[4] == protocol
   if same and current ~= 'suspended' then return {'JOINED', redis.call('HGETALL', RECORD)} end
-  local envs = alive(P, at)
+  local envs = alive_with_deadlines(P, at)
   if not same and change == 'replace' and known[5] == compared and not started() and #envs == 0 then
-    discard()
+    begin_deletion()
     return {'DELETING'}
   end
   if not same and (change ~= 'extend' or known[5] ~= compared) then
@@ -34,9 +34,9 @@ if current then
   -- Its trainer does not know that there are more steps, or that another run has used the model server meanwhile.
   redis.call('HINCRBY', RECORD, 'incarnation', 1)
   redis.call('PUBLISH', EVENTS, 'open')
-  note(same and 'resume' or 'extend')
-  tell('permits')
-  tell('ready')
+  log_event(same and 'resume' or 'extend')
+  publish('permits')
+  publish('ready')
   return {same and 'RESUMED' or 'EXTENDED', redis.call('HGETALL', RECORD)}
 end
 

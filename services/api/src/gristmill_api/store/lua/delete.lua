@@ -16,7 +16,7 @@ if redis.call('EXISTS', DELETED) == 0 then
   if current ~= 'finished' then return {'OPEN'} end
   local waiting = redis.call('LLEN', ARCHIVE)
   if waiting > 0 then return {'ARCHIVING', waiting} end
-  discard()
+  begin_deletion()
 end
 
 local freed = 0
@@ -64,6 +64,6 @@ unlink(redis.call('LRANGE', LATEST, 0, -1), example)
 local facts = redis.call('HMGET', DELETED, 'run_id', 'incarnation')
 redis.call('SET', FENCE, facts[2], 'PX', fence_ttl)
 redis.call('SREM', DELETING, facts[1])
-redis.call('UNLINK', DELETED, COUNTERS, KINDS, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS, TOMBS, CLAIMS,
-  CLAIMANTS, LATEST, LOG, ATROPOS, NAMES)
+redis.call('UNLINK', DELETED, COUNTERS, READY_BY_SIZE, TRAINED, ACKED, PERMITS, HOLDERS, REISSUE, DROPPED, DROPS,
+  TOMBSTONES, CLAIMS, CLAIMANTS, LATEST, LOG, ATROPOS, NAMES)
 return {'OK'}

@@ -6,8 +6,8 @@
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, lost batch id...}
 local incarnation, ttl = ARGV[1], tonumber(ARGV[2])
 
-local no = refusal(incarnation)
-if no then return no end
+local refused = refusal(incarnation)
+if refused then return refused end
 local deadline = now() + ttl
 local answer = {'OK'}
 for i = 3, #ARGV do

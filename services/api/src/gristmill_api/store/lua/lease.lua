@@ -19,8 +19,8 @@ local incarnation, id, unit = unpack(ARGV, 1, 3)
 local amount, partial, look, ttl = tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6] == '1', tonumber(ARGV[7])
 local max_attempts, silence, max_staleness = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 
-local no = refusal(incarnation)
-if no then return no end
+local refused = refusal(incarnation)
+if refused then return refused end
 if unit == 'packed' then
   local trainer = redis.call('HMGET', ATROPOS, 'batch_size', 'started')
   if not trainer[1] then return {'UNREGISTERED'} end
@@ -30,9 +30,9 @@ elseif state() == 'finished' then
   return {'FINISHED'}
 end
 
-local buried, stale = 0, 0
+local dead, stale = 0, 0
 local function answer(word, ids)
-  local out = {word, buried, stale}
+  local out = {word, dead, stale}
   for _, member in ipairs(ids) do
     local facts = redis.call('HMGET', group(member), 'bytes', 'raw_bytes', 'schema')
     out[#out + 1] = member
@@ -50,7 +50,7 @@ if live or late then
   return answer('OK', redis.call('LRANGE', batch(id), 0, -1))
 end
 if redis.call('ZSCORE', ACKED, id) then return {'ACKED'} end
-reap_leases(at)
+expire_leases(at)
 if not look then
   local ready = unit == 'groups' and redis.call('ZCARD', READY)
     or unit == 'sequences' and tonumber(redis.call('HGET', COUNTERS, 'ready_sequences') or 0)
@@ -59,15 +59,15 @@ end
 
 local chosen
 if unit == 'packed' then
-  chosen, buried = select_packed(amount, at, max_attempts)
+  chosen, dead = select_packed(amount, at, max_attempts)
 else
-  chosen, buried, stale = select_in_order(unit, amount, partial, at, silence, max_attempts, max_staleness)
+  chosen, dead, stale = select_in_order(unit, amount, partial, at, silence, max_attempts, max_staleness)
 end
 if not chosen then return answer('WAIT', {}) end
 
 local ids = {}
 for i, one in ipairs(chosen) do ids[i] = one.id end
-lend(ids, id)
+lease_groups(ids, id)
 redis.call('ZADD', LEASES, at + ttl, id)
 emit('lease', 'batch', id, 'groups', #ids)
 return answer('OK', ids)

@@ -7,18 +7,18 @@
 -- -> {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {OK, groups given back}
 local incarnation = ARGV[1]
 
-local no = refusal(incarnation)
-if no then return no end
+local refused = refusal(incarnation)
+if refused then return refused end
 local groups = 0
 for i = 2, #ARGV do
   local id = ARGV[i]
   if redis.call('ZREM', LEASES, id) == 1 then
     local members = redis.call('LRANGE', batch(id), 0, -1)
-    for _, member in ipairs(members) do put_back(member) end
-    dissolve(id)
-    note('nack', 'batch', id, 'groups', #members)
+    for _, member in ipairs(members) do return_to_ready(member) end
+    delete_batch(id)
+    log_event('nack', 'batch', id, 'groups', #members)
     groups = groups + #members
   end
 end
-if groups > 0 then tell('ready') end
+if groups > 0 then publish('ready') end
 return {'OK', groups}

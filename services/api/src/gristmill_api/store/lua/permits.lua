@@ -45,7 +45,7 @@ end
 
 -- Free permits that others need for their share of all that may be in the next batches.
 local function kept_for_others()
-  local sharing, scale = sharers(at, env_ttl)
+  local sharing, scale = envs_with_share(at, env_ttl)
   local all = redis.call('ZCARD', READY) + out + free
   local left, kept = free, 0
   for _, one in ipairs(sharing) do
@@ -64,7 +64,7 @@ local function share()
   local own = alive_until and tonumber(redis.call('HGET', env(holder), 'weight'))
   if not own then return math.huge end
   local sum = 0
-  for _, name in ipairs(living(at)) do
+  for _, name in ipairs(alive(at)) do
     sum = sum + (tonumber(redis.call('HGET', env(name), 'weight')) or 0)
   end
   local held = 0

@@ -11,14 +11,14 @@ if redis.call('ZREM', LEASES, id) == 0 then return {'OK', 0} end
 local reasons, dead = {}, 0
 for i = 2, #ARGV, 2 do reasons[ARGV[i]] = ARGV[i + 1] end
 local members = redis.call('LRANGE', batch(id), 0, -1)
-dissolve(id)
+delete_batch(id)
 for _, member in ipairs(members) do
   redis.call('HINCRBY', group(member), 'attempts', -1)
-  put_back(member)
+  return_to_ready(member)
   if reasons[member] then
-    bury(member, reasons[member])
+    make_dead(member, reasons[member])
     dead = dead + 1
   end
 end
-tell('ready')
+publish('ready')
 return {'OK', dead}

@@ -16,5 +16,5 @@ for i = 1, #held, 2 do
     count = count + 1
   end
 end
-if count > 0 then tell('permits') end
+if count > 0 then publish('permits') end
 return {'OK', count}

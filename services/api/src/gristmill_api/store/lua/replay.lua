@@ -10,7 +10,7 @@ if ARGV[1] == 'all' then ids = redis.call('ZRANGE', DEAD, 0, -1) end
 local replayed = 0
 for _, id in ipairs(ids) do
   if redis.call('ZSCORE', DEAD, id) then
-    put_back(id)
+    return_to_ready(id)
     redis.call('HSET', group(id), 'attempts', 0)
     redis.call('HDEL', group(id), 'reason')
     redis.call('HINCRBY', COUNTERS, 'accepted', 1)
@@ -18,5 +18,5 @@ for _, id in ipairs(ids) do
     replayed = replayed + 1
   end
 end
-if replayed > 0 then tell('ready') end
+if replayed > 0 then publish('ready') end
 return {'OK', replayed}

@@ -26,8 +26,8 @@ else
   redis.call('HSET', DROPPED, id, reason)
   local known = redis.call('HEXISTS', DROPS, reason) == 1 or redis.call('HLEN', DROPS) < tonumber(most)
   redis.call('HINCRBY', DROPS, known and reason or 'other', 1)
-  entomb(id)
-  note('drop', 'group', id, 'reason', reason)
+  add_tombstone(id)
+  log_event('drop', 'group', id, 'reason', reason)
 end
-tell('permits')
+publish('permits')
 return {'OK'}

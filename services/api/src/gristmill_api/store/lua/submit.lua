@@ -11,33 +11,33 @@ local id, holder, digest, sequences, tokens, raw_bytes, env_id, step = unpack(AR
 local max_bytes, max_run_bytes, max_run_groups = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local bytes, sent = tonumber(ARGV[12]), ARGV[13]
 
-local function no(...)
+local function refuse(...)
   redis.call('DEL', sent)
   return {...}
 end
 local record = redis.call('HMGET', RECORD, 'state', 'group_size')
-if not record[1] then return no('MISSING') end
+if not record[1] then return refuse('MISSING') end
 -- First: a retry must get the same answer, whatever happened since.
 local known = redis.call('HGET', group(id), 'digest') or redis.call('HGET', TRAINED, id)
-if known then return no(known == digest and 'SAME' or 'OTHER') end
-if record[1] == 'finished' then return no('FINISHED') end
-if record[1] == 'suspended' then return no('SUSPENDED') end
+if known then return refuse(known == digest and 'SAME' or 'OTHER') end
+if record[1] == 'finished' then return refuse('FINISHED') end
+if record[1] == 'suspended' then return refuse('SUSPENDED') end
 local reason = redis.call('HGET', DROPPED, id)
-if reason then return no('DROPPED', reason) end
+if reason then return refuse('DROPPED', reason) end
 -- A permit in reissue was returned or expired, and no holder has it: the group is accepted.
 local by = redis.call('HGET', HOLDERS, id)
-if by and by ~= holder then return no('LOST') end
-if not by and not redis.call('ZSCORE', REISSUE, id) then return no('UNKNOWN') end
+if by and by ~= holder then return refuse('LOST') end
+if not by and not redis.call('ZSCORE', REISSUE, id) then return refuse('UNKNOWN') end
 -- Fewer than the run's group size: some could not be scored. One alone has nothing to be compared with.
 local size, most = tonumber(sequences), tonumber(record[2])
-if size > most or size < math.min(2, most) then return no('SIZE', record[2]) end
+if size > most or size < math.min(2, most) then return refuse('SIZE', record[2]) end
 local held = tonumber(redis.call('GET', BYTES) or 0)
-if held + bytes > max_bytes then return no('FULL', tostring(held)) end
+if held + bytes > max_bytes then return refuse('FULL', tostring(held)) end
 local run_held = tonumber(redis.call('HGET', COUNTERS, 'bytes') or 0)
 local groups = redis.call('ZCARD', READY) + redis.call('HLEN', LEASED) + redis.call('ZCARD', DEAD)
   + redis.call('LLEN', ARCHIVE)
 if run_held + bytes > max_run_bytes or groups >= max_run_groups then
-  return no('RUN_FULL', tostring(run_held), groups)
+  return refuse('RUN_FULL', tostring(run_held), groups)
 end
 if redis.call('EXISTS', sent) == 0 then return {'GONE'} end
 
@@ -49,6 +49,6 @@ else
 end
 redis.call('RENAME', sent, payload(id))
 redis.call('PERSIST', payload(id))
-admit(id, {digest = digest, schema = 'group', bytes = bytes, raw_bytes = raw_bytes, sequences = sequences,
+enqueue_new(id, {digest = digest, schema = 'group', bytes = bytes, raw_bytes = raw_bytes, sequences = sequences,
   tokens = tokens, env_id = env_id, step = step})
 return {'STORED'}

@@ -26,7 +26,7 @@ if own and creation ~= '' and creation ~= own then return {'OTHER', own} end
 if current ~= 'open' then
   local place = redis.call('HMGET', RECORD, 'stack', 'run_id')
   local open = redis.call('HGET', STACKS, place[1])
-  if open then return {'BUSY', open, now(), unpack(alive('gm:{' .. open .. '}:', now()))} end
+  if open then return {'BUSY', open, now(), unpack(alive_with_deadlines('gm:{' .. open .. '}:', now()))} end
   claim(place[1], place[2], now())
   redis.call('HSET', RECORD, 'state', 'open')
   index_unfinished(P, place[2], 'open')
@@ -45,10 +45,10 @@ for i = 10, #ARGV do
   if dead then redis.call('HINCRBY', COUNTERS, 'accepted', 1) end
   if dead or redis.call('ZSCORE', READY, id) or redis.call('HEXISTS', LEASED, id) == 1 then train(id, archive) end
 end
-for _, id in ipairs(redis.call('HKEYS', LEASED)) do put_back(id) end
+for _, id in ipairs(redis.call('HKEYS', LEASED)) do return_to_ready(id) end
 -- Batch ids belong to an incarnation; the new one may use the same names again.
-for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do dissolve(id) end
-for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do dissolve(id) end
+for _, id in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do delete_batch(id) end
+for _, id in ipairs(redis.call('SMEMBERS', EXPIRED)) do delete_batch(id) end
 redis.call('DEL', LEASES, EXPIRED, ACKED)
 -- A trainer that goes back beyond its last ack trains those steps again, on new groups. The old groups of those steps
 -- are in no weights any more, and would hold their permits for ever.
@@ -58,8 +58,8 @@ if steps ~= '' then
     redis.call('HSET', COUNTERS, 'accepted', accepted)
   end
 end
-note('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
-tell('permits')
-tell('ready')
-if archive == '1' then tell('archive') end
+log_event('take', 'incarnation', redis.call('HGET', RECORD, 'incarnation'))
+publish('permits')
+publish('ready')
+if archive == '1' then publish('archive') end
 return {'OK', redis.call('HGETALL', RECORD)}

@@ -10,7 +10,7 @@ if redis.call('HGET', RECORD, 'protocol') ~= 'gristmill' then return {'OK', 0} e
 local known = redis.call('ZREM', ENVS, id)
 redis.call('DEL', env(id))
 if known == 1 then
-  tell('ready')
-  tell('permits')
+  publish('ready')
+  publish('permits')
 end
 return {'OK', known}

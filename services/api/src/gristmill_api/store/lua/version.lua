@@ -7,8 +7,8 @@
 -- -> {OK, record...} | {MISSING} | {SUSPENDED} | {FENCED, incarnation} | {FINISHED} | {BACKWARDS, recorded step}
 local incarnation, step = unpack(ARGV)
 
-local no = refusal(incarnation)
-if no then return no end
+local refused = refusal(incarnation)
+if refused then return refused end
 local known = redis.call('HMGET', RECORD, 'version_incarnation', 'version_step')
 if known[1] == incarnation and tonumber(step) < tonumber(known[2]) then return {'BACKWARDS', known[2]} end
 if state() == 'finished' then
@@ -18,6 +18,6 @@ if state() == 'finished' then
 end
 redis.call('HSET', RECORD, 'version_incarnation', incarnation, 'version_step', step)
 if redis.call('EXISTS', ATROPOS) == 1 then redis.call('HSET', ATROPOS, 'step', step, 'started', 1) end
-note('version', 'version', incarnation .. '.' .. step)
-tell('permits')
+log_event('version', 'version', incarnation .. '.' .. step)
+publish('permits')
 return {'OK', redis.call('HGETALL', RECORD)}
