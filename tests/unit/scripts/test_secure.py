@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_api.access.tokens import Role, Tokens
+from gristmill_api.access.settings import Role, Tokens
 from gristmill_api.settings import REDIS_USER
 from redis_acl import USER
 from secure import ACL, FILES, FOLDER, PASSWORD, ROLES, ROOT, Secrets, SecretsError, main

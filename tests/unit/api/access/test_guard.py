@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gristmill_api.access.permissions import Need, rules
-from gristmill_api.access.tokens import Role
+from gristmill_api.access.settings import Role
 from gristmill_api.app import create_app
 from gristmill_api.settings import Settings
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
 
 from gristmill_api.access.permissions import Need, needed, rules
-from gristmill_api.access.tokens import Role
+from gristmill_api.access.settings import Role
 from gristmill_api.app import create_app
 from gristmill_api.settings import Settings
 

@@ -10,8 +10,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill_api.access.settings import AccessSettings
-from gristmill_api.access.tokens import Role, Tokens
+from gristmill_api.access.settings import AccessSettings, Role, Tokens
 from gristmill_api.settings import Settings
 
 TOKENS = {role: f"{role}-{'0123456789abcdef' * 2}" for role in Role}

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from tests.unit.api.atropos.groups import KEYS, full, small
 
 from gristmill_api.atropos.fast_parse import Scored, from_message, read_list, read_one
-from gristmill_api.atropos.messages import ScoredData
-from gristmill_api.atropos.validate import Mismatch
+from gristmill_api.atropos.messages import Mismatch, ScoredData
 from gristmill_api.http.fast_route import NeedsSlowPath
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_api.atropos.json_scan import Matrix, scan
+from gristmill_api.atropos.fast_parse import Matrix, scan
 
 BLANK = st.text(" \t\r\n", max_size=3)
 INT = st.integers(-(10**20), 10**20).map(str)

@@ -1,7 +1,6 @@
 """Decides which requests the API accepts, and from where.
 
-settings      API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
-tokens        the three roles and the files that hold their tokens
+settings      the three roles, their tokens, and API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
 permissions   the role that each route needs, and its description in OpenAPI
 guard         the middlewares: 421 for other hosts, 401 and 403
 bind          logs where the process listens; warns if other machines reach it and no token is needed

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gristmill.hosts import AllowedHosts
 from gristmill_api import errors
 from gristmill_api.access.permissions import needed
-from gristmill_api.access.tokens import Tokens
+from gristmill_api.access.settings import Tokens
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http.error_handlers import ErrorFormat, log_problem, problem_response
 from gristmill_api.http.fast_route import route_path

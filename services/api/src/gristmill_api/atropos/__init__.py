@@ -1,16 +1,12 @@
 """Atropos' protocol at the API's root, over the store of /v1. Environments and trainers of Atropos work unchanged.
 
-    routes        all routes of the protocol
-    protocol      their route class: gzip in both directions, errors in the shape that the clients read
-    messages      the request bodies, read as loosely as Atropos reads them
+    routes        all routes of the protocol: gzip in both directions, errors in the shape that the clients read
+    messages      the request bodies, read as loosely as Atropos reads them, and the lengths that must agree in a group
     fast_parse    checks a group's JSON text at the speed of a scan, and cuts out the text that is stored
-    json_scan     the shape of a JSON matrix of numbers, read from its bytes
-    validate      the lengths that must agree inside a group
-    queue         the run that the root is bound to: one Lua script (store/lua/atropos_*) per method
+    queue         the run that the root is bound to, in the store
     env_status    the answer of /status-env
     delivery      a batch that is being sent to the trainer
     backpressure  waits while the store is full or away, and then answers 503, never 4xx
-    context       what the route handlers work with
 
 All state is in Redis, so clients notice neither a restart of the API nor a restart of Redis. docs/from-atropos.md
 lists what is the same as in Atropos and what is fixed.
@@ -18,8 +14,7 @@ lists what is the same as in Atropos and what is fixed.
 
 from starlette.routing import Route
 
-from gristmill_api.atropos.context import AtroposContext
-from gristmill_api.atropos.routes import router
+from gristmill_api.atropos.routes import AtroposContext, router
 
 paths = frozenset(route.path for route in router.routes if isinstance(route, Route))
 """Paths at which errors have the shape that Atropos' clients read."""

@@ -6,20 +6,20 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, HTTPException, Request, Response
+from fastapi import APIRouter, Body, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gristmill.logs import line
 from gristmill_api.atropos import env_status, fast_parse
-from gristmill_api.atropos.context import AtroposContext, AtroposCtx
-from gristmill_api.atropos.delivery import Delivery
+from gristmill_api.atropos.backpressure import Backpressure
+from gristmill_api.atropos.delivery import Deliveries, Delivery
 from gristmill_api.atropos.fast_parse import Scored
-from gristmill_api.atropos.messages import EnvIdentifier, Groups, RegisterEnv, Registration, ScoredData
-from gristmill_api.atropos.queue import new_id
-from gristmill_api.atropos.validate import Mismatch
+from gristmill_api.atropos.messages import EnvIdentifier, Groups, Mismatch, RegisterEnv, Registration, ScoredData
+from gristmill_api.atropos.queue import Queue, new_id
+from gristmill_api.context import Context
 from gristmill_api.conversion import as_json
 from gristmill_api.http import framing
 from gristmill_api.http.body_limit import IN_LOOP, offload, reserve_inflated
@@ -28,6 +28,36 @@ from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat
 from gristmill_api.http.fast_route import FastRoute, Handler, NeedsSlowPath, fast_path
 
 _LOG = logging.getLogger(__name__)
+_REPORTS: Final = 4096
+"""Reports that are remembered. Clients choose the numbers of environments."""
+
+
+class AtroposContext:
+    def __init__(self, ctx: Context, run_id: str) -> None:
+        self.metrics = ctx.metrics
+        self.queue = Queue(ctx.store, ctx.limits, run_id)
+        self.backpressure = Backpressure(ctx, run_id)
+        self.deliveries = Deliveries(self.queue, self.backpressure)
+        self._left_out: set[tuple[int | None, str]] = set()
+
+    def report_left_out(self, group: Scored) -> None:
+        """Log the fields that a stored group lacks because they did not fit, once per environment and field."""
+        new = [name for name in group.left_out if (group.env_id, name) not in self._left_out]
+        if not new:
+            return
+        if len(self._left_out) > _REPORTS:
+            self._left_out.clear()
+        self._left_out |= {(group.env_id, name) for name in new}
+        why = "their lengths or values do not fit the tokens; groups are stored without them and counted in the status"
+        _LOG.warning(line("left_out", run=self.queue.run_id, env=group.env_id, fields=",".join(new), why=why))
+
+
+# async, although it awaits nothing: FastAPI runs a plain function in a thread.
+async def _atropos_context(request: Request) -> Any:
+    return request.app.state.atropos
+
+
+AtroposCtx = Annotated[AtroposContext, Depends(_atropos_context)]
 
 
 class AtroposRoute(FastRoute):

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 from gristmill import Example, MetricsRow, RunEvent
 from gristmill_api import errors
 from gristmill_api.access.permissions import Need
-from gristmill_api.access.tokens import Role
+from gristmill_api.access.settings import Role
 from gristmill_api.context import MAX_NUMBER, NAME_PATTERN, Ctx, Name, RequestModel, RunId
 from gristmill_api.examples import example
 from gristmill_api.http.body_limit import offload
