@@ -23,6 +23,7 @@ async def test_replayed_letters_take_their_place_with_new_attempts(bench: Bench)
     assert await bench.store.dead_letters.replay(RUN, [a, "g00000099"]) == 1
     assert await bench.store.dead_letters.replay(RUN, [a]) == 0
     assert await bench.whereabouts() == {"ready": [a, c, d], "dead": [b]}
+    assert await bench.redis.hmget(f"{PREFIX}group:{a}", "attempts", "reason") == [b"0", None]
     assert await bench.lease(incarnation, "b9", 1) == [a]
     status = await bench.store.runs.status(RUN)
     assert (status.accepted, status.dead, status.bytes) == (3, 1, 400)

@@ -41,13 +41,13 @@ class DeadLetters:
 
     async def replay(self, run_id: str, group_ids: Sequence[str] | None) -> int:
         """Make the named dead letters ready again, or all. Returns how many there were."""
-        return await self._each("replay", run_id, group_ids)
+        return await self._settle("replay", run_id, group_ids)
 
     async def purge(self, run_id: str, group_ids: Sequence[str] | None) -> int:
         """Drop the named dead letters, or all. Returns how many there were."""
-        return await self._each("purge", run_id, group_ids)
+        return await self._settle("purge", run_id, group_ids)
 
-    async def _each(self, script: str, run_id: str, group_ids: Sequence[str] | None) -> int:
+    async def _settle(self, what: str, run_id: str, group_ids: Sequence[str] | None) -> int:
         which = ("all",) if group_ids is None else ("named", *group_ids)
-        _, count = await self._scripts.call(script, run_id, *which)
+        _, count = await self._scripts.call("dead_letters", run_id, what, *which)
         return int(count)
