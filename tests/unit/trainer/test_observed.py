@@ -71,8 +71,8 @@ def test_token_statistics_match_plain_arithmetic(count: int, seed: int) -> None:
     names = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
     assert found.ratio == {name: near(quantile(ratios, share)) for name, share in names.items()}
     assert found.importance == {name: near(quantile(importance, share)) for name, share in names.items()}
-    assert found.clip_low_share == near(fmean(seen.stopped_low.tolist()))
-    assert found.clip_high_share == near(fmean(seen.stopped_high.tolist()))
+    assert found.clip_low_share == near(fmean(seen.clipped_low.tolist()))
+    assert found.clip_high_share == near(fmean(seen.clipped_high.tolist()))
     assert found.importance_capped_share == near(fmean(seen.capped.tolist()))
 
 

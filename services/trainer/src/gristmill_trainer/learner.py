@@ -208,12 +208,12 @@ class Learner:
                 teacher_logprobs=micro.teacher_logprobs,
                 student_logprobs=scores.student_logprobs,
             )
-            loss = self.objective.loss(tokens)
+            loss, ratios = self.objective.loss(tokens)
             # FSDP averages gradients over the ranks, but the losses of the ranks must be summed.
             (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
             # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
             losses.append(loss.detach())
-            rows.append(Observed.rows(tokens, self.objective.measured(tokens)))
+            rows.append(Observed.rows(tokens, ratios))
         grad_norm = self._clip_gradient()
         loss_sum = sum(loss.item() for loss in losses)
         shares = self._world.gather((loss_sum, Observed.of(rows)))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gristmill_trainer.objectives import Measured, TrainedTokens
+from gristmill_trainer.objectives import Ratios, TrainedTokens
 
 F32 = npt.NDArray[np.float32]
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -29,16 +29,16 @@ class Observed:
     """NaN without a reference."""
     ratio: F32
     """The objective's ratio, per token or per sequence. The following fields have the same level."""
-    stopped_low: F32
+    clipped_low: F32
     """1 if the lower clip bounded the ratio, else 0."""
-    stopped_high: F32
+    clipped_high: F32
     importance: F32
     """Importance weight before the cap."""
     capped: F32
     """1 if the weight is above the cap, else 0."""
 
     @classmethod
-    def rows(cls, tokens: TrainedTokens, measured: Measured) -> torch.Tensor:
+    def rows(cls, tokens: TrainedTokens, ratios: Ratios) -> torch.Tensor:
         """Returns float32[fields, M] on the tokens' device, for `of`, without waiting for the device."""
         reference = torch.full_like(tokens.old_logprobs, torch.nan)
         columns = {
@@ -48,7 +48,7 @@ class Observed:
             "advantages": tokens.advantages,
             "entropy": reference if tokens.entropy is None else tokens.entropy,
             "ref_logprobs": reference if tokens.ref_logprobs is None else tokens.ref_logprobs,
-            **measured._asdict(),
+            **ratios._asdict(),
         }
         return torch.stack([columns[field.name].detach().float() for field in fields(cls)])
 
@@ -106,8 +106,8 @@ def measure(seen: Observed) -> TokenMeasures:
         # Groups with and without reference log-probabilities may be in one step.
         kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
         ratio=_quantiles(seen.ratio),
-        clip_low_share=_mean(seen.stopped_low),
-        clip_high_share=_mean(seen.stopped_high),
+        clip_low_share=_mean(seen.clipped_low),
+        clip_high_share=_mean(seen.clipped_high),
         importance=_quantiles(seen.importance),
         importance_capped_share=_mean(seen.capped),
     )

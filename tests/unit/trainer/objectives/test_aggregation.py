@@ -32,10 +32,10 @@ def test_micro_batch_shares_add_up_to_the_updates_loss(
     chosen = Objective.of(Hyperparameters.model_validate({"objective": objective, **EVERYTHING}))
 
     whole = weighted(random_tokens(1, lengths, torch.float32), weights)
-    loss = chosen.loss(whole)
+    loss, _ = chosen.loss(whole)
     loss.backward()  # type: ignore[no-untyped-call]
     again = weighted(random_tokens(1, lengths, torch.float32), weights)
-    shares = [chosen.loss(part(again, list(order[first:end]))) for first, end in pairwise(cuts)]
+    shares = [chosen.loss(part(again, list(order[first:end])))[0] for first, end in pairwise(cuts)]
     for share in shares:
         share.backward()  # type: ignore[no-untyped-call]
     assert sum(share.item() for share in shares) == pytest.approx(loss.item(), abs=1e-6)

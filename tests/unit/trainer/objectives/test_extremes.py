@@ -36,7 +36,7 @@ def _tokens(log_ratio: float, advantage: float, log_importance: float = 0.0) -> 
 
 
 def _run(objective: Objective, tokens: TrainedTokens) -> tuple[float, torch.Tensor]:
-    loss = objective.loss(tokens)
+    loss, _ = objective.loss(tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     assert tokens.logprobs.grad is not None
     return loss.item(), tokens.logprobs.grad
@@ -70,7 +70,7 @@ def test_objective_caps_an_infinite_weight(level: str) -> None:
 
 def test_objective_with_an_unclipped_infinite_ratio_has_infinite_loss() -> None:
     """A negative advantage has no upper clip, so the loss is inf; the loop detects that and skips the step."""
-    assert _objective().loss(_tokens(FAR, -1.0)).item() == float("inf")
+    assert _objective().loss(_tokens(FAR, -1.0))[0].item() == float("inf")
 
 
 def test_cispo_keeps_a_gradient_if_the_ratio_is_capped() -> None:
@@ -88,7 +88,7 @@ def test_distillation_over_the_whole_vocabulary_equals_the_divergence(direction:
     (slope,) = torch.autograd.grad(expected, logits, retain_graph=True)
 
     tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
-    loss = _objective(distill_coef=1.0, distill_divergence=direction).loss(tokens)
+    loss, _ = _objective(distill_coef=1.0, distill_divergence=direction).loss(tokens)
     (ours,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(loss, expected, atol=2e-6, rtol=0)
     torch.testing.assert_close(ours, slope, atol=2e-5, rtol=0)
@@ -99,7 +99,7 @@ def test_distillation_learns_from_one_token_of_the_teacher(direction: str) -> No
     student = torch.tensor([[-3.0], [0.0]], requires_grad=True)
     teacher = torch.tensor([[-0.1], [-torch.inf]])
     tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
-    loss = _objective(distill_divergence=direction).loss(tokens)
+    loss, _ = _objective(distill_divergence=direction).loss(tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss > 0
     assert student.grad is not None
@@ -112,7 +112,7 @@ def test_distillation_with_certain_teacher_and_policy_has_no_nan(direction: str)
     student = torch.tensor([[0.0, -FAR], [1e-7, -FAR]], requires_grad=True)
     teacher = torch.tensor([[0.0, -torch.inf], [-FAR, 1e-7]])
     tokens = dataclasses.replace(_tokens(0.0, 0.0), teacher_logprobs=teacher, student_logprobs=student)
-    loss = _objective(distill_divergence=direction).loss(tokens)
+    loss, _ = _objective(distill_divergence=direction).loss(tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(loss)
     assert torch.isfinite(student.grad).all()  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ KINDS: list[dict[str, Any]] = [
 
 def _loss(settings: Hyperparameters, tokens: Any) -> torch.Tensor:
     weights = token_weights(settings.objective, np.array(LENGTHS), LOCAL_BATCH, MAX_COMPLETION_LENGTH)
-    return Objective.of(settings).loss(weighted(tokens, weights))
+    return Objective.of(settings).loss(weighted(tokens, weights))[0]
 
 
 def _slope(settings: Hyperparameters, sequences: list[Sequence], token: Any, name: str, entry: int) -> float:

@@ -34,7 +34,14 @@ from transformers import Qwen2ForCausalLM
 
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
-from gristmill_trainer.objectives.table import Level
+from gristmill_trainer.objectives.losses import (
+    Clip,
+    PolicyLoss,
+    TokenLosses,
+    clipped,
+    sequence_log_ratio,
+    weighted_likelihood,
+)
 
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo"]
 LEVELS = ["token", "sequence"]
@@ -130,7 +137,10 @@ def our_loss(
     )
     objective = Objective.of(chosen)
     # TRL combines any aggregation with a ratio of the sequence. We offer only gspo, and can compute all of them.
-    objective = Objective(**{**vars(objective), "level": Level(variant.level)})
+    if variant.level == "sequence":
+        objective = replace(objective, policy_loss=_of_sequences(variant))
+    else:
+        assert objective.policy_loss.__name__ == variant.loss_type
     trained = batch.mask.sum(dim=1).numpy()
     weights = token_weights(name, trained, len(trained) // variant.micro_batches, MAX_COMPLETION_LENGTH)
     sequence, column = batch.mask.nonzero(as_tuple=True)
@@ -146,9 +156,19 @@ def our_loss(
         entropy_weight=1 / max(int(trained.sum()), 1),
         ref_logprobs=batch.ref[sequence, column] if objective.wants_reference else None,
     )
-    loss = objective.loss(tokens)
+    loss, _ = objective.loss(tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.item(), gradient(model)
+
+
+def _of_sequences(variant: Variant) -> PolicyLoss:
+    """Returns the policy loss with the ratio of each sequence."""
+    surrogate = weighted_likelihood if variant.loss_type == "cispo" else clipped
+
+    def losses(tokens: TrainedTokens, kept: torch.Tensor, clip: Clip) -> TokenLosses:
+        return surrogate(sequence_log_ratio(tokens), tokens, kept, clip)
+
+    return losses
 
 
 def _compare(variant: Variant, batch: PaddedBatch, model_dir: Path) -> None:

@@ -1,7 +1,7 @@
-"""The training loss: a surrogate of the reward, an aggregation over tokens, corrections and penalties."""
+"""The training loss: a policy loss, its aggregation over tokens, corrections and penalties."""
 
 from gristmill_trainer.objectives.aggregation import token_weights
-from gristmill_trainer.objectives.objective import Measured, Objective
-from gristmill_trainer.objectives.tokens import TrainedTokens
+from gristmill_trainer.objectives.losses import TrainedTokens
+from gristmill_trainer.objectives.objective import Objective, Ratios
 
-__all__ = ["Measured", "Objective", "TrainedTokens", "token_weights"]
+__all__ = ["Objective", "Ratios", "TrainedTokens", "token_weights"]

@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from gristmill.hyperparameters import ObjectiveName
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.objectives.table import RECIPES, Aggregation
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -26,25 +25,25 @@ def token_weights(
     `local_batch`: the user's number of sequences per micro-batch; only bnpo uses it.
     `max_completion_length`: the divisor of dr_grpo; only dr_grpo uses it.
 
-        tokens         1 / sum(n)                           dapo, cispo
-        sequences      1 / (n_s S)                          grpo, gspo
-        local batches  1 / (n_b B)                          bnpo: n_b tokens in local batch b of B
-        fixed length   1 / (S max_completion_length)        dr_grpo
+        dapo, cispo    1 / sum(n)                           mean over all trained tokens
+        grpo, gspo     1 / (n_s S)                          mean over sequences of their token means
+        bnpo           1 / (n_b B)                          n_b tokens in local batch b of B: mean over local batches
+        dr_grpo        1 / (S max_completion_length)        sum over tokens, divided by a fixed length
 
     Raises TrainerError for dr_grpo without max_completion_length.
     """
     has_tokens = trained > 0
     divisors = np.ones(len(trained))
-    match RECIPES[objective].aggregation:
-        case Aggregation.TOKENS:
+    match objective:
+        case "dapo" | "cispo":
             divisors[:] = trained.sum()
-        case Aggregation.SEQUENCES:
+        case "grpo" | "gspo":
             divisors[:] = trained * len(trained)
-        case Aggregation.LOCAL_BATCHES:
+        case "bnpo":
             batches = np.arange(len(trained)) // local_batch
             tokens = np.bincount(batches, weights=trained)
             divisors[:] = tokens[batches] * len(tokens)
-        case Aggregation.FIXED_LENGTH:
+        case "dr_grpo":
             if max_completion_length is None:
                 raise TrainerError(
                     "max_completion_length_missing",
