@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gristmill_trainer.data.sample import F32, I32, Sample
+from gristmill_trainer.data.types import F32, I32, Sample
 
 
 @dataclass(frozen=True)

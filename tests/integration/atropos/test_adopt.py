@@ -14,8 +14,8 @@ from tests.support.redis_server import RedisServer
 from gristmill import Client, PolicyVersion
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.rejected import Reason
 from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.data.types import Reason
 
 RUN = "default"
 

@@ -16,9 +16,8 @@ from tests.support.groups import make_group
 from gristmill import PolicyVersion
 from gristmill.metrics import StepMetrics
 from gristmill_trainer.data.checks import Limits
-from gristmill_trainer.data.rejected import Reason
-from gristmill_trainer.data.samples import to_samples
-from gristmill_trainer.data.statistics import Statistics
+from gristmill_trainer.data.samples import Statistics, to_samples
+from gristmill_trainer.data.types import Reason
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.observed import Observed
 from gristmill_trainer.report import memory_mb, peak_of, step_metrics

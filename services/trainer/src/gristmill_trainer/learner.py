@@ -21,11 +21,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from gristmill_trainer.data.collate import collate, dummy
-from gristmill_trainer.data.minibatches import split
-from gristmill_trainer.data.packing import plan
-from gristmill_trainer.data.sample import F32, Sample
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.micro_batches import collate, dummy, plan, split
+from gristmill_trainer.data.types import F32, MicroBatch, Sample
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.flops import ModelFlops

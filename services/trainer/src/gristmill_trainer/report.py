@@ -12,7 +12,7 @@ import torch
 
 from gristmill import PolicyVersion
 from gristmill.metrics import StepMetrics
-from gristmill_trainer.data.statistics import Statistics
+from gristmill_trainer.data.samples import Statistics
 from gristmill_trainer.flops import peak_tflops
 from gristmill_trainer.learner import StepResult
 from gristmill_trainer.observed import measure

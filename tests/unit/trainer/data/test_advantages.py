@@ -16,8 +16,7 @@ from tests.unit.trainer.data.bad import group_with, limits
 
 from gristmill import SamplingParams
 from gristmill.hyperparameters import Hyperparameters
-from gristmill_trainer.data.advantages import Scale, advantages
-from gristmill_trainer.data.overlong import punishment
+from gristmill_trainer.data.advantages import Scale, advantages, length_penalty
 from gristmill_trainer.data.samples import to_samples
 
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=8)
@@ -60,9 +59,9 @@ def test_advantages_of_no_groups_are_empty() -> None:
 def test_length_penalty_matches_dapo() -> None:
     """Eq. 13: L_max 20480, L_cache 4096."""
     lengths = np.array([0, 16384, 16385, 18432, 20479, 20480, 30000])
-    found = punishment(lengths, 20480, 4096, 1.0)
+    found = length_penalty(lengths, 20480, 4096, 1.0)
     np.testing.assert_allclose(found, [0, 0, -1 / 4096, -0.5, -4095 / 4096, -1, -1], rtol=1e-12)
-    np.testing.assert_allclose(punishment(lengths, 20480, 4096, 0.5), found / 2)
+    np.testing.assert_allclose(length_penalty(lengths, 20480, 4096, 0.5), found / 2)
 
 
 def test_length_penalty_changes_advantages_and_not_reported_rewards() -> None:

@@ -17,8 +17,8 @@ from gristmill.group import NO_LOGPROBS
 from gristmill.hyperparameters import Hyperparameters
 from gristmill.run import Protocol, RunRecord, RunState
 from gristmill_trainer.data.checks import Limits, staleness_bound
-from gristmill_trainer.data.rejected import Reason
 from gristmill_trainer.data.samples import Prepared, to_samples
+from gristmill_trainer.data.types import Reason
 
 GOOD = make_group("g00000002", version="1.5", rewards=(1.0, 0.0))
 

@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_trainer.data.collate import collate, dummy
-from gristmill_trainer.data.sample import Sample, Teacher
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.micro_batches import collate, dummy
+from gristmill_trainer.data.types import MicroBatch, Sample, Teacher
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from tests.unit.trainer.data.bad import group_with, limits
 from gristmill import TrajectoryGroup
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_api.conversion import to_group
-from gristmill_trainer.data.overrides import read_overrides
+from gristmill_trainer.data.advantages import read_overrides
 from gristmill_trainer.data.samples import Prepared, to_samples
 
 

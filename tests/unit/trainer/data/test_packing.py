@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.errors import raises
 
-from gristmill_trainer.data.minibatches import split
-from gristmill_trainer.data.packing import plan
+from gristmill_trainer.data.micro_batches import plan, split
 from gristmill_trainer.errors import TrainerError
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)

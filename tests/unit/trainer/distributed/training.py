@@ -15,7 +15,7 @@ from tests.support.errors import raises
 from gristmill import PolicyVersion
 from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
-from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.data.types import Sample
 from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError

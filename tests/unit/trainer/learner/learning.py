@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.data.types import Sample
 from gristmill_trainer.learner import Learner
 
 Build = Callable[..., Learner]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.unit.trainer.learner.learning import Build, assert_same_bits, farthest, make_samples, moments, weights
 
-from gristmill_trainer.data.minibatches import split
+from gristmill_trainer.data.micro_batches import split
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.optimizer import learning_rate_factor
 

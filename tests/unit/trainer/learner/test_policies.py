@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.trainer.learner.learning import Build, farthest, make_samples, teach, weights
 
-from gristmill_trainer.data.sample import Sample, Teacher
+from gristmill_trainer.data.types import Sample, Teacher
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.observed import measure
 

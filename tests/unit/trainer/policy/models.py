@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from gristmill_trainer.data.tensors import Layout, MicroBatch
+from gristmill_trainer.data.types import Layout, MicroBatch
 
 VOCABULARY = 61
 ARCHITECTURES = {

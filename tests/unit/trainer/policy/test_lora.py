@@ -13,7 +13,7 @@ from tests.unit.trainer.policy.models import micro_batch, sequences, tiny
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy import Lora, ModelSource, Policy, check_publishable
 

@@ -22,7 +22,7 @@ from transformers import (
     PhiForCausalLM,
 )
 
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.check import prepare
 from gristmill_trainer.policy.head import Entropy, Scores

@@ -13,8 +13,7 @@ import numpy as np
 
 from gristmill import PolicyVersion, RunRecord, TrajectoryGroup
 from gristmill.run import Protocol
-from gristmill_trainer.data.rejected import Reason, Rejected
-from gristmill_trainer.data.sample import F32, I32, Sample
+from gristmill_trainer.data.types import F32, I32, Reason, Rejected, Sample
 
 HIGHEST_LOGPROB = 1e-3
 """Highest log-probability, which allows for rounding of log 1. The SDK uses the same bound."""

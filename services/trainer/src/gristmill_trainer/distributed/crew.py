@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from gristmill_trainer.data.sample import Sample
+from gristmill_trainer.data.types import Sample
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError, FencedError
 from gristmill_trainer.learner import Learner, StepResult

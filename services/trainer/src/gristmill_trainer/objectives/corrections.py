@@ -1,7 +1,7 @@
 """Importance correction: the model server's policy, which drew the tokens, differs from the trainer's policy.
 
-The policy loss of each token has the weight w = pi_old / mu; mu is the policy that drew the tokens. Truncated importance
-sampling: Yao et al. 2025; masked: Liu, Li et al. 2025.
+The policy loss of each token has the weight w = pi_old / mu; mu is the policy that drew the tokens.
+Truncated importance sampling: Yao et al. 2025; masked: Liu, Li et al. 2025.
 """
 
 from __future__ import annotations

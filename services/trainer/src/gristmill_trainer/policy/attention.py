@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from gristmill_trainer.data.tensors import Layout
+from gristmill_trainer.data.types import Layout
 from gristmill_trainer.errors import ModelError
 
 _LOG = logging.getLogger(__name__)

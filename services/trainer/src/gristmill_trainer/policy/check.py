@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill_trainer.data.collate import collate
-from gristmill_trainer.data.sample import Sample
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.micro_batches import collate
+from gristmill_trainer.data.types import MicroBatch, Sample
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.scoring import Scorer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gristmill_trainer.data.tensors import MicroBatch
+from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
 from gristmill_trainer.policy.head import Entropy, Scores, head_scores
