@@ -17,7 +17,7 @@ from benchmarks.training import batch as batches
 from benchmarks.training.sides import Name, Setting, Stepped, build, missing
 from benchmarks.trajectory.processes import peak_rss, rss
 
-from gristmill_trainer.flops import ModelFlops
+from gristmill_trainer.metrics import ModelFlops
 
 _NO_MEMORY = "out of memory"
 _LONGEST = 1800.0
@@ -44,7 +44,7 @@ class Found:
     trained_tokens: int
     real_share: float
     flops: int
-    """FLOPs of a step's mathematics; see gristmill_trainer.flops. The number is the same for both sides."""
+    """FLOPs of a step's mathematics; see gristmill_trainer.metrics. The number is the same for both sides."""
 
 
 @dataclass(frozen=True)

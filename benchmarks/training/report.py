@@ -14,7 +14,7 @@ from benchmarks.training.card import Case
 from benchmarks.training.memory import Memory
 from benchmarks.training.speed import Speed
 
-from gristmill_trainer.flops import peak_tflops
+from gristmill_trainer.metrics import peak_tflops
 
 FASTER = 1.6
 LEANER = 0.5
@@ -105,10 +105,10 @@ def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
     yield ""
     yield (
         "Tokens are those of prompts and completions, padding left out; three quarters or more of them are trained. "
-        "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the step "
-        f"(gristmill_trainer.flops) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is the same "
-        "for both sides, so what is computed on padding does not count. Loss and gradient norm are the first step's; "
-        "adapters start from random numbers, so their norms differ."
+        "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the "
+        f"step (gristmill_trainer.metrics) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is "
+        "the same for both sides, so what is computed on padding does not count. Loss and gradient norm are the first "
+        "step's; adapters start from random numbers, so their norms differ."
     )
     yield ""
     yield from _table(

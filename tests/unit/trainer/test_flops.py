@@ -7,7 +7,7 @@ import torch
 from tests.unit.trainer.policy.models import sequences, tiny
 from torch.utils.flop_counter import FlopCounterMode
 
-from gristmill_trainer.flops import ModelFlops, peak_tflops
+from gristmill_trainer.metrics import ModelFlops, peak_tflops
 from gristmill_trainer.policy.lora import Lora, attach
 
 

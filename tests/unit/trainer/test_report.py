@@ -18,9 +18,7 @@ from gristmill.metrics import StepMetrics
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Statistics, to_samples
 from gristmill_trainer.data.types import Reason
-from gristmill_trainer.learner import StepResult
-from gristmill_trainer.observed import Observed
-from gristmill_trainer.report import memory_mb, peak_of, step_metrics
+from gristmill_trainer.metrics import StepResult, TokenStats, memory_mb, peak_of, step_metrics
 from gristmill_trainer.settings import TrainerSettings
 
 CPU = torch.device("cpu")
@@ -36,7 +34,7 @@ def statistics(groups: int = 2) -> Statistics:
 def result(count: int = 6, **fields: Any) -> StepResult:
     values = np.linspace(-2, -1, count).astype(np.float32)
     no, yes = np.zeros(count, np.float32), np.ones(count, np.float32)
-    seen = Observed(
+    seen = TokenStats(
         values, values, values - np.float32(0.1), values + np.float32(1.5), values, no * np.float32(np.nan), yes,
         no, no, yes, no,
     )  # fmt: skip
@@ -44,7 +42,7 @@ def result(count: int = 6, **fields: Any) -> StepResult:
 
 
 def nothing() -> StepResult:
-    return StepResult(math.nan, math.nan, Observed.of([]), 0, 0, None, "nothing is left of its groups to train on")
+    return StepResult(math.nan, math.nan, TokenStats.of([]), 0, 0, None, "nothing is left of its groups to train on")
 
 
 def metrics(known: Statistics, done: StepResult, **changed: Any) -> StepMetrics:
@@ -82,7 +80,7 @@ def test_values_are_numbers_words_and_dicts_of_them(done: StepResult, groups: in
         flat = value.values() if isinstance(value, dict) else [value]
         assert all(isinstance(item, float | int | str) for item in flat), name
     assert ("kl_ref" in values, "mfu" in values) == (False, False)
-    assert ("ratio" in values) == (len(done.seen.logprobs) > 0)
+    assert ("ratio" in values) == (len(done.token_stats.logprobs) > 0)
 
 
 def test_step_metrics_are_nan_only_without_a_value() -> None:

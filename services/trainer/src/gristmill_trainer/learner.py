@@ -25,9 +25,8 @@ from gristmill_trainer.data.micro_batches import collate, dummy, plan, split
 from gristmill_trainer.data.types import F32, MicroBatch, Sample
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError
-from gristmill_trainer.flops import ModelFlops
+from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
-from gristmill_trainer.observed import Observed
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.settings import TrainerSettings
 
@@ -35,33 +34,10 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Result of one step."""
-
-    loss: float
-    """Mean over the applied updates; if no update was applied, over the updates left out. NaN without any update."""
-    grad_norm: float
-    """Global L2 norm before clipping, averaged over the same updates."""
-    seen: Observed
-    """Values of all trained tokens of these updates."""
-    tokens: int
-    """Tokens that the model processed for training, without padding."""
-    trained_tokens: int
-    flops: int | None
-    """Model FLOPs of all updates on all ranks; None if the model's FLOPs are unknown."""
-    skipped: str | None = None
-    """Why the step changed no weights: nothing was left to train on, or no update was finite."""
-    left_out: int = 0
-    """Updates whose loss or gradient was not finite."""
-    problem: str | None = None
-    """The non-finite value of the last update left out."""
-
-
-@dataclass(frozen=True)
 class _Update:
     loss: float
     grad_norm: float
-    seen: Observed
+    token_stats: TokenStats
 
 
 class Learner:
@@ -134,7 +110,7 @@ class Learner:
         return StepResult(
             loss=float(np.mean([update.loss for update in told])),
             grad_norm=float(np.mean([update.grad_norm for update in told])),
-            seen=Observed.join([update.seen for update in told]),
+            token_stats=TokenStats.join([update.token_stats for update in told]),
             tokens=settings.num_epochs * sum(lengths),
             trained_tokens=settings.num_epochs * trained,
             flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),
@@ -167,7 +143,9 @@ class Learner:
     def _nothing(self) -> StepResult:
         if self.schedule is not None:
             self.schedule.step()
-        return StepResult(math.nan, math.nan, Observed.of([]), 0, 0, None, "nothing is left of its groups to train on")
+        return StepResult(
+            math.nan, math.nan, TokenStats.of([]), 0, 0, None, "nothing is left of its groups to train on"
+        )
 
     def _update(self, samples: Sequence[Sample], go_on: Callable[[], bool], *, untouched: bool) -> _Update:
         """Accumulates and clips the gradient of one update."""
@@ -210,14 +188,14 @@ class Learner:
             (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
             # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
             losses.append(loss.detach())
-            rows.append(Observed.rows(tokens, ratios))
+            rows.append(TokenStats.rows(tokens, ratios))
         grad_norm = self._clip_gradient()
         loss_sum = sum(loss.item() for loss in losses)
-        shares = self._world.gather((loss_sum, Observed.of(rows)))
+        shares = self._world.gather((loss_sum, TokenStats.of(rows)))
         return _Update(
             loss=sum(share[0] for share in shares),
             grad_norm=grad_norm,
-            seen=Observed.join([share[1] for share in shares]),
+            token_stats=TokenStats.join([share[1] for share in shares]),
         )
 
     def _clip_gradient(self) -> float:

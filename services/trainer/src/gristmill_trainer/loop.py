@@ -31,11 +31,10 @@ from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.feed import Batch, Feed
 from gristmill_trainer.hooks import Hook, StepEvent
-from gristmill_trainer.learner import StepResult
 from gristmill_trainer.leases import Leases
+from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
-from gristmill_trainer.report import step_metrics
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.tracking import WandbTracker

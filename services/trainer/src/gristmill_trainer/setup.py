@@ -39,6 +39,7 @@ from gristmill_trainer.fencing import noticing_replacement, raise_if_replaced
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
+from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.prefetch import Prefetch
@@ -51,7 +52,6 @@ from gristmill_trainer.publish import (
     WeightPublisher,
 )
 from gristmill_trainer.publish.token import claim_publishing
-from gristmill_trainer.report import peak_of
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker

@@ -19,7 +19,7 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.distributed.crew import Crew
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError
-from gristmill_trainer.observed import measure
+from gristmill_trainer.metrics import measure
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.settings import TrainerSettings
 
@@ -123,7 +123,7 @@ def _step(job: Job, crew: Crew, store: CheckpointStore, step: int) -> dict[str, 
         "grad_norm": result.grad_norm,
         "learning_rate": learning_rate,
         "counts": [result.tokens, result.trained_tokens, result.flops],
-        "measures": asdict(measure(result.seen)),
+        "measures": asdict(measure(result.token_stats)),
     }
 
 

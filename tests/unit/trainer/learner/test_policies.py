@@ -13,14 +13,14 @@ from tests.unit.trainer.learner.learning import Build, farthest, make_samples, t
 
 from gristmill_trainer.data.types import Sample, Teacher
 from gristmill_trainer.learner import Learner
-from gristmill_trainer.observed import measure
+from gristmill_trainer.metrics import measure
 
 
 def test_old_policy_is_the_policy_before_the_first_update(build: Build) -> None:
     learner, samples = build(num_epochs=2, learning_rate=1e-2), make_samples()
     tokens = sum(sample.trained_tokens for sample in samples)
     before = np.concatenate([row[one.trained] for row, one in zip(learner.logprobs(samples), samples, strict=True)])
-    seen = learner.step(samples, 1).seen
+    seen = learner.step(samples, 1).token_stats
     ratio = np.exp(seen.logprobs - seen.old_logprobs)
     assert len(ratio) == 2 * tokens
     assert ratio[:tokens] == pytest.approx(1.0, abs=1e-5)
@@ -32,15 +32,15 @@ def test_old_policy_is_the_policy_before_the_first_update(build: Build) -> None:
 def test_second_minibatch_trains_an_updated_policy(build: Build) -> None:
     learner, samples = build(minibatches=4, learning_rate=1e-2), make_samples()
     result = learner.step(samples, 1)
-    assert len(result.seen.logprobs) == sum(sample.trained_tokens for sample in samples), "each token once"
+    assert len(result.token_stats.logprobs) == sum(sample.trained_tokens for sample in samples), "each token once"
     assert result.tokens == sum(len(sample) for sample in samples)
-    ratio = np.exp(result.seen.logprobs - result.seen.old_logprobs)
+    ratio = np.exp(result.token_stats.logprobs - result.token_stats.old_logprobs)
     assert np.abs(ratio - 1.0).max() > 0.01
     assert np.abs(ratio - 1.0).min() <= 1e-5, "the first minibatch meets the old policy"
 
 
 def test_old_policy_is_not_needed_for_one_update(build: Build) -> None:
-    seen = build().step(make_samples(), 1).seen
+    seen = build().step(make_samples(), 1).token_stats
     assert np.array_equal(seen.logprobs, seen.old_logprobs)
 
 
@@ -53,7 +53,7 @@ def test_old_policy_replaces_an_unrecorded_rollout_policy(build: Build) -> None:
     learner, corrected = build(importance_cap=1.5), build(importance_correction="none")
     result = learner.step(unknown, 1)
     assert result.skipped is None
-    assert np.array_equal(result.seen.rollout_logprobs, result.seen.old_logprobs)
+    assert np.array_equal(result.token_stats.rollout_logprobs, result.token_stats.old_logprobs)
     assert result.loss == pytest.approx(corrected.step(samples, 1).loss, abs=1e-6)
     assert farthest(weights(learner), weights(corrected)) <= 1e-6
 
@@ -91,7 +91,7 @@ def test_reference_model_scores_groups_without_reference_logprobs(build: Build) 
     # One group brings its own value, which is kept.
     found = model.step([*brought[:2], *samples[2:]], 1)
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
-    assert found.seen.ref_logprobs == pytest.approx(wanted.seen.ref_logprobs, abs=1e-6)
+    assert found.token_stats.ref_logprobs == pytest.approx(wanted.token_stats.ref_logprobs, abs=1e-6)
     assert wanted.loss > build().step(samples, 1).loss + 1e-3
 
 
@@ -106,13 +106,13 @@ def test_with_lora_the_reference_is_the_policy_without_its_adapters(build: Build
         free, loaded = without.step(samples, step), beside.step(samples, step)
         assert free.loss == pytest.approx(loaded.loss, abs=1e-6)
         assert free.grad_norm == pytest.approx(loaded.grad_norm, rel=1e-5)
-    assert measure(free.seen).kl_ref == pytest.approx(measure(loaded.seen).kl_ref, abs=1e-6)
-    assert abs(free.seen.logprobs - free.seen.ref_logprobs).max() > 1e-3, "the adapters have not moved"
+    assert measure(free.token_stats).kl_ref == pytest.approx(measure(loaded.token_stats).kl_ref, abs=1e-6)
+    assert abs(free.token_stats.logprobs - free.token_stats.ref_logprobs).max() > 1e-3, "the adapters have not moved"
 
 
 def test_reference_logprobs_of_some_groups_have_no_effect_without_a_penalty(build: Build) -> None:
     learner, samples = build(batch_size=2), make_samples()
-    seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).seen
+    seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).token_stats
     assert np.isnan(seen.ref_logprobs).any()
     assert measure(seen).kl_ref is None
 

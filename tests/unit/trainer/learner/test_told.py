@@ -13,7 +13,7 @@ import torch
 from tests.unit.trainer.learner.learning import Build, make_samples
 from transformers import AutoModelForCausalLM
 
-from gristmill_trainer.observed import measure
+from gristmill_trainer.metrics import measure
 
 
 def test_reported_clips_match_the_clips_of_the_objective(build: Build) -> None:
@@ -26,12 +26,12 @@ def test_reported_clips_match_the_clips_of_the_objective(build: Build) -> None:
     ]
     positive = np.concatenate([one.advantages[one.trained] > 0 for one in samples])
     for objective, share in (("dapo", positive.mean()), ("cispo", 1.0), ("gspo", positive.mean())):
-        found = measure(build(objective=objective).step(moved, 1).seen)
+        found = measure(build(objective=objective).step(moved, 1).token_stats)
         assert found.clip_high_share == pytest.approx(share), objective
         assert found.clip_low_share == 0.0
         assert found.ratio is not None
         assert found.ratio["p50"] == pytest.approx(math.exp(2.0), rel=1e-3)
-    assert measure(build(objective="cispo", clip_epsilon_high=8.0).step(moved, 1).seen).clip_high_share == 0.0
+    assert measure(build(objective="cispo", clip_epsilon_high=8.0).step(moved, 1).token_stats).clip_high_share == 0.0
 
 
 def test_sequence_weights_are_reported_if_the_objective_uses_them(build: Build) -> None:
@@ -41,8 +41,8 @@ def test_sequence_weights_are_reported_if_the_objective_uses_them(build: Build) 
         replace(one, rollout_logprobs=np.where(one.trained, row - 0.1, 0).astype(np.float32))
         for one, row in zip(samples, now, strict=True)
     ]
-    token = measure(build(importance_cap=1.5).step(known, 1).seen)
-    sequence = measure(build(importance_cap=1.5, importance_level="sequence").step(known, 1).seen)
+    token = measure(build(importance_cap=1.5).step(known, 1).token_stats)
+    sequence = measure(build(importance_cap=1.5, importance_level="sequence").step(known, 1).token_stats)
     lengths = np.repeat([one.trained_tokens for one in samples], [one.trained_tokens for one in samples])
     assert token.importance is not None
     assert sequence.importance is not None

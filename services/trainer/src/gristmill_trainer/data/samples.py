@@ -25,7 +25,6 @@ from gristmill_trainer.data.advantages import (
 from gristmill_trainer.data.checks import Limits, check_group, check_sample, staleness, starts, teacher_width
 from gristmill_trainer.data.types import F32, Reason, Rejected, Sample, Teacher
 
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -14,7 +14,8 @@ import torch
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import AbandonedError, FencedError
-from gristmill_trainer.learner import Learner, StepResult
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.stop import StoppedError
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_trainer.observed import Observed, TokenMeasures, measure
+from gristmill_trainer.metrics import TokenMeasures, TokenStats, measure
 
 
-def observed(count: int, seed: int = 0, *, reference: bool = True) -> Observed:
+def observed(count: int, seed: int = 0, *, reference: bool = True) -> TokenStats:
     rng = np.random.default_rng(seed)
 
     def logprobs() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -27,7 +27,7 @@ def observed(count: int, seed: int = 0, *, reference: bool = True) -> Observed:
     ref = logprobs() if reference else np.full(count, np.nan, np.float32)
     low, high, capped = (rng.choice([0.0, 1.0], size=count).astype(np.float32) for _ in range(3))
     ratio, importance = np.exp(new - old), np.exp(old - rollout)
-    return Observed(new, old, rollout, advantages, entropy, ref, ratio, low, high, importance, capped)
+    return TokenStats(new, old, rollout, advantages, entropy, ref, ratio, low, high, importance, capped)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -92,29 +92,29 @@ def test_token_statistics_count_zero_advantage_as_neither_sign() -> None:
 def test_token_statistics_do_not_depend_on_token_order() -> None:
     """With another number of processes, micro-batches come in another order."""
     pieces = [observed(count, seed) for seed, count in enumerate((3, 11, 1, 7))]
-    wanted = measure(Observed.join(pieces))
+    wanted = measure(TokenStats.join(pieces))
     random.Random(0).shuffle(pieces)
-    found = measure(Observed.join(pieces))
+    found = measure(TokenStats.join(pieces))
     for field in fields(TokenMeasures):
         assert getattr(found, field.name) == pytest.approx(getattr(wanted, field.name), rel=1e-12), field.name
 
 
 def test_joined_token_statistics_keep_every_token() -> None:
     pieces = [observed(3, 1), observed(0, 2), observed(5, 3)]
-    joined = Observed.join(pieces)
+    joined = TokenStats.join(pieces)
     assert joined.logprobs.tolist() == [*pieces[0].logprobs.tolist(), *pieces[2].logprobs.tolist()]
     assert len(joined.ref_logprobs) == len(joined.capped) == 8
 
 
 def test_token_statistics_omit_a_reference_that_some_tokens_lack() -> None:
-    joined = Observed.join([observed(3, 1), observed(2, 2, reference=False)])
+    joined = TokenStats.join([observed(3, 1), observed(2, 2, reference=False)])
     assert len(joined.logprobs) == 5
     assert measure(joined).kl_ref is None
 
 
 def test_token_statistics_without_tokens_report_no_values() -> None:
-    empty = Observed.join([])
-    assert len(empty.logprobs) == len(Observed.of([]).capped) == 0
+    empty = TokenStats.join([])
+    assert len(empty.logprobs) == len(TokenStats.of([]).capped) == 0
     assert measure(empty) == TokenMeasures()
     assert measure(observed(0)) == TokenMeasures()
 

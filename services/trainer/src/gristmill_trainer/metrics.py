@@ -1,0 +1,312 @@
+"""The metrics of a step: the learner's result, statistics of the trained tokens, MFU, and the row of metrics.
+
+MFU (model FLOPs utilisation) follows PaLM (Chowdhery et al. 2022, appendix B): the FLOPs of the model's mathematics,
+divided by the device's peak. Recomputation to save memory does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gristmill import PolicyVersion
+from gristmill.metrics import StepMetrics
+from gristmill_trainer.data.samples import Statistics
+from gristmill_trainer.objectives import Ratios, TrainedTokens
+
+F32 = npt.NDArray[np.float32]
+_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Result of one step."""
+
+    loss: float
+    """Mean over the applied updates; if no update was applied, over the updates left out. NaN without any update."""
+    grad_norm: float
+    """Global L2 norm before clipping, averaged over the same updates."""
+    token_stats: TokenStats
+    """Values of all trained tokens of these updates."""
+    tokens: int
+    """Tokens that the model processed for training, without padding."""
+    trained_tokens: int
+    flops: int | None
+    """Model FLOPs of all updates on all ranks; None if the model's FLOPs are unknown."""
+    skipped: str | None = None
+    """Why the step changed no weights: nothing was left to train on, or no update was finite."""
+    left_out: int = 0
+    """Updates whose loss or gradient was not finite."""
+    problem: str | None = None
+    """The non-finite value of the last update left out."""
+
+
+def step_metrics(
+    version: PolicyVersion,
+    known: Statistics,
+    result: StepResult,
+    seconds: dict[str, float],
+    *,
+    learning_rate: float,
+    device: torch.device,
+    devices: int = 1,
+    peak: float | None = None,
+) -> StepMetrics:
+    """Builds the metrics. `learning_rate`: the step's. `seconds`: by phase. `peak`: TFLOPS per device."""
+    measures = measure(result.token_stats)
+    spent = seconds.get("train", 0.0)
+    return StepMetrics(
+        step=version.step,
+        policy_version=str(version),
+        reward_mean=known.reward_mean,
+        reward_std=known.reward_std,
+        loss=result.loss,
+        grad_norm=result.grad_norm,
+        staleness_mean=sum(known.staleness) / len(known.staleness) if known.staleness else math.nan,
+        staleness={str(steps): groups for steps, groups in sorted(Counter(known.staleness).items())},
+        completion_tokens_mean=known.completion_tokens_mean,
+        tokens=result.tokens,
+        trained_tokens=result.trained_tokens,
+        seconds=seconds,
+        learning_rate=learning_rate,
+        skipped=result.skipped,
+        updates_left_out=result.left_out,
+        rejected={str(reason): count for reason, count in known.rejected.items()},
+        reward_parts=known.reward_parts,
+        seq_len_cuts=known.seq_len_cuts,
+        overlong_filtered=known.overlong_filtered,
+        overlong_punished=known.overlong_punished,
+        advantages_zeroed=known.zeroed,
+        unknown_overrides=known.unknown_overrides,
+        zero_advantage_share=known.zero_advantage_share,
+        cut_off_share=known.cut_off_share,
+        tokens_per_second=result.tokens / spent if spent else 0.0,
+        mfu=_mfu(result, spent, devices, peak),
+        peak_tflops=peak,
+        memory_mb=memory_mb(device),
+        **{name: value for name, value in asdict(measures).items() if value is not None},
+    )
+
+
+def _mfu(result: StepResult, seconds: float, devices: int, peak: float | None) -> float | None:
+    if result.flops is None or peak is None or not seconds:
+        return None
+    return result.flops / (seconds * devices * peak * 1e12)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStats:
+    """Values of an update's trained tokens: f32[M] each."""
+
+    logprobs: F32
+    """log pi, before the update."""
+    old_logprobs: F32
+    rollout_logprobs: F32
+    advantages: F32
+    entropy: F32
+    ref_logprobs: F32
+    """NaN without a reference."""
+    ratio: F32
+    """The objective's ratio, per token or per sequence. The following fields have the same level."""
+    clipped_low: F32
+    """1 if the lower clip bounded the ratio, else 0."""
+    clipped_high: F32
+    importance: F32
+    """Importance weight before the cap."""
+    capped: F32
+    """1 if the weight is above the cap, else 0."""
+
+    @classmethod
+    def rows(cls, tokens: TrainedTokens, ratios: Ratios) -> torch.Tensor:
+        """Returns float32[fields, M] on the tokens' device, for `of`, without waiting for the device."""
+        reference = torch.full_like(tokens.old_logprobs, torch.nan)
+        columns = {
+            "logprobs": tokens.logprobs,
+            "old_logprobs": tokens.old_logprobs,
+            "rollout_logprobs": tokens.rollout_logprobs,
+            "advantages": tokens.advantages,
+            "entropy": reference if tokens.entropy is None else tokens.entropy,
+            "ref_logprobs": reference if tokens.ref_logprobs is None else tokens.ref_logprobs,
+            **ratios._asdict(),
+        }
+        return torch.stack([columns[field.name].detach().float() for field in fields(cls)])
+
+    @classmethod
+    def of(cls, rows: Sequence[torch.Tensor]) -> TokenStats:
+        """Joins the `rows` of micro-batches; without rows, the arrays are empty."""
+        whole = torch.cat(list(rows), dim=1).cpu().numpy() if rows else np.zeros((len(fields(cls)), 0), np.float32)
+        return cls(*whole)
+
+    @classmethod
+    def join(cls, pieces: Sequence[TokenStats]) -> TokenStats:
+        """Concatenates all pieces."""
+        return cls(
+            *(
+                np.concatenate([np.zeros(0, np.float32), *(getattr(piece, field.name) for piece in pieces)])
+                for field in fields(cls)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class TokenMeasures:
+    """Means, shares and quantiles over trained tokens. gristmill.metrics.StepMetrics documents the fields."""
+
+    rollout_logprob_diff_mean: float = 0.0
+    rollout_logprob_diff_max: float = 0.0
+    entropy_mean: float | None = None
+    logprob_mean: float | None = None
+    pos_logp: float | None = None
+    neg_logp: float | None = None
+    kl_rollout: float | None = None
+    kl_ref: float | None = None
+    ratio: dict[str, float] | None = None
+    clip_low_share: float | None = None
+    clip_high_share: float | None = None
+    importance: dict[str, float] | None = None
+    importance_capped_share: float | None = None
+
+
+def measure(seen: TokenStats) -> TokenMeasures:
+    """Computes the measures of a step's tokens; without tokens, the defaults."""
+    if not len(seen.logprobs):
+        return TokenMeasures()
+    new, old, rollout = (a.astype(np.float64) for a in (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs))
+    positive, negative = seen.advantages > 0, seen.advantages < 0
+    ref = seen.ref_logprobs.astype(np.float64)
+    return TokenMeasures(
+        rollout_logprob_diff_mean=float(np.abs(old - rollout).mean()),
+        rollout_logprob_diff_max=float(np.abs(old - rollout).max()),
+        entropy_mean=_mean(seen.entropy),
+        logprob_mean=_mean(new),
+        pos_logp=_mean(new[positive]) if positive.any() else None,
+        neg_logp=_mean(new[negative]) if negative.any() else None,
+        kl_rollout=_k3(old - rollout),
+        # Groups with and without reference log-probabilities may be in one step.
+        kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
+        ratio=_quantiles(seen.ratio),
+        clip_low_share=_mean(seen.clipped_low),
+        clip_high_share=_mean(seen.clipped_high),
+        importance=_quantiles(seen.importance),
+        importance_capped_share=_mean(seen.capped),
+    )
+
+
+def _mean(values: npt.NDArray[np.floating]) -> float:
+    return float(values.mean(dtype=np.float64))
+
+
+def _k3(difference: npt.NDArray[np.float64]) -> float:
+    return float((np.expm1(difference) - difference).mean())
+
+
+def _quantiles(values: F32) -> dict[str, float]:
+    found = np.quantile(values.astype(np.float64), list(_QUANTILES.values()))
+    return dict(zip(_QUANTILES, map(float, found), strict=True))
+
+
+# Dense bfloat16 TFLOPS from the makers' data sheets (without sparsity). The first entry whose name is in the device's
+# name counts, so longer names come first.
+PEAK_TFLOPS = (
+    ("GB200", 2500.0),
+    ("B200", 2250.0),
+    ("B100", 1750.0),
+    ("GH200", 989.0),
+    ("H200 NVL", 835.0),
+    ("H200", 989.0),
+    ("H100 PCIe", 756.0),
+    ("H100 NVL", 835.0),
+    ("H100", 989.0),
+    ("H800 PCIe", 756.0),
+    ("H800", 989.0),
+    ("H20", 148.0),
+    ("A100", 312.0),
+    ("A800", 312.0),
+    ("A40", 150.0),
+    ("A30", 165.0),
+    ("A10G", 70.0),
+    ("A10", 125.0),
+    ("L40S", 362.0),
+    ("L40", 181.0),
+    ("L4", 121.0),
+    ("RTX 6000 Ada", 364.0),
+    ("RTX A6000", 155.0),
+    ("RTX 5090", 209.5),
+    ("RTX 4090", 165.0),
+    ("RTX 3090", 71.0),
+)
+
+
+def peak_of(device: torch.device, set_by_user: float | None) -> float | None:
+    """Returns the peak TFLOPS of one device, the denominator of MFU; None if unknown."""
+    if set_by_user is not None:
+        return set_by_user
+    return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def memory_mb(device: torch.device) -> float:
+    """Returns peak memory in MB: allocated memory on a CUDA device, else the resident memory of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Returns the peak of a device by its torch.cuda.get_device_name; None if the table does not contain it."""
+    return next((peak for name, peak in PEAK_TFLOPS if re.search(rf"\b{name}\b", device_name)), None)
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Floating point operations of a forward and backward pass.
+
+        sum_s [ (6 N_trained + 4 N_frozen) L_s  +  6 layers heads head_dim L_s^2 ]  +  6 V D M   (4 if frozen)
+
+    L_s: tokens of sequence s; M: trained tokens, the only tokens that reach the head. A multiply-add is 2 operations.
+    Forward pass, input gradient and weight gradient make 6 per weight and token; without the weight gradient, 4.
+    PaLM's attention term has the factor 12 instead of 6, because it includes the half that a causal mask removes. The
+    kernels here do not compute that half.
+    """
+
+    trained: int
+    """Weights with a gradient between embedding table and head. The table needs lookups, not multiplications."""
+    frozen: int
+    head: int
+    """V x D, for tied and separate heads."""
+    head_is_trained: bool
+    attention: int
+    """layers x heads x head_dim."""
+
+    @classmethod
+    def of(cls, model: Any) -> ModelFlops | None:
+        """Reads a transformers causal LM. Returns None for mixtures of experts, which do not use every weight."""
+        config = model.config.get_text_config()  # The trained part of a model that also reads images.
+        if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+            return None
+        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        between = [parameter for parameter in model.parameters() if parameter is not table and parameter is not head]
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            trained=sum(parameter.numel() for parameter in between if parameter.requires_grad),
+            frozen=sum(parameter.numel() for parameter in between if not parameter.requires_grad),
+            head=head.numel(),
+            head_is_trained=bool(head.requires_grad),
+            attention=config.num_hidden_layers * config.num_attention_heads * head_dim,
+        )
+
+    def step(self, lengths: Sequence[int], trained_tokens: int) -> int:
+        """Returns the FLOPs for sequences of `lengths` tokens with `trained_tokens` tokens in the loss."""
+        body = (6 * self.trained + 4 * self.frozen) * sum(lengths)
+        attention = 6 * self.attention * sum(length * length for length in lengths)
+        return body + attention + (6 if self.head_is_trained else 4) * self.head * trained_tokens
