@@ -82,12 +82,12 @@ class Objective:
 
     def _kl(self, tokens: TrainedTokens, log_ratio: torch.Tensor) -> torch.Tensor:
         if tokens.ref_logprobs is None:
-            beta = self.settings.kl_beta
+            kl_beta = self.settings.kl_beta
             raise TrainerError(
                 "reference_missing",
-                f"kl_beta is {beta}, and the batch brings no log-probabilities of the reference model; "
+                f"kl_beta is {kl_beta}, and the batch brings no log-probabilities of the reference model; "
                 "load one (wants_reference), or set kl_beta to 0",
-                kl_beta=beta,
+                kl_beta=kl_beta,
             )
         kl = KL_ESTIMATORS[self.settings.kl_estimator](tokens.logprobs, tokens.ref_logprobs)
         # DeepSeek-AI 2025 (DeepSeek-V3.2), rho with its gradient: on policy d(rho k3) = -log r d(log pi) = d(k2).
@@ -104,11 +104,11 @@ class Objective:
 
     def _entropy(self, tokens: TrainedTokens) -> torch.Tensor:
         if tokens.entropy is None:
-            coef = self.settings.entropy_coef
+            entropy_coef = self.settings.entropy_coef
             raise TrainerError(
                 "entropy_missing",
-                f"entropy_coef is {coef}, and the batch brings no entropy; "
+                f"entropy_coef is {entropy_coef}, and the batch brings no entropy; "
                 "compute it (wants_entropy_gradient), or set entropy_coef to 0",
-                entropy_coef=coef,
+                entropy_coef=entropy_coef,
             )
         return tokens.entropy_weight * tokens.entropy.sum()
