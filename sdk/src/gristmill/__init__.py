@@ -9,11 +9,15 @@ from gristmill.errors import (
     ConfigError,
     GristmillError,
     GroupError,
+    LeaseLostError,
     ManifestError,
+    RunReplacedError,
 )
 from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.hyperparameters import Hyperparameters
+from gristmill.leases import LeaseSession
 from gristmill.manifest import Manifest
+from gristmill.permits import PermitSession
 from gristmill.run import (
     AtroposRegistration,
     Claim,
@@ -55,15 +59,19 @@ __all__ = [
     "GroupAudit",
     "GroupError",
     "Hyperparameters",
+    "LeaseLostError",
+    "LeaseSession",
     "Manifest",
     "ManifestError",
     "MetricsRow",
     "Permit",
     "PermitGrant",
+    "PermitSession",
     "PolicyVersion",
     "Protocol",
     "RunEvent",
     "RunRecord",
+    "RunReplacedError",
     "RunState",
     "RunStatus",
     "SamplingParams",

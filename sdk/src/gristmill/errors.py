@@ -70,3 +70,11 @@ class ApiError(GristmillError):
 
 class ApiUnreachable(GristmillError):
     """The trajectory API did not answer within the client's outage time-out."""
+
+
+class LeaseLostError(GristmillError):
+    """Leases of a trainer expired, and their groups went back to the queue."""
+
+
+class RunReplacedError(GristmillError):
+    """Another run has the run's id now."""
