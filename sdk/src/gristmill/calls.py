@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from gristmill import compression
-from gristmill.errors import ApiError, ApiUnreachable, ConfigError, GroupError
+from gristmill.errors import ApiError, ApiUnreachable, ConfigError, ErrorCode, GroupError
 from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
 from gristmill.run import RunEvent
 
@@ -124,12 +124,12 @@ def decode_event(text: str) -> RunEvent | None:
 
 
 def _problem(answer: httpx.Response) -> tuple[str, str, str]:
-    """Returns code, message and remedy of an error. A proxy's error has the code "unexpected"."""
+    """Returns code, message and remedy of an error. An error that is not the API's is UNEXPECTED."""
     try:
         error = answer.json()["error"]
         return str(error["code"]), str(error["message"]), str(error.get("remedy", ""))
     except (ValueError, KeyError, TypeError):
-        return "unexpected", f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
+        return ErrorCode.UNEXPECTED, f"{answer.request.url} answered {answer.status_code}: {answer.text[:200]}", ""
 
 
 def _seconds(header: str | None) -> float:

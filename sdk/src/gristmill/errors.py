@@ -6,6 +6,7 @@ same in a sentence that names the thing, the place and the remedy; its wording m
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 
@@ -55,10 +56,91 @@ class ManifestError(GristmillError):
     """The model service's manifest is missing or unreadable."""
 
 
+class ErrorCode(StrEnum):
+    """The codes of the trajectory API's errors, to compare with `ApiError.code`. docs/api.md has the remedies."""
+
+    ARCHIVING = "archiving"
+    """Groups of the run that should be deleted wait to be archived (409)."""
+    BAD_CONFIG = "bad_config"
+    """The trainer: block is not valid (422)."""
+    BAD_GROUP = "bad_group"
+    """A group is not valid (400)."""
+    BAD_REQUEST = "bad_request"
+    """A field of the request is not valid (422)."""
+    BATCH_ACKED = "batch_acked"
+    """The batch id was acked already (409)."""
+    BODY_STALLED = "body_stalled"
+    """The body stopped arriving for 30 seconds (503)."""
+    CLIENT_GONE = "client_gone"
+    """The client disconnected during the request (400)."""
+    CONFIG_DIFFERS = "config_differs"
+    """The run exists with other settings (409)."""
+    CONFLICT = "conflict"
+    """Another group with this id was submitted (409)."""
+    CONTENT_ENCODING = "content_encoding"
+    """A group has an unknown Content-Encoding (415)."""
+    CROSS_SITE = "cross_site"
+    """A browser sent the request for a page of another site (403)."""
+    ENV_MISSING = "env_missing"
+    """The environment is not registered (404)."""
+    FENCED = "fenced"
+    """Another trainer took the run (409)."""
+    FINISHED = "finished"
+    """The run is finished (409)."""
+    FORBIDDEN = "forbidden"
+    """The role of the token may not do this (403)."""
+    GROUP_MISSING = "group_missing"
+    """The store does not hold the bytes of the group (404)."""
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    """The request names an unknown host (421)."""
+    INTERNAL = "internal"
+    """An error of the API (500)."""
+    LEASE_LOST = "lease_lost"
+    """The lease of a batch expired (410)."""
+    MEDIA_TYPE = "media_type"
+    """A group has another content type (415)."""
+    NO_PERMITS = "no_permits"
+    """The run is fed by Atropos' protocol, which has no permits (409)."""
+    NOT_ATROPOS = "not_atropos"
+    """The run of ATROPOS_RUN is fed at /v1 (409)."""
+    OTHER_CREATION = "other_creation"
+    """The checkpoint belongs to an earlier run with this id (409)."""
+    PERMIT_LOST = "permit_lost"
+    """The permit expired, was spent, or never existed (410)."""
+    RUN_MISSING = "run_missing"
+    """The run does not exist (404)."""
+    RUN_OPEN = "run_open"
+    """The stack works on another run, or the run that should be deleted is open (409)."""
+    STORE_FULL = "store_full"
+    """The store, or the run, is at its cap (429)."""
+    STORE_UNAVAILABLE = "store_unavailable"
+    """Redis does not answer (503)."""
+    SUSPENDED = "suspended"
+    """Another run took the stack (409)."""
+    TOO_LARGE = "too_large"
+    """The body, the settings or a row of metrics is too long (413)."""
+    TOO_MANY_BODIES = "too_many_bodies"
+    """Large bodies fill their memory (503)."""
+    TOO_MANY_CLAIMS = "too_many_claims"
+    """The run has 64 claims (409)."""
+    TOO_MANY_ENVS = "too_many_envs"
+    """The run has 1,024 living environments (409)."""
+    TOO_MANY_RUNS = "too_many_runs"
+    """The store holds 1,000 runs (409)."""
+    TOO_MANY_SOURCES = "too_many_sources"
+    """The run has 64 sources of metrics (409)."""
+    UNAUTHORIZED = "unauthorized"
+    """The token is missing or unknown (401)."""
+    VERSION_BACKWARDS = "version_backwards"
+    """The version is older than the recorded version (409)."""
+    UNEXPECTED = "unexpected"
+    """The answer has no code: it came from a proxy, or from another server."""
+
+
 class ApiError(GristmillError):
     """The trajectory API answered with an error.
 
-    `code` is the API's code ("fenced", "permit_lost", ...); `status` the HTTP status.
+    `code` is the API's code, to compare with the members of ErrorCode. `status` is the HTTP status.
     """
 
     def __init__(self, code: str, status: int, message: str, remedy: str = "") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from gristmill.client import Client
-from gristmill.errors import ApiError, GristmillError, RunReplacedError
+from gristmill.errors import ApiError, ErrorCode, GristmillError, RunReplacedError
 from gristmill.group import TrajectoryGroup
 from gristmill.run import Permit, RunState
 
@@ -18,7 +18,7 @@ HEARTBEAT = 8.0
 """Seconds between renewals. The API's permits last API_PERMIT_TTL_S seconds (30), so two renewals may be lost."""
 _POLL = 20.0
 _GOODBYE = 5.0
-_SETTLED = frozenset({"permit_lost", "conflict", "finished"})
+_SETTLED = frozenset({ErrorCode.PERMIT_LOST, ErrorCode.CONFLICT, ErrorCode.FINISHED})
 """Error codes with which the API answers if another process has the row by now, or the row is no longer needed."""
 
 Work = Callable[[Permit, str], Awaitable[None]]
@@ -205,7 +205,7 @@ class PermitSession:
             try:
                 await self._api.heartbeat_env(self._run_id, self._holder)
             except ApiError as error:
-                if error.code != "env_missing":
+                if error.code != ErrorCode.ENV_MISSING:
                     raise
                 await self._api.register_env(self._run_id, self._holder, *self._shares)
         except GristmillError as error:  # The calls for permits decide whether the process can continue.

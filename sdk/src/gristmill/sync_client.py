@@ -2,8 +2,9 @@
 
 Every method raises two errors in addition to those that its docstring names:
 
-- ApiError, if the API refuses the call. Its `code` has the reason. Each call for a run can have the code `run_missing`.
-  Calls with an `incarnation` can also have `fenced` (another trainer took the run), `finished` and `suspended`.
+- ApiError, if the API refuses the call. Its `code` is one of ErrorCode. Each call for a run can have the code
+  `run_missing`. Calls with an `incarnation` can also have `fenced` (another trainer took the run), `finished` and
+  `suspended`.
 - ApiUnreachable, if the API does not answer within the client's patience.
 
 All times are in seconds.

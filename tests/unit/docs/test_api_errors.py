@@ -1,10 +1,12 @@
-"""docs/api.md lists every error code of the trajectory API with its HTTP status."""
+"""docs/api.md and the SDK's ErrorCode list every error code of the trajectory API."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+
+from gristmill import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "services" / "api" / "src"
@@ -36,3 +38,8 @@ def test_guide_lists_every_error_code_with_its_status() -> None:
     listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert set(listed) == raised()
+
+
+def test_sdk_has_every_error_code_and_one_for_answers_without_a_code() -> None:
+    assert {code.value for code in ErrorCode} == {code for code, _ in raised()} | {ErrorCode.UNEXPECTED}
+    assert [code.name.lower() for code in ErrorCode] == [code.value for code in ErrorCode]

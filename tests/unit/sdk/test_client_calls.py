@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill import ApiError, Client, GroupError, PolicyVersion, SyncClient
+from gristmill import ApiError, Client, ErrorCode, GroupError, PolicyVersion, SyncClient
 from gristmill_api.routes import native
 
 RUN, GROUP, ENV, SOURCE = "the-run", "g00000007", "the-env", "the-source"
@@ -200,3 +200,15 @@ def test_group_that_is_json_is_refused_with_its_type() -> None:
         client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(json_group))
         with raises(GroupError, "not_a_group", group=GROUP):
             client.read_group(RUN, GROUP)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"detail": "no"}', b'{"error": {"code": "run_missing"}}'])
+def test_answer_without_a_code_is_unexpected(body: bytes) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, content=body)
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(refuse))
+        with raises(ApiError, ErrorCode.UNEXPECTED) as refused:
+            client.get_run(RUN)
+    assert refused.value.status == 400
