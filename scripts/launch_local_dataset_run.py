@@ -30,7 +30,7 @@ from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunSt
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.settings import load_yaml, merge, parse
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task
+from gristmill_env.session import Task
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens

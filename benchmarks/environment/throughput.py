@@ -21,7 +21,7 @@ import httpx
 from benchmarks.environment.stack import Bench
 
 from gristmill import Manifest
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 
 _ROWS = 2000
 _WARM_S = 4.0

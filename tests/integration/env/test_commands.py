@@ -21,7 +21,7 @@ from gristmill import Manifest
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.saved import SavedGroup, read_groups
 from local_processes import LocalStack
 

@@ -21,7 +21,7 @@ from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
 from gristmill_env.evaluation.run import Roll, RunEvaluations
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 

@@ -12,7 +12,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, ModelServers, ServedModel
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.settings import ServerConfig
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=24)

@@ -13,7 +13,7 @@ from tests.integration.env.conftest import Environments, HandTrainer
 from tests.support.errors import raises
 
 from gristmill import ApiError, Manifest, VersionSpan
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 from gristmill_env.saved import read_groups
 
 
@@ -121,7 +121,7 @@ def test_groups_of_one_score_are_dropped_and_counted(
     _until(lambda: trainer.api.status("sums").dropped.get("same_scores", 0) > 60)
     status = trainer.api.status("sums")
     assert (status.ready, status.accepted) == (0, 0)
-    hints = [record.args for record in caplog.records if record.name == "gristmill_env.tally"]
+    hints = [record.args for record in caplog.records if record.name == "gristmill_env.progress"]
     assert hints
     assert all("same_scores" in (hint or ()) for hint in hints)
 

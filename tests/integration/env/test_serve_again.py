@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill import Client, PolicyVersion, RunState
 from gristmill_env.launch import Launch
-from gristmill_env.row_count import tell_row_count
+from gristmill_env.registration import tell_row_count
 from gristmill_env.serve import serve
 
 

@@ -11,8 +11,8 @@ from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
 from gristmill import ApiError, Client, PolicyVersion
+from gristmill_env.registration import registered
 from gristmill_env.settings import EnvConfig
-from gristmill_env.share import registered
 
 RUN = "sums"
 TRAINER = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}

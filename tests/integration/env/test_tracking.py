@@ -11,7 +11,7 @@ from tests.integration.env.conftest import Environments, HandTrainer
 from tests.support.wandb_file import read_wandb
 
 from gristmill import Manifest
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 
 FLAGS = "--use_wandb --wandb_name sums-1 --min_items_sent_before_logging 3 --num_rollouts_per_group_for_logging -1"
 

@@ -7,7 +7,7 @@ import json
 from tests.integration.env.conftest import Environments, HandTrainer
 
 from gristmill import Manifest, PolicyVersion
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
 
 GAME = """
 from gristmill_env.environments import Environment, Turn

@@ -8,18 +8,15 @@ from tests.support.errors import raises
 
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill_env.data.dataset import Item
-from gristmill_env.drops import DropReason
-from gristmill_env.errors import EnvError, UnpublishedWeightsError
-from gristmill_env.groups import build_group, drop_reason, trainable
+from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
 from gristmill_env.inference import Completion
-from gristmill_env.inference.wire import LabelSpan
+from gristmill_env.inference.types import LabelSpan
 from gristmill_env.messages import user
-from gristmill_env.prompts import Prompt
+from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
-from gristmill_env.rollout import Rollout
-from gristmill_env.tally import Tally
-from gristmill_env.transcript import Attempt, Transcript
-from gristmill_env.versions import version_spans
+from gristmill_env.rollouts.groups import build_group, drop_reason, trainable, version_spans
+from gristmill_env.rollouts.prompts import Prompt
+from gristmill_env.rollouts.transcript import Attempt, Rollout, Transcript
 
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Attempt:
@@ -154,7 +151,7 @@ def test_messages_too_large_for_a_group_stay_behind(caplog: pytest.LogCaptureFix
     spans = [[VersionSpan("1.3", 0, 1)]] * 2
     permit = Permit(group_id="g00000012", row=12)
     assert build_group(made, permit, "sums", "host-1", spans, include_messages=True).messages is None
-    assert [record.name for record in caplog.records] == ["gristmill_env.groups"]
+    assert [record.name for record in caplog.records] == ["gristmill_env.rollouts.groups"]
     assert f"row {made.item.index} " in caplog.text
 
 

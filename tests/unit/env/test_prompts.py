@@ -10,8 +10,8 @@ from tests.support.errors import raises
 from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.errors import PromptError
-from gristmill_env.prepare import prompt_builder
-from gristmill_env.prompts import PromptBuilder
+from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.session import prompt_builder
 from gristmill_env.settings import EnvConfig
 
 
@@ -44,7 +44,7 @@ def test_prompt_without_a_template_is_the_unchanged_text(
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = None
     assert PromptBuilder(plain, "Be brief.").build("Hi").text == "Be brief.\n\nHi"
-    assert [record.name for record in caplog.records] == ["gristmill_env.prompts"]
+    assert [record.name for record in caplog.records] == ["gristmill_env.rollouts.prompts"]
 
 
 def test_a_template_that_refuses_the_messages_is_named(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task, meet_model
 from gristmill_env.serve import check_step_size, groups_file, serve
+from gristmill_env.session import Task, meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 RUN = "dataset: {dataset_path: rows.jsonl, prompt_field: question, reward_functions: [length]}\n"

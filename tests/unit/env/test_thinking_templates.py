@@ -20,10 +20,10 @@ from gristmill_env.data import Item
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers
-from gristmill_env.prompts import PromptBuilder, opened_thought
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
-from gristmill_env.roller import Roller
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.prompts import PromptBuilder, opened_thought
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.saved import SavedCompletion, SavedGroup
 from gristmill_env.settings import EnvConfig, ServerConfig
 from gristmill_env.tracking import in_words

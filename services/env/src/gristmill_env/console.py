@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from gristmill_env.pace import duration
+from gristmill_env.progress import duration
 from gristmill_env.saved.summary import Summary, Values, figure, quantile
 
 

@@ -1,6 +1,12 @@
-"""The environment's errors. Every message names the thing, the place and the remedy."""
+"""The errors of the environment, and the reasons for dropping a row.
+
+Every message names the thing, the place and the remedy.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
 
 from gristmill import GristmillError
 
@@ -63,3 +69,44 @@ class EvaluationError(EnvError):
 
 class BusyEvaluationError(EvaluationError):
     """Another process has the evaluation's folder open."""
+
+
+class DropReason(StrEnum):
+    """The API records and counts the reason. The row's permit is spent, and its place in the step is free again."""
+
+    SAME_SCORES = "same_scores"
+    """All completions have the same score, so no completion is better than another and the gradient is zero."""
+    TOO_LONG = "too_long"
+    """The prompt leaves no room for a completion within max_token_length."""
+    PROMPT_REFUSED = "prompt_refused"
+    """A text server refuses this prompt, although it accepts others."""
+    REWARD_ERROR = "reward_error"
+    """Rewards failed on completions, and fewer than two scored completions are left. A score of 0 for a failure would
+    teach the model something wrong."""
+    NO_SCORE = "no_score"
+    """The rewards returned no score for completions, and fewer than two scored completions are left."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """The environment failed in one of its attempts."""
+    TIMEOUT = "timeout"
+    """The group took more than worker_timeout, or one request took more than its server's timeout."""
+    BAD_ROW = "bad_row"
+    """The row has no text where the prompt or the answer should be."""
+    REFUSED = "refused"
+    """The API does not accept the group."""
+
+
+_OF_A_ROW: Mapping[type[EnvError], DropReason] = {
+    PromptTooLongError: DropReason.TOO_LONG,
+    PromptRefusedError: DropReason.PROMPT_REFUSED,
+    RequestTimeoutError: DropReason.TIMEOUT,
+    DatasetError: DropReason.BAD_ROW,
+    PromptError: DropReason.BAD_ROW,
+    EpisodeError: DropReason.ENVIRONMENT_ERROR,
+}
+ROW_ERRORS = tuple(_OF_A_ROW)
+"""Errors of one row that do not affect the next row. The row is dropped, and the work continues."""
+
+
+def reason_of(error: EnvError) -> DropReason:
+    """Returns the reason for dropping a row that failed with `error`, one of ROW_ERRORS."""
+    return next(reason for kind, reason in _OF_A_ROW.items() if isinstance(error, kind))

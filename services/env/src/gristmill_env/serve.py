@@ -13,15 +13,13 @@ from gristmill import Client, ConfigError, RunRecord, RunState
 from gristmill.settings import load_yaml
 from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import Evaluations, NoEvaluations, RunEvaluations, RunMeasure, version_left
-from gristmill_env.holder import holder_name
 from gristmill_env.inference import ModelServers, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task, meet_model
-from gristmill_env.roller import Roller
-from gristmill_env.row_count import tell_row_count
+from gristmill_env.registration import holder_name, registered, tell_row_count
+from gristmill_env.rollouts.generator import Roller
 from gristmill_env.saved import GroupSaver, GroupWriter
+from gristmill_env.session import Task, meet_model
 from gristmill_env.settings import EnvConfig
-from gristmill_env.share import registered
 from gristmill_env.stall import watched
 from gristmill_env.tracking import Observers, WandbTracker
 from gristmill_env.worker import Worker

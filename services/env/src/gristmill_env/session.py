@@ -1,16 +1,172 @@
-"""Opens what a command needs of other services: the model server and the task, and the API."""
+"""Opens what a command needs: data set and rewards, the model servers with their tokenizer, and the API."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
-from gristmill import Client
+from gristmill import Client, Manifest, ManifestError
+from gristmill_env.data.dataset import PromptDataset
+from gristmill_env.environments import EnvironmentRunner, create_environment
+from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import AT_A_TERMINAL, Task, meet_model
-from gristmill_env.roller import Roller
+from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
+from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.running import Limits
+from gristmill_env.settings import DatasetConfig, EnvConfig
+from gristmill_env.symbolic.pool import check_limits, set_up_checks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+AT_A_TERMINAL: Final = 20.0
+"""Seconds to wait for the model server when a user watches the terminal."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The parts that need no server. They load first, so that mistakes show at once."""
+
+    dataset: PromptDataset
+    scorer: Scorer
+    environments: EnvironmentRunner
+
+    @classmethod
+    def load(cls, launch: Launch) -> Task:
+        """Loads the parts. Raises RewardError, DatasetError, EpisodeError, PluginError."""
+        config = launch.config.dataset
+        folder = launch.config_path.parent if launch.config_path is not None else None
+        spec = launch.config.environment
+        environments = EnvironmentRunner(create_environment(spec.type, spec.params, folder), spec.step_timeout)
+        rewards = create_rewards(config, folder)
+        dataset = PromptDataset(config, folder)
+        has_answer, how = config.gold_field is not None, execution(launch.config)
+        scorer = Scorer(
+            rewards,
+            has_answer=has_answer,
+            columns=dataset.columns,
+            execution=how,
+            failure_limit=launch.config.reward_failure_limit,
+        )
+        logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
+        return cls(dataset, scorer, environments)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the threads and processes of rewards and environments."""
+        self.environments.stop()
+        await self.scorer.close()
+
+
+def execution(config: EnvConfig) -> Execution:
+    """Returns the settings for calls of rewards. Also sets up the pool of symbolic checks."""
+    set_up_checks(config.check_processes, check_limits(config.check_timeout))
+    limits = Limits(config.reward_timeout, config.reward_wall_timeout)
+    return Execution(limits, config.reward_threads, config.reward_processes)
+
+
+def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
+    """Creates the configured rewards. `folder`: the folder of the configuration file. Raises RewardError."""
+    return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
+
+
+async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
+    """Waits for the model server, loads its tokenizer and creates the roller. Raises InferenceError, PromptError."""
+    config = launch.config
+    manifest = read_manifest(launch.deployment.models_dir)
+    # Imports and file reads take seconds and need no server.
+    early = asyncio.create_task(asyncio.to_thread(_load_early, tokenizer_name(config, manifest)))
+    served = await server.connect(patience=patience, manifest=manifest)
+    await early
+    if served.text_only:
+        logger.warning("%s gives text only: no token ids, so nothing here can be trained on", server.description)
+        tokenizer = None
+    else:
+        tokenizer = load_tokenizer(_tokenizer(config, manifest, served))
+        if config.max_reasoning_tokens is not None:
+            logger.warning(
+                "max_reasoning_tokens has no effect: %s gives token ids, and there no thought is cut by force; "
+                "max_tokens bounds thought and answer together",
+                server.description,
+            )
+    prompts = prompt_builder(config, tokenizer)
+    logger.info("model %s at %s", served.name, server.description)
+    roller = Roller(config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served))
+    return served, roller
+
+
+def _load_early(name: str | None) -> None:
+    """Loads the tokenizer early if it is a local folder, because a hub may be slow. The later load raises errors."""
+    if name is None or not Path(name).is_dir():
+        import transformers  # noqa: F401
+
+        return
+    with contextlib.suppress(PromptError):
+        load_tokenizer(name)
+
+
+def prompt_builder(config: EnvConfig, tokenizer: PreTrainedTokenizerBase | None) -> PromptBuilder:
+    """Creates the prompt builder of the run's settings. `tokenizer`: None if only text is sent."""
+    parts = [config.custom_thinking_prompt, config.dataset.system_prompt]
+    system_prompt = "\n\n".join(part for part in parts if part) or None
+    thinking = Thinking.of(config)
+    return PromptBuilder(
+        tokenizer, system_prompt, config.dataset.prefill, thinking=thinking.enabled, effort=thinking.effort
+    )
+
+
+def read_manifest(models_dir: Path) -> Manifest | None:
+    """Returns the model service's manifest, if it exists."""
+    try:
+        return Manifest.read(models_dir)
+    except ManifestError as error:
+        logger.debug("%s", error)  # fine: a custom server has no manifest, so tokenizer_name is used
+        return None
+
+
+def _tokenizer(config: EnvConfig, manifest: Manifest | None, served: ServedModel) -> str:
+    """Returns the tokenizer's path or hub id; if known, the tokenizer of the served model."""
+    if manifest is not None and manifest.name == served.name:
+        if config.tokenizer_name not in (None, manifest.name, manifest.requested, manifest.tokenizer_path):
+            logger.info("tokenizer: %s, of the served model, not %s", manifest.tokenizer_path, config.tokenizer_name)
+        return manifest.tokenizer_path
+    return config.tokenizer_name or served.root or served.name
+
+
+def tokenizer_name(config: EnvConfig, manifest: Manifest | None) -> str | None:
+    """Returns the tokenizer's path or hub id when no server reports its model; None when no setting names it."""
+    names = (None, manifest.name, manifest.requested) if manifest is not None else (None,)
+    if manifest is not None and config.tokenizer_name in names:
+        return manifest.tokenizer_path
+    return config.tokenizer_name or config.server.model_name
+
+
+def _max_length(config: EnvConfig, served: ServedModel) -> int:
+    if served.max_model_len is not None and served.max_model_len < config.max_token_length:
+        logger.warning(
+            "max_token_length is %d, but %s takes %d tokens at most; %d is used",
+            config.max_token_length,
+            served.name,
+            served.max_model_len,
+            served.max_model_len,
+        )
+        return served.max_model_len
+    return config.max_token_length
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ import numpy as np
 from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.observers import ObserverErrors
 from gristmill.wandb_run import start_wandb
+from gristmill_env.progress import Tally
 from gristmill_env.rewards import Decision, Score
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Attempt, Rollout
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
-from gristmill_env.tally import Tally
-from gristmill_env.transcript import Attempt
 
 T = TypeVar("T")
 

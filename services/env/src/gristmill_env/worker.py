@@ -23,19 +23,17 @@ from gristmill import (
 )
 from gristmill.logs import line
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.drops import ROW_ERRORS, DropReason, reason_of
+from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.run import Evaluations
-from gristmill_env.groups import build_group, drop_reason, trainable
 from gristmill_env.inference import ModelServers
-from gristmill_env.pace import Pace
 from gristmill_env.permits import Permits, settled
-from gristmill_env.roller import Played, Roller
-from gristmill_env.rollout import Rollout
+from gristmill_env.progress import Pace, Tally
+from gristmill_env.rollouts.generator import Played, Roller
+from gristmill_env.rollouts.groups import build_group, drop_reason, is_version, trainable, version_spans
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.settings import EnvConfig
-from gristmill_env.tally import Tally
 from gristmill_env.together import first_error
 from gristmill_env.tracking import Observers, ScoredPrompt, in_words
-from gristmill_env.versions import is_version, version_spans
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from gristmill.archive import segment
 from gristmill_env.commands.source import open_groups
 from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.saved import SavedGroup
 from gristmill_env.saved.reader import split_conversations
 

@@ -9,10 +9,9 @@ from gristmill import SamplingParams
 from gristmill_env.data import Item
 from gristmill_env.evaluation.results import Summary, summarise
 from gristmill_env.evaluation.samples import answered
-from gristmill_env.prompts import Prompt
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, deciding_reward
-from gristmill_env.rollout import Rollout
-from gristmill_env.transcript import Attempt
+from gristmill_env.rollouts.prompts import Prompt
+from gristmill_env.rollouts.transcript import Attempt, Rollout
 
 from .made import plan
 

@@ -13,7 +13,7 @@ from tests.unit.env.conftest import FailingServer
 from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import Completion, GenerationRequest, Thinking
-from gristmill_env.inference.thinking import Dialect
+from gristmill_env.inference.server import Dialect
 from gristmill_env.settings import EnvConfig
 
 from .conftest import ASK, CHAT, answers, client, said
@@ -133,8 +133,8 @@ async def test_thinking_reaches_the_server(text_server: FailingServer) -> None:
 
 
 def test_openai_itself_counts_completion_tokens() -> None:
-    from gristmill_env.inference.chat import _body
+    from gristmill_env.inference.server import _chat_body
 
-    body = _body("m", ASK, Dialect.OPENAI)
+    body = _chat_body("m", ASK, Dialect.OPENAI)
     assert body["max_completion_tokens"] == 4
     assert "max_tokens" not in body

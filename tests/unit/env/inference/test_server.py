@@ -174,6 +174,6 @@ async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer)
 
 
 def test_server_without_a_manifest_is_accepted(tmp_path: Path) -> None:
-    from gristmill_env.prepare import read_manifest
+    from gristmill_env.session import read_manifest
 
     assert read_manifest(tmp_path) is None

@@ -172,7 +172,7 @@ async def test_error_without_reachable_servers_names_all_servers() -> None:
 async def test_unreachable_address_does_not_delay_a_working_server(
     failing_server: FailingServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gristmill_env.inference.meeting._GRACE", 0.5)
+    monkeypatch.setattr("gristmill_env.inference.servers._GRACE", 0.5)
     good(failing_server)
     async with client("http://127.0.0.1:1", failing_server, patience=30) as servers:
         async with asyncio.timeout(30):

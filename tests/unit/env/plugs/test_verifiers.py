@@ -24,9 +24,9 @@ from gristmill.settings import parse
 from gristmill_env.data import PromptDataset
 from gristmill_env.errors import DatasetError, RewardError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task
-from gristmill_env.prompts import PromptBuilder
 from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward
+from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig
 
 SUMS = """

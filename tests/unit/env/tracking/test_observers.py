@@ -15,14 +15,13 @@ from gristmill import ConfigError, SamplingParams, TrajectoryGroup
 from gristmill_env.data import Item
 from gristmill_env.inference import Completion
 from gristmill_env.messages import user
-from gristmill_env.prompts import Prompt
+from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.prompts import Prompt
+from gristmill_env.rollouts.transcript import Rollout, Transcript
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
-from gristmill_env.tally import Tally
 from gristmill_env.tracking import Observers, ScoredPrompt
-from gristmill_env.transcript import Transcript
 
 GROUP: TrajectoryGroup = make_group("g00000000", "sums", lengths=[(3, 4)] * 2, rewards=[0.0, 1.0], version="1.0")
 PROMPT = ScoredPrompt([], [], [], 1.0, 0)

@@ -7,9 +7,9 @@ from tests.support.groups import make_group
 
 from gristmill_env.inference import Completion
 from gristmill_env.messages import user
-from gristmill_env.prompts import Prompt
+from gristmill_env.rollouts.prompts import Prompt
+from gristmill_env.rollouts.transcript import Transcript
 from gristmill_env.tracking import Rollouts, in_words
-from gristmill_env.transcript import Transcript
 
 REWARDS = (0.0, 1.0, 0.5)
 

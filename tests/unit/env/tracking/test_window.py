@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_env.drops import DropReason
+from gristmill_env.errors import DropReason
+from gristmill_env.progress import Tally
 from gristmill_env.rewards import Failure, Score, create_reward, deciding_reward
-from gristmill_env.tally import Tally
 from gristmill_env.tracking import ScoredPrompt, Window
 
 BY_ACCURACY = deciding_reward([create_reward("accuracy")])

@@ -17,12 +17,12 @@ from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
 from gristmill_env.launch import Launch
 from gristmill_env.messages import assistant
-from gristmill_env.prepare import Task, prompt_builder, read_manifest, tokenizer_name
-from gristmill_env.prompts import Prompt, load_tokenizer
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.deciding import FULL
 from gristmill_env.rewards.extraction import gold_answer
+from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.saved.summary import quantile
+from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
 
 _SHOWN = 3
 _PROMPTS = 1000

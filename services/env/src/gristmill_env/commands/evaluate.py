@@ -22,8 +22,8 @@ from gristmill_env.evaluation.results import RESULTS_FILE, SOURCE_BY_HAND, Evalu
 from gristmill_env.evaluation.run import evaluate, weight_label
 from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile
 from gristmill_env.launch import Launch
+from gristmill_env.rollouts.groups import is_version
 from gristmill_env.session import connect_api, open_session
-from gristmill_env.versions import is_version
 
 logger = logging.getLogger(__name__)
 

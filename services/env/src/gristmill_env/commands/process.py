@@ -12,14 +12,12 @@ from rich.console import Console
 
 from gristmill_env.commands import ProcessOptions
 from gristmill_env.console import Steps, say, show_summary
-from gristmill_env.drops import ROW_ERRORS, reason_of
-from gristmill_env.errors import SavedError
+from gristmill_env.errors import ROW_ERRORS, SavedError, reason_of
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
-from gristmill_env.session import Session, open_session
+from gristmill_env.session import Session, Task, open_session
 from gristmill_env.settings import differences
 from gristmill_env.together import together
 

@@ -19,12 +19,12 @@ from gristmill_env.console import Steps, plain, say
 from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.errors import SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import create_rewards, execution
-from gristmill_env.prompts import opened_thought
 from gristmill_env.rewards import Sample, Score, Scorer
+from gristmill_env.rollouts.prompts import opened_thought
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, Summary, figure
 from gristmill_env.saved.writer import new_file
+from gristmill_env.session import create_rewards, execution
 from gristmill_env.settings import DatasetConfig, RewardSpec, without_secrets
 
 

@@ -11,10 +11,10 @@ import msgspec
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import PromptError, SavedError
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import prompt_builder, read_manifest, tokenizer_name
-from gristmill_env.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.saved import SavedGroup, read_groups
 from gristmill_env.saved.group import json_columns
+from gristmill_env.session import prompt_builder, read_manifest, tokenizer_name
 
 
 def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:

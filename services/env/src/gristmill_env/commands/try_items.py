@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill_env.console import plain, say
-from gristmill_env.drops import ROW_ERRORS
+from gristmill_env.errors import ROW_ERRORS
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import AT_A_TERMINAL, Task
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.saved.summary import figure
-from gristmill_env.session import Session, open_session
+from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 
 _ITEMS = 5
 

@@ -1,9 +1,16 @@
 """Environments: tasks that begin with a row of the data set."""
 
 import gristmill_env.environments.guess  # noqa: F401  importing a module registers its environment
-from gristmill_env.environments.acting import EnvironmentGroup, EnvironmentRunner
-from gristmill_env.environments.base import DatasetEnvironment, Environment, Reply, Turn
-from gristmill_env.environments.registry import EnvironmentFactory, create_environment, environment
+from gristmill_env.environments.base import (
+    DatasetEnvironment,
+    Environment,
+    EnvironmentFactory,
+    Reply,
+    Turn,
+    create_environment,
+    environment,
+)
+from gristmill_env.environments.runner import EnvironmentGroup, EnvironmentRunner
 
 __all__ = [
     "DatasetEnvironment",

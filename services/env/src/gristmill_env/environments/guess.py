@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gristmill_env.data import Item
-from gristmill_env.environments.base import Environment, Reply, Turn
-from gristmill_env.environments.registry import environment
+from gristmill_env.environments.base import Environment, Reply, Turn, environment
 from gristmill_env.errors import DatasetError
 from gristmill_env.messages import Message, user
 from gristmill_env.rewards.answers.number import read_number

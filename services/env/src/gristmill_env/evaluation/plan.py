@@ -12,7 +12,7 @@ import msgspec
 
 from gristmill import SamplingParams
 from gristmill_env.launch import Launch
-from gristmill_env.prepare import Task
+from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig, differences
 
 

@@ -20,8 +20,14 @@ from gristmill import ApiError, Client, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.drops import ROW_ERRORS, reason_of
-from gristmill_env.errors import BusyEvaluationError, EvaluationError, InferenceError, RewardError
+from gristmill_env.errors import (
+    ROW_ERRORS,
+    BusyEvaluationError,
+    EvaluationError,
+    InferenceError,
+    RewardError,
+    reason_of,
+)
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
 from gristmill_env.evaluation.samples import SampleFile, answered, skipped
@@ -29,7 +35,7 @@ from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import Decision
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.together import together
 from gristmill_env.tracking import Observers

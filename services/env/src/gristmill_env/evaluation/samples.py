@@ -13,12 +13,11 @@ from types import TracebackType
 import msgspec
 
 from gristmill.redaction import redact_text
-from gristmill_env.drops import DropReason
 from gristmill_env.durable import LineFile, read_lines, write_file
-from gristmill_env.errors import BusyEvaluationError, EvaluationError
+from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.rewards import Decision
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Rollout
 
 PLAN_FILE, SAMPLES_FILE = "evaluation.json", "samples.jsonl"
 _ENCODER = msgspec.json.Encoder()

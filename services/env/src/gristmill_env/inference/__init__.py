@@ -1,8 +1,7 @@
 """Completions from model servers."""
 
-from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
+from gristmill_env.inference.server import Thinking
 from gristmill_env.inference.servers import ModelServers
-from gristmill_env.inference.thinking import Thinking
-from gristmill_env.inference.wire import LabelSpan
+from gristmill_env.inference.types import Completion, GenerationRequest, LabelSpan, ServedModel
 
 __all__ = ["Completion", "GenerationRequest", "LabelSpan", "ModelServers", "ServedModel", "Thinking"]

@@ -1,19 +1,35 @@
-"""One model server, its model and its routes. Methods do not retry."""
+"""One model server: which model it serves, and completions by one of two routes. Nothing here retries.
+
+vLLM has a route for token ids, POST /inference/v1/generate: token ids in, token ids and log-probabilities out. Neither
+Gristmill nor vLLM tokenizes text again. Every OpenAI-compatible server has POST /v1/chat/completions: messages in, text
+out. Text cannot be used for training.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill import Manifest
 from gristmill_env.errors import InferenceError
-from gristmill_env.inference.chat import generate_text
 from gristmill_env.inference.http import RefusedError, ServerHttp, ServerTroubleError
-from gristmill_env.inference.request import Completion, GenerationRequest, ServedModel
-from gristmill_env.inference.thinking import Dialect, Thinking
-from gristmill_env.inference.tokens import GENERATE, generate_tokens, no_token_ids, takes_tokens
-from gristmill_env.inference.wire import ModelCard, Models, WeightInfo
-from gristmill_env.settings import ServerConfig
+from gristmill_env.inference.types import (
+    ChatChoice,
+    ChatMessage,
+    Chatted,
+    Choice,
+    Completion,
+    Generated,
+    GenerationRequest,
+    ModelCard,
+    Models,
+    ServedModel,
+    WeightInfo,
+)
+from gristmill_env.settings import EnvConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -141,3 +157,229 @@ class ModelServer:
 
 def _and_others(cards: list[ModelCard]) -> str:
     return f" and {len(cards) - 1} more" if len(cards) > 1 else ""
+
+
+GENERATE = "/inference/v1/generate"
+_ENDED = frozenset({"stop", "length"})
+"""Finish reasons of a whole completion. Other reasons mean that the server broke it off."""
+
+
+async def takes_tokens(http: ServerHttp) -> bool:
+    """Checks whether the server has the route. Raises ServerTroubleError."""
+    try:
+        # GET, because vLLM logs a traceback for each incomplete POST.
+        await http.ask("GET", GENERATE, object, timeout=30)
+    except RefusedError as refusal:
+        return refusal.status == 405  # the path exists, for another method
+    except InferenceError:
+        pass
+    return False
+
+
+async def generate_tokens(http: ServerHttp, model: str, request: GenerationRequest) -> list[Completion]:
+    """Returns `request.count` completions with token ids, and log-probabilities under the sampling distribution.
+
+    Raises ServerTroubleError; InferenceError when the server refuses the request or returns no token ids.
+    """
+    body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": _sampling(request)}
+    try:
+        generated = await http.ask("POST", GENERATE, Generated, json=body)
+    except RefusedError as refusal:
+        if refusal.status == 404 and "does not exist" not in refusal.text:  # "does not exist" refers to the model
+            raise no_token_ids(http.url, f"has no {GENERATE}") from refusal
+        raise
+    completions = [_token_completion(http.url, choice) for choice in generated.choices]
+    if len(completions) != request.count:
+        raise InferenceError(
+            "completion_count",
+            f"the model server at {http.url} returned {len(completions)} of {request.count} completions",
+            url=http.url,
+            found=len(completions),
+            wanted=request.count,
+        )
+    return completions
+
+
+def no_token_ids(url: str, what: str) -> InferenceError:
+    """Returns the error for a server that cannot be used for training. `what`: the reason."""
+    return InferenceError(
+        "no_token_ids",
+        f"the model server at {url} {what}; training needs token ids: "
+        "serve the model with vLLM and --enable-scale-out (process, evaluate and try do without)",
+        url=url,
+    )
+
+
+def _sampling(request: GenerationRequest) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
+        "n": request.count,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "max_tokens": request.sampling.max_tokens,
+        "logprobs": 0,
+        # vLLM finds stop strings in the decoded text. Without stop strings vLLM need not decode.
+        "detokenize": bool(request.stop),
+    }
+    if request.stop:
+        sampling["stop"] = list(request.stop)  # the answer still includes its tokens
+    if request.stop_token_ids:
+        sampling["stop_token_ids"] = list(request.stop_token_ids)
+    return sampling
+
+
+def _token_completion(url: str, choice: Choice) -> Completion:
+    if choice.finish_reason not in _ENDED:  # "abort": the server stops, or drops requests to load weights
+        raise ServerTroubleError(GENERATE, f"a completion ended with '{choice.finish_reason}'")
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    if not choice.token_ids or logprobs is None:
+        raise no_token_ids(url, "returns no token ids with log-probabilities")
+    if [token.token_id for token in logprobs] != choice.token_ids:
+        raise InferenceError(
+            "logprobs_mismatch", f"the model server at {url} returned log-probabilities of other tokens", url=url
+        )
+    return Completion(
+        choice.token_ids,
+        [token.logprob for token in logprobs],
+        choice.finish_reason,
+        choice.weight_versions or [],
+    )
+
+
+_BROKEN_OFF = frozenset({None, "abort", "error"})
+
+
+async def generate_text(
+    http: ServerHttp, url: str, model: str, request: GenerationRequest, dialect: Dialect, thinking: Thinking
+) -> list[Completion]:
+    """Returns `request.count` completions as text; only one completion from a server that ignores `n`.
+
+    `url`: the route's URL. vLLM is asked to keep a stop string in the text; other servers leave it out.
+
+    Raises ServerTroubleError; InferenceError when the server refuses the request or does not support one of its
+    fields.
+    """
+    body = {**_chat_body(model, request, dialect), **thinking.body(dialect)}
+    chatted = await http.ask("POST", url, Chatted, json=body)
+    if len(chatted.choices) not in {1, request.count}:
+        raise InferenceError(
+            "completion_count",
+            f"the model server at {http.url} returned {len(chatted.choices)} of {request.count} completions",
+            url=http.url,
+            found=len(chatted.choices),
+            wanted=request.count,
+        )
+    counted = chatted.usage.completion_tokens if chatted.usage is not None and len(chatted.choices) == 1 else None
+    return [_text_completion(http.path(url), choice, counted) for choice in chatted.choices]
+
+
+def _chat_body(model: str, request: GenerationRequest, dialect: Dialect) -> dict[str, Any]:
+    limit = "max_completion_tokens" if dialect is Dialect.OPENAI else "max_tokens"
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [dict(message) for message in request.messages],
+        "temperature": request.sampling.temperature,
+        limit: request.sampling.max_tokens,
+    }
+    # Optional fields that are not set are left out, because not every server knows all fields.
+    if request.sampling.top_p != 1:
+        body["top_p"] = request.sampling.top_p
+    if request.count > 1:
+        body["n"] = request.count
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if dialect is not Dialect.VLLM:
+        _refuse_vllm_only(request)
+        return body
+    if request.prefill:
+        body["messages"].append({"role": "assistant", "content": request.prefill})
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    if request.stop:
+        body["include_stop_str_in_output"] = True
+    if request.stop_token_ids:
+        body["stop_token_ids"] = list(request.stop_token_ids)
+    return body
+
+
+def _refuse_vllm_only(request: GenerationRequest) -> None:
+    wanted = {
+        "prefill": bool(request.prefill),
+        "stop_token_ids": bool(request.stop_token_ids),
+    }
+    if refused := [name for name, there in wanted.items() if there]:
+        raise InferenceError(
+            "needs_vllm",
+            f"{' and '.join(refused)} cannot be asked of an OpenAI-compatible server that is not vLLM; "
+            "leave it out, or serve the model with vLLM",
+            settings=refused,
+        )
+
+
+def _text_completion(path: str, choice: ChatChoice, counted: int | None) -> Completion:
+    if choice.finish_reason in _BROKEN_OFF:
+        raise ServerTroubleError(path, f"a completion ended with '{choice.finish_reason}'")
+    assert choice.finish_reason is not None
+    return Completion([], [], choice.finish_reason, [], _text(choice.message, choice.finish_reason), counted)
+
+
+def _text(message: ChatMessage, finish_reason: str) -> str:
+    """Returns the text as the model wrote it, before a reasoning parser split it. Cut reasoning has no end tag."""
+    thought, said = message.reasoning or message.reasoning_content, message.content or ""
+    if not thought:
+        return said
+    opened = "<think>\n" + thought.strip("\n")
+    return opened if finish_reason == "length" and not said else f"{opened}\n</think>\n\n{said}"
+
+
+class Dialect(StrEnum):
+    """The extensions of the chat API that a text server understands."""
+
+    VLLM = "vllm"
+    """vLLM: continued messages, stop tokens, options of the chat template."""
+    OPENAI = "openai"
+    """api.openai.com."""
+    OTHER = "other"
+    """Any other server. The only extension sent is OpenRouter's `reasoning`, and only if thinking is configured."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """thinking_mode, reasoning_effort and max_reasoning_tokens of a run."""
+
+    enabled: bool | None = None
+    """None uses the model's default."""
+    effort: str | None = None
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: EnvConfig) -> Thinking:
+        """Reads the run's settings. As in Atropos, an effort or a limit enables thinking."""
+        effort, limit = config.reasoning_effort, config.max_reasoning_tokens
+        if effort is None and limit is None:
+            return cls(config.thinking_mode)
+        return cls(effort != "none", effort, limit)
+
+    def body(self, dialect: Dialect) -> dict[str, Any]:
+        """Returns the fields to add to a request; none if `enabled` is None.
+
+        OpenAI accepts only an effort. There, thinking without an effort is sent as "medium", and a limit or "off"
+        cannot be expressed. OpenRouter's `reasoning` accepts an effort or a limit; if both are set, only the effort is
+        sent.
+        """
+        if self.enabled is None:
+            return {}
+        if dialect is Dialect.OPENAI:
+            effort = self.effort or ("medium" if self.enabled else None)
+            return {} if effort is None else {"reasoning_effort": effort}
+        if dialect is Dialect.VLLM:
+            body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": self.enabled}}
+            if self.effort is not None:
+                body["reasoning_effort"] = self.effort
+            if self.enabled and self.max_tokens is not None:
+                body["thinking_token_budget"] = self.max_tokens
+            return body
+        reasoning: dict[str, Any] = {"enabled": self.enabled}
+        if self.effort is not None:
+            reasoning["effort"] = self.effort
+        elif self.enabled and self.max_tokens is not None:
+            reasoning["max_tokens"] = self.max_tokens
+        return {"reasoning": reasoning}

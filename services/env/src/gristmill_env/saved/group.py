@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.transcript import Attempt, Rollout
 from gristmill_env.settings import EnvConfig
-from gristmill_env.transcript import Attempt
 
 FORMAT = 1
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gristmill_env.pace import Pace
+from gristmill_env.progress import Pace
 
 
 class Clock:

@@ -18,8 +18,7 @@ from typing import Any, Self
 
 from gristmill.redaction import redact_text
 from gristmill_env.data import Item
-from gristmill_env.environments.base import Environment, Reply, Turn
-from gristmill_env.environments.registry import EnvironmentFactory
+from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, Turn
 from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.messages import Message
 from gristmill_env.rewards.sample import private

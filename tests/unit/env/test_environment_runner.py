@@ -21,14 +21,15 @@ from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
 from gristmill_env.data import Item
-from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn, acting
+from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
+from gristmill_env.environments import runner as environment_runner
 from gristmill_env.errors import DatasetError, EnvError, EpisodeError
 from gristmill_env.inference import ModelServers
 from gristmill_env.messages import Message, user
-from gristmill_env.prompts import PromptBuilder
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
-from gristmill_env.roller import Roller
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.running import runner
 from gristmill_env.settings import EnvConfig, ServerConfig
 
@@ -212,7 +213,7 @@ async def all_are_closed() -> None:
 async def test_environment_whose_init_returns_after_its_group_failed_is_closed(
     rolls: Make, kind: type[Environment], step_timeout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acting, "_GOODBYE", 0.1)
+    monkeypatch.setattr(environment_runner, "_GOODBYE", 0.1)
     with pytest.raises(EpisodeError):
         await rolls(kind, step_timeout=step_timeout)()
     assert Recorded.made[1].closed == 0

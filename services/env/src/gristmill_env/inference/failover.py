@@ -1,20 +1,101 @@
-"""Failover between servers: failed servers get no requests until they answer again. Callers wait here for a free
-server."""
+"""Chooses the server for the next request, and keeps failed servers out of use until they answer again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gristmill.logs import line
 from gristmill_env.errors import EnvError, InferenceError, RequestTimeoutError
-from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
 from gristmill_env.inference.http import ServerTroubleError
+from gristmill_env.inference.server import ModelServer
 
 logger = logging.getLogger(__name__)
+
+
+class LaneState(StrEnum):
+    """Whether a server can receive requests."""
+
+    UP = "up"
+    AWAY = "away"
+    """The server failed, and is checked repeatedly until it answers again."""
+    UNPUBLISHED = "unpublished"
+    """The server answers, but with weights that no trainer published to it."""
+
+
+@dataclass
+class Pauses:
+    """Exponential backoff in seconds, from `first` to `longest`, doubled each time. Jitter: 0.5 to 1.5 times."""
+
+    first: float
+    longest: float
+    made: int = 0
+
+    def next(self) -> float:
+        """Returns the next pause in seconds."""
+        pause: float = min(self.first * 2**self.made, self.longest)
+        self.made = min(self.made + 1, 32)
+        return pause * random.uniform(0.5, 1.5)
+
+    def start_again(self) -> None:
+        """Resets the pauses to the shortest pause."""
+        self.made = 0
+
+
+@dataclass(eq=False)
+class Lane:
+    """One server, its limits and its requests in flight."""
+
+    server: ModelServer
+    weight: float = 1.0
+    max_requests: int = 512
+    max_evaluations: int = 64
+    state: LaneState = LaneState.AWAY
+    problem: str = "not asked yet"
+    """The reason why the server is not up."""
+    pauses: Pauses = field(default_factory=lambda: Pauses(0.25, 30.0))
+    """Pauses between checks of a failed server. They restart when the server answers a request, not when it is up
+    again. So a server that accepts requests and then fails them pauses longer each time."""
+    turn: int = 0
+    """How often the server was taken out of use."""
+    told: bool = False
+    """Whether the failure was logged. It is not logged again until the server has answered a request."""
+    tokens: int = 0
+    """Outstanding tokens: prompt tokens and max_tokens of all requests in flight."""
+    requests: int = 0
+    evaluations: int = 0
+
+    def has_room(self, *, evaluation: bool) -> bool:
+        """Whether the server may receive one more request."""
+        return self.requests < self.max_requests and not (evaluation and self.evaluations >= self.max_evaluations)
+
+    @contextmanager
+    def carrying(self, cost: int, *, evaluation: bool) -> Iterator[None]:
+        """Counts a request of `cost` tokens while it is in flight."""
+        self.tokens += cost
+        self.requests += 1
+        self.evaluations += evaluation
+        try:
+            yield
+        finally:
+            self.tokens -= cost
+            self.requests -= 1
+            self.evaluations -= evaluation
+
+
+def least_loaded(lanes: Iterable[Lane], cost: int, *, evaluation: bool) -> Lane | None:
+    """Returns the server that would have the fewest outstanding tokens relative to its weight. Returns None if no
+    server is up and has room."""
+    able = [lane for lane in lanes if lane.state is LaneState.UP and lane.has_room(evaluation=evaluation)]
+    return min(able, key=lambda lane: (lane.tokens + cost) / lane.weight, default=None)
+
 
 _ASK_FOR_WEIGHTS = (0.2, 2.0)
 """Shortest and longest pause, in seconds, between checks whether the trainer has published weights."""
@@ -247,3 +328,35 @@ def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
         problems=[problem],
         seconds=seconds,
     )
+
+
+_SHARE = 0.2
+_FLOOR = 10.0
+_RESERVE = 100.0
+
+
+class RetryBudget:
+    """A token bucket of retries, as in Finagle and gRPC.
+
+    Each request adds 0.2 retries, each second adds 10. The bucket holds at most 100. If the bucket is empty, Finagle
+    and gRPC fail the request. Here the request waits, because a rollout is worth more than the waiting time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: returns the time in seconds."""
+        self._clock = clock
+        self._saved = _RESERVE
+        self._counted_at = clock()
+
+    def request(self) -> None:
+        """Counts a request that is sent for the first time."""
+        self._saved = min(_RESERVE, self._saved + _SHARE)
+
+    def retry(self) -> float:
+        """Takes one retry from the bucket. Returns the seconds to wait before the retry; 0 if the bucket is not
+        empty."""
+        now = self._clock()
+        self._saved = min(_RESERVE, self._saved + (now - self._counted_at) * _FLOOR)
+        self._counted_at = now
+        self._saved -= 1
+        return max(0.0, -self._saved / _FLOOR)

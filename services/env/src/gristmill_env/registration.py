@@ -1,4 +1,4 @@
-"""The registration of one process with its run: a heartbeat, and the process' share of permits and batches.
+"""One process' registration with its run: its name, its heartbeat, its share, and its number of rows.
 
 A run keeps its stack and its settings only while it has a live environment. Every process therefore registers, and
 unregisters when it ends.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import re
+import socket
 from collections.abc import AsyncIterator
 
 from gristmill import ApiError, Client, GristmillError
@@ -66,3 +69,31 @@ async def _tell(api: Client, run_id: str, env_id: str, config: EnvConfig) -> Non
         if error.code != "env_missing":
             raise
         await api.register_env(run_id, env_id, config.inference_weight, config.min_batch_allocation)
+
+
+def holder_name() -> str:
+    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
+
+
+ROWS = "data.rows"
+"""Source of the metrics row at step 0 that holds the number."""
+
+
+async def tell_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
+    """Records the number with the run; warns if the number was different before. `label`: names the data set."""
+    before = next((int(row.values["rows"]) for row in await api.metrics(run_id, ROWS)), None)
+    if before == rows:
+        return
+    if before is not None:
+        logger.warning(
+            "%s has %d rows; it had %d when run %s was last served. The order of the rows is computed from their "
+            "number, so from here on some come again or are left out of their epoch; put the old data back, or give "
+            "the run with the new ones another name",
+            label,
+            rows,
+            before,
+            run_id,
+        )
+    await api.report_metrics(run_id, ROWS, 0, {"rows": rows})

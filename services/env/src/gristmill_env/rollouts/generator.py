@@ -15,12 +15,11 @@ from gristmill_env.environments import Environment, EnvironmentGroup, Environmen
 from gristmill_env.errors import PromptTooLongError
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.messages import Message
-from gristmill_env.prompts import Prompt, PromptBuilder
 from gristmill_env.rewards import Sample, Scorer
-from gristmill_env.rollout import Rollout
+from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
+from gristmill_env.rollouts.transcript import Attempt, Rollout, Transcript
 from gristmill_env.settings import EnvConfig
 from gristmill_env.together import together
-from gristmill_env.transcript import Attempt, Transcript
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,16 @@
-"""One attempt as the exact tokens that were sent and sampled, with a mask of the trained tokens."""
+"""Attempts as the exact tokens that were sent and sampled, with a mask of the trained tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gristmill import SamplingParams
+from gristmill_env.data import Item
 from gristmill_env.inference import Completion, LabelSpan
 from gristmill_env.messages import Message, assistant
-from gristmill_env.prompts import Prompt
+from gristmill_env.rewards import Score
+from gristmill_env.rollouts.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,20 @@ class Transcript:
             sampled=self._sampled,
             reward=self._reward,
         )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The attempts at one item and their scores, in the same order."""
+
+    item: Item
+    sampling: SamplingParams
+    attempts: list[Attempt]
+    scores: list[Score]
+    seconds: float
+    """From the first request to the last score."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The first attempt's prompt; the others have the same prompt if the environment gives them the same task."""
+        return self.attempts[0].prompt

@@ -9,8 +9,7 @@ import pytest
 from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
-from gristmill_env.inference.balance import Lane, LaneState, Pauses, least_loaded
-from gristmill_env.inference.budget import RetryBudget
+from gristmill_env.inference.failover import Lane, LaneState, Pauses, RetryBudget, least_loaded
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.settings import ServerConfig
 
