@@ -9,13 +9,13 @@ import pytest
 from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
-from gristmill_env.inference.failover import Lane, LaneState, Pauses, RetryBudget, least_loaded
+from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, RetryBudget, least_loaded
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.settings import ServerConfig
 
 
-def lane(tokens: int = 0, **changes: float) -> Lane:
-    made = Lane(ModelServer(ServerConfig(), Thinking()), state=LaneState.UP, tokens=tokens)
+def endpoint(tokens: int = 0, **changes: float) -> Endpoint:
+    made = Endpoint(ModelServer(ServerConfig(), Thinking()), state=EndpointState.UP, tokens=tokens)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -28,36 +28,36 @@ def test_request_cost_is_its_prompt_and_all_tokens_it_may_sample() -> None:
 
 
 def test_the_fewest_outstanding_tokens_win_not_the_fewest_requests() -> None:
-    busy, idle = lane(tokens=1000, requests=1), lane(tokens=600, requests=30)
+    busy, idle = endpoint(tokens=1000, requests=1), endpoint(tokens=600, requests=30)
     assert least_loaded([busy, idle], 10, evaluation=False) is idle
 
 
 def test_balance_skips_a_server_that_is_full_or_down() -> None:
-    full, away, behind = lane(max_requests=2, requests=2), lane(), lane(tokens=10**6)
-    away.state = LaneState.AWAY
+    full, away, behind = endpoint(max_requests=2, requests=2), endpoint(), endpoint(tokens=10**6)
+    away.state = EndpointState.AWAY
     assert least_loaded([full, away, behind], 10, evaluation=False) is behind
     assert least_loaded([full, away], 10, evaluation=False) is None
 
 
 def test_evaluations_have_a_bound_of_their_own() -> None:
-    evaluating = lane(requests=4, evaluations=4, max_evaluations=4)
+    evaluating = endpoint(requests=4, evaluations=4, max_evaluations=4)
     assert least_loaded([evaluating], 10, evaluation=True) is None
     assert least_loaded([evaluating], 10, evaluation=False) is evaluating
 
 
 def test_load_is_shared_by_weight() -> None:
-    lanes = [lane(weight=1.0), lane(weight=3.0)]
+    endpoints = [endpoint(weight=1.0), endpoint(weight=3.0)]
     taken: Counter[int] = Counter()
     for _ in range(400):
-        chosen = least_loaded(lanes, 10, evaluation=False)
+        chosen = least_loaded(endpoints, 10, evaluation=False)
         assert chosen is not None
         chosen.tokens += 10
-        taken[lanes.index(chosen)] += 1
+        taken[endpoints.index(chosen)] += 1
     assert taken == {0: 100, 1: 300}
 
 
 def test_balance_counts_a_request_until_it_ends() -> None:
-    one = lane()
+    one = endpoint()
 
     def fail() -> None:
         with one.carrying(50, evaluation=True):
@@ -70,12 +70,12 @@ def test_balance_counts_a_request_until_it_ends() -> None:
 
 
 def test_pauses_grow_to_the_longest_and_are_not_all_alike() -> None:
-    pauses = Pauses(1.0, 8.0)
+    backoff = Backoff(1.0, 8.0)
     for middle in (1, 2, 4, 8, 8, 8):
-        assert 0.5 * middle <= pauses.next() <= 1.5 * middle
-    assert len({pauses.next() for _ in range(8)}) == 8
-    pauses.start_again()
-    assert pauses.next() <= 1.5
+        assert 0.5 * middle <= backoff.next() <= 1.5 * middle
+    assert len({backoff.next() for _ in range(8)}) == 8
+    backoff.reset()
+    assert backoff.next() <= 1.5
 
 
 def test_retries_are_a_share_of_the_requests_and_a_few_each_second() -> None:

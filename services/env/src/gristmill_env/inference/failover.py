@@ -19,8 +19,19 @@ from gristmill_env.inference.server import ModelServer
 
 logger = logging.getLogger(__name__)
 
+_ASK_FOR_WEIGHTS = (0.2, 2.0)
+"""Shortest and longest pause, in seconds, between checks whether the trainer has published weights."""
+_LOST_WEIGHTS = (
+    "has lost the weights in training, or never had them (it was started again?); "
+    "it gets no requests until the trainer has published them"
+)
+# Retries saved for each request, added in each second, and saved at most.
+_SHARE = 0.2
+_FLOOR = 10.0
+_RESERVE = 100.0
 
-class LaneState(StrEnum):
+
+class EndpointState(StrEnum):
     """Whether a server can receive requests."""
 
     UP = "up"
@@ -31,7 +42,7 @@ class LaneState(StrEnum):
 
 
 @dataclass
-class Pauses:
+class Backoff:
     """Exponential backoff in seconds, from `first` to `longest`, doubled each time. Jitter: 0.5 to 1.5 times."""
 
     first: float
@@ -44,23 +55,23 @@ class Pauses:
         self.made = min(self.made + 1, 32)
         return pause * random.uniform(0.5, 1.5)
 
-    def start_again(self) -> None:
+    def reset(self) -> None:
         """Resets the pauses to the shortest pause."""
         self.made = 0
 
 
 @dataclass(eq=False)
-class Lane:
+class Endpoint:
     """One server, its limits and its requests in flight."""
 
     server: ModelServer
     weight: float = 1.0
     max_requests: int = 512
     max_evaluations: int = 64
-    state: LaneState = LaneState.AWAY
+    state: EndpointState = EndpointState.AWAY
     problem: str = "not asked yet"
     """The reason why the server is not up."""
-    pauses: Pauses = field(default_factory=lambda: Pauses(0.25, 30.0))
+    backoff: Backoff = field(default_factory=lambda: Backoff(0.25, 30.0))
     """Pauses between checks of a failed server. They restart when the server answers a request, not when it is up
     again. So a server that accepts requests and then fails them pauses longer each time."""
     turn: int = 0
@@ -90,37 +101,35 @@ class Lane:
             self.evaluations -= evaluation
 
 
-def least_loaded(lanes: Iterable[Lane], cost: int, *, evaluation: bool) -> Lane | None:
+def least_loaded(endpoints: Iterable[Endpoint], cost: int, *, evaluation: bool) -> Endpoint | None:
     """Returns the server that would have the fewest outstanding tokens relative to its weight. Returns None if no
     server is up and has room."""
-    able = [lane for lane in lanes if lane.state is LaneState.UP and lane.has_room(evaluation=evaluation)]
-    return min(able, key=lambda lane: (lane.tokens + cost) / lane.weight, default=None)
-
-
-_ASK_FOR_WEIGHTS = (0.2, 2.0)
-"""Shortest and longest pause, in seconds, between checks whether the trainer has published weights."""
-_LOST_WEIGHTS = (
-    "has lost the weights in training, or never had them (it was started again?); "
-    "it gets no requests until the trainer has published them"
-)
+    able = [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.state is EndpointState.UP and endpoint.has_room(evaluation=evaluation)
+    ]
+    return min(able, key=lambda endpoint: (endpoint.tokens + cost) / endpoint.weight, default=None)
 
 
 class UnpublishedError(Exception):
     """Raised by a check: the server answers, but with weights that no trainer published."""
 
 
-class Bench:
+class Failover:
     """Keeps the states of the servers, and checks servers that are not up until they can be used again."""
 
-    def __init__(self, lanes: Sequence[Lane], check: Callable[[Lane], Awaitable[None]], patience: float) -> None:
+    def __init__(
+        self, endpoints: Sequence[Endpoint], check: Callable[[Endpoint], Awaitable[None]], patience: float
+    ) -> None:
         """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that must not be used.
 
         `patience`: seconds for which all servers may fail.
         """
-        self._lanes = lanes
+        self._endpoints = endpoints
         self._check = check
         self._patience = patience
-        self._returning: dict[Lane, asyncio.Task[None]] = {}
+        self._returning: dict[Endpoint, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._all_away_told = False
         self._answered_at = -math.inf
@@ -129,7 +138,7 @@ class Bench:
         """Time of the first time-out since the last answer."""
         self._slow_last = 0.0
 
-    async def free_lane(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Lane:
+    async def free_endpoint(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Endpoint:
         """Returns the least loaded server that is up and has room. Waits without limit for such a server.
 
         Raises InferenceError if all servers are away and no server has answered for `patience` seconds. The seconds
@@ -137,11 +146,11 @@ class Bench:
         """
         since = failing_since
         while True:
-            lane = least_loaded(self._lanes, cost, evaluation=evaluation)
-            if lane is not None:
-                return lane
+            endpoint = least_loaded(self._endpoints, cost, evaluation=evaluation)
+            if endpoint is not None:
+                return endpoint
             self._raise_broken()
-            if any(lane.state is not LaneState.AWAY for lane in self._lanes):
+            if any(endpoint.state is not EndpointState.AWAY for endpoint in self._endpoints):
                 since = failing_since
                 await self._changed.wait()
                 continue
@@ -159,29 +168,29 @@ class Bench:
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
-    def up(self, lane: Lane) -> None:
+    def up(self, endpoint: Endpoint) -> None:
         """Marks the server as up."""
-        lane.state = LaneState.UP
+        endpoint.state = EndpointState.UP
         self.changed()
 
-    def answered(self, lane: Lane, turn: int) -> None:
+    def answered(self, endpoint: Endpoint, turn: int) -> None:
         """Records that the server answered a request of its `turn`, and resets its earlier failures."""
         self._answered_at = time.monotonic()
         self._slow_since = None
-        if lane.turn == turn:
-            lane.pauses.start_again()
+        if endpoint.turn == turn:
+            endpoint.backoff.reset()
             self._all_away_told = False
-            if lane.told:
-                logger.info(line("model server", state="up", url=lane.server.url))
-            lane.told = False
+            if endpoint.told:
+                logger.info(line("model server", state="up", url=endpoint.server.url))
+            endpoint.told = False
 
-    def trouble(self, lane: Lane, turn: int, error: ServerTroubleError) -> None:
+    def trouble(self, endpoint: Endpoint, turn: int, error: ServerTroubleError) -> None:
         """Marks the server as away after a failed request of its `turn`. Further failures of that turn have no
         effect."""
-        if lane.state is LaneState.UP and lane.turn == turn:
-            others = "the others take its requests" if len(self._lanes) > 1 else self._trying_on()
-            self._say_away(lane, error.problem, others)
-            self._leave(lane, LaneState.AWAY, error.told, error.wait)
+        if endpoint.state is EndpointState.UP and endpoint.turn == turn:
+            others = "the others take its requests" if len(self._endpoints) > 1 else self._trying_on()
+            self._say_away(endpoint, error.problem, others)
+            self._leave(endpoint, EndpointState.AWAY, error.told, error.wait)
 
     def give_up(self, failing_since: float) -> None:
         """Decides whether a request that has failed since `failing_since` may be tried again.
@@ -198,16 +207,16 @@ class Bench:
                 f"the request failed for {seconds:.0f} s while others were answered ({self._problems()})",
                 seconds=seconds,
             )
-        if all(lane.state is LaneState.AWAY for lane in self._lanes):
+        if all(endpoint.state is EndpointState.AWAY for endpoint in self._endpoints):
             raise self.gave_up(seconds)
 
-    def slow(self, lane: Lane) -> EnvError:
+    def slow(self, endpoint: Endpoint) -> EnvError:
         """Returns the error of a request that took longer than its server's `timeout`, although the server responds.
 
         The error concerns only the row (RequestTimeoutError), unless all requests have timed out for `patience`
         seconds (InferenceError).
         """
-        now, allowed = time.monotonic(), lane.server.timeout
+        now, allowed = time.monotonic(), endpoint.server.timeout
         if self._slow_since is None or now - self._slow_last > allowed + self._patience:  # no requests in between
             self._slow_since = now
         self._slow_last = now
@@ -216,39 +225,39 @@ class Bench:
             return InferenceError(
                 "servers_too_slow",
                 f"for {seconds:.0f} s the model servers completed no request within their timeout, "
-                f"{allowed:g} s at {lane.server.url}, though they answer other questions; {remedy}",
-                url=lane.server.url,
+                f"{allowed:g} s at {endpoint.server.url}, though they answer other questions; {remedy}",
+                url=endpoint.server.url,
                 timeout=allowed,
                 seconds=seconds,
             )
         return RequestTimeoutError(
             "request_too_slow",
-            f"the model server at {lane.server.url} did not complete the request within {allowed:g} s; {remedy}",
-            url=lane.server.url,
+            f"the model server at {endpoint.server.url} did not complete the request within {allowed:g} s; {remedy}",
+            url=endpoint.server.url,
             timeout=allowed,
         )
 
-    def late(self, lane: Lane, error: ServerTroubleError) -> None:
+    def late(self, endpoint: Endpoint, error: ServerTroubleError) -> None:
         """Marks the server as away, because it did not answer at the start."""
-        self._say_away(lane, error.problem, "it joins when it answers")
-        self._leave(lane, LaneState.AWAY, error.told, error.wait)
+        self._say_away(endpoint, error.problem, "it joins when it answers")
+        self._leave(endpoint, EndpointState.AWAY, error.told, error.wait)
 
-    def unpublished(self, lane: Lane, turn: int) -> None:
+    def unpublished(self, endpoint: Endpoint, turn: int) -> None:
         """Marks the server as unpublished, because it sampled with weights that no trainer published."""
-        if lane.state is LaneState.UP and lane.turn == turn:
-            self._say_lost(lane)
-            self._leave(lane, LaneState.UNPUBLISHED, _LOST_WEIGHTS)
+        if endpoint.state is EndpointState.UP and endpoint.turn == turn:
+            self._say_lost(endpoint)
+            self._leave(endpoint, EndpointState.UNPUBLISHED, _LOST_WEIGHTS)
 
     def gave_up(self, seconds: float) -> InferenceError:
         """Returns the error for `seconds` without an answer from any server."""
-        if len(self._lanes) == 1:
-            return gave_up_on(self._lanes[0].server.url, self._lanes[0].problem, seconds)
+        if len(self._endpoints) == 1:
+            return gave_up_on(self._endpoints[0].server.url, self._endpoints[0].problem, seconds)
         return InferenceError(
             "model_server_unreachable",
-            f"none of the {len(self._lanes)} model servers answered for {seconds:.0f} s: {self._problems()}; are they "
-            "running, and are these their addresses (server_configs)?",
-            urls=[lane.server.url for lane in self._lanes],
-            problems=[lane.problem for lane in self._lanes],
+            f"none of the {len(self._endpoints)} model servers answered for {seconds:.0f} s: {self._problems()}; are "
+            "they running, and are these their addresses (server_configs)?",
+            urls=[endpoint.server.url for endpoint in self._endpoints],
+            problems=[endpoint.problem for endpoint in self._endpoints],
             seconds=seconds,
         )
 
@@ -263,49 +272,51 @@ class Bench:
         return time.monotonic() - max(since, self._answered_at)
 
     def _problems(self) -> str:
-        return ", ".join(f"{lane.server.url} ({lane.problem})" for lane in self._lanes)
+        return ", ".join(f"{endpoint.server.url} ({endpoint.problem})" for endpoint in self._endpoints)
 
-    def _leave(self, lane: Lane, state: LaneState, problem: str, wait: float = 0.0) -> None:
-        lane.state, lane.problem = state, problem
-        lane.turn += 1
-        self._returning[lane] = asyncio.create_task(self._bring_back(lane, wait))
+    def _leave(self, endpoint: Endpoint, state: EndpointState, problem: str, wait: float = 0.0) -> None:
+        endpoint.state, endpoint.problem = state, problem
+        endpoint.turn += 1
+        self._returning[endpoint] = asyncio.create_task(self._bring_back(endpoint, wait))
         self.changed()
 
-    async def _bring_back(self, lane: Lane, wait: float) -> None:
-        asking_for_weights = Pauses(*_ASK_FOR_WEIGHTS)
+    async def _bring_back(self, endpoint: Endpoint, wait: float) -> None:
+        asking_for_weights = Backoff(*_ASK_FOR_WEIGHTS)
         while True:
-            pauses = asking_for_weights if lane.state is LaneState.UNPUBLISHED else lane.pauses
-            await asyncio.sleep(max(pauses.next(), wait))
-            wait, before = 0.0, lane.state
+            backoff = asking_for_weights if endpoint.state is EndpointState.UNPUBLISHED else endpoint.backoff
+            await asyncio.sleep(max(backoff.next(), wait))
+            wait, before = 0.0, endpoint.state
             try:
-                await self._check(lane)
+                await self._check(endpoint)
             except ServerTroubleError as error:
-                lane.state, lane.problem, wait = LaneState.AWAY, error.told, error.wait
+                endpoint.state, endpoint.problem, wait = EndpointState.AWAY, error.told, error.wait
             except UnpublishedError:
-                if before is not LaneState.UNPUBLISHED:
-                    self._say_lost(lane)
-                lane.state, lane.problem = LaneState.UNPUBLISHED, _LOST_WEIGHTS
+                if before is not EndpointState.UNPUBLISHED:
+                    self._say_lost(endpoint)
+                endpoint.state, endpoint.problem = EndpointState.UNPUBLISHED, _LOST_WEIGHTS
             except InferenceError as error:
-                if str(error) != lane.problem:
+                if str(error) != endpoint.problem:
                     logger.error("%s", error.report())
-                lane.state, lane.problem = LaneState.AWAY, str(error)
+                endpoint.state, endpoint.problem = EndpointState.AWAY, str(error)
             else:
-                self.up(lane)
+                self.up(endpoint)
                 return
-            if lane.state is not before:
+            if endpoint.state is not before:
                 self.changed()
 
-    def _say_away(self, lane: Lane, problem: str, what_now: str) -> None:
-        if not lane.told:
-            logger.warning(line("model server", state="away", url=lane.server.url, problem=problem, remedy=what_now))
-        lane.told = True
+    def _say_away(self, endpoint: Endpoint, problem: str, what_now: str) -> None:
+        if not endpoint.told:
+            logger.warning(
+                line("model server", state="away", url=endpoint.server.url, problem=problem, remedy=what_now)
+            )
+        endpoint.told = True
 
-    def _say_lost(self, lane: Lane) -> None:
-        logger.warning(line("model server", state="unpublished", url=lane.server.url, problem=_LOST_WEIGHTS))
-        lane.told = True
+    def _say_lost(self, endpoint: Endpoint) -> None:
+        logger.warning(line("model server", state="unpublished", url=endpoint.server.url, problem=_LOST_WEIGHTS))
+        endpoint.told = True
 
     def _say_all_away(self) -> None:
-        if not self._all_away_told and len(self._lanes) > 1:
+        if not self._all_away_told and len(self._endpoints) > 1:
             logger.warning(line("model servers", state="away", remedy=self._trying_on()))
         self._all_away_told = True
 
@@ -328,11 +339,6 @@ def gave_up_on(url: str, problem: str, seconds: float) -> InferenceError:
         problems=[problem],
         seconds=seconds,
     )
-
-
-_SHARE = 0.2
-_FLOOR = 10.0
-_RESERVE = 100.0
 
 
 class RetryBudget:

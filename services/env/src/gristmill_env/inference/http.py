@@ -59,7 +59,7 @@ class ServerHttp:
         """The address for messages, without a password."""
         self._root = url
         self.timeout = timeout
-        # `Lane` limits the number of requests. A limit of the connection pool would only hide their queue.
+        # `Endpoint` limits the number of requests. A limit of the connection pool would only hide their queue.
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {},

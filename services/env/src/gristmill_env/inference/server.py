@@ -61,7 +61,7 @@ class ModelServer:
         """
         card = self._choose(await self._cards(), manifest)
         self._text_only = await self._is_text_only()
-        self._model, self._dialect = card.id, self._tongue(card)
+        self._model, self._dialect = card.id, self._api_flavor(card)
         if self._dialect is Dialect.OPENAI and self._thinking.max_tokens is not None:
             logger.warning("%s knows no limit of reasoning tokens; max_reasoning_tokens is not sent there", self.url)
         return ServedModel(card.id, card.root, card.max_model_len, self._text_only)
@@ -120,7 +120,7 @@ class ModelServer:
             raise no_token_ids(self.url, f"has no {GENERATE}")
         return True
 
-    def _tongue(self, card: ModelCard) -> Dialect:
+    def _api_flavor(self, card: ModelCard) -> Dialect:
         if urlsplit(self._config.root_url).hostname == "api.openai.com":
             return Dialect.OPENAI
         return Dialect.VLLM if card.owned_by == "vllm" else Dialect.OTHER

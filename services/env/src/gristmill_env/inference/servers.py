@@ -10,13 +10,18 @@ from types import TracebackType
 
 from gristmill import Manifest
 from gristmill_env.errors import InferenceError, PromptRefusedError
-from gristmill_env.inference.failover import Bench, Lane, Pauses, RetryBudget, UnpublishedError
+from gristmill_env.inference.failover import Backoff, Endpoint, Failover, RetryBudget, UnpublishedError
 from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
 from gristmill_env.settings import ServerConfig
+from gristmill_env.together import together
 
 _AS_THE_MODEL_DOES = Thinking()
+_LONGEST_PAUSE = 0.5
+"""Seconds. Short, because the run waits for the server's first answer and the server has no other requests yet."""
+_GRACE = 10.0
+"""Seconds that the other servers have after the first server's answer. Servers that run answer immediately."""
 
 
 class ModelServers:
@@ -26,14 +31,14 @@ class ModelServers:
         self, configs: Sequence[ServerConfig], *, patience: float, thinking: Thinking = _AS_THE_MODEL_DOES
     ) -> None:
         """`patience`: seconds for which all servers may fail during the run. `thinking`: sent to text servers."""
-        self._lanes = [
-            Lane(
+        self._endpoints = [
+            Endpoint(
                 ModelServer(config, thinking), config.weight, config.num_max_requests_at_once,
                 config.num_requests_for_eval,
             )
             for config in configs
         ]  # fmt: skip
-        self._bench = Bench(self._lanes, self._check, patience)
+        self._failover = Failover(self._endpoints, self._check, patience)
         self._budget = RetryBudget()
         self._manifest: Manifest | None = None
         self._served: ServedModel | None = None
@@ -42,7 +47,7 @@ class ModelServers:
     @property
     def description(self) -> str:
         """The servers' addresses, for messages."""
-        return ", ".join(lane.server.url for lane in self._lanes)
+        return ", ".join(endpoint.server.url for endpoint in self._endpoints)
 
     async def connect(self, *, patience: float, manifest: Manifest | None = None) -> ServedModel:
         """Waits up to `patience` seconds for the servers, and returns the model that they serve.
@@ -54,17 +59,17 @@ class ModelServers:
         the other servers.
         """
         self._manifest = manifest
-        meeting = Meeting(self._lanes, manifest, patience)
-        met, late = await meeting.hold()
+        began = time.monotonic()
+        met, late = await _wait_for_servers(self._endpoints, manifest, patience)
         if not met:
-            for lane, trouble in late.items():
-                lane.problem = trouble.told
-            raise self._bench.gave_up(meeting.seconds)
-        self._served = meeting.agree(met)
-        for lane in met:
-            self._bench.up(lane)
-        for lane, trouble in late.items():
-            self._bench.late(lane, trouble)
+            for endpoint, trouble in late.items():
+                endpoint.problem = trouble.told
+            raise self._failover.gave_up(time.monotonic() - began)
+        self._served = _agreed(met)
+        for endpoint in met:
+            self._failover.up(endpoint)
+        for endpoint, trouble in late.items():
+            self._failover.late(endpoint, trouble)
         return self._served
 
     def refuse_text_only(self) -> None:
@@ -100,13 +105,13 @@ class ModelServers:
         """Returns the weight label of the first server; "default" if no weights were published to it.
 
         Raises ServerTroubleError when the server does not answer, InferenceError when it has no labels."""
-        return await self._lanes[0].server.weight_label()
+        return await self._endpoints[0].server.weight_label()
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._bench.close()
-        for lane in self._lanes:
-            await lane.server.close()
+        await self._failover.close()
+        for endpoint in self._endpoints:
+            await endpoint.server.close()
 
     async def __aenter__(self) -> ModelServers:
         return self
@@ -130,7 +135,7 @@ class ModelServers:
             ) from refusal
 
     async def _complete(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
-        if request.count > 1 and any(lane.server.ignores_n for lane in self._lanes):
+        if request.count > 1 and any(endpoint.server.ignores_n for endpoint in self._endpoints):
             return await self._one_by_one(request, request.count, evaluation)
         completions = await self._answer(request, evaluation)
         missing = request.count - len(completions)
@@ -138,114 +143,93 @@ class ModelServers:
 
     async def _one_by_one(self, request: GenerationRequest, count: int, evaluation: bool) -> list[Completion]:
         one = request.with_count(1)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                answers = [tasks.create_task(self._answer(one, evaluation)) for _ in range(count)]
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-        return [completion for answer in answers for completion in answer.result()]
+        answers = await together(self._answer(one, evaluation) for _ in range(count))
+        return [completion for answer in answers for completion in answer]
 
     async def _answer(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
         self._budget.request()
         failing_since: float | None = None
         while True:
-            lane = await self._bench.free_lane(request.cost, evaluation=evaluation, failing_since=failing_since)
-            turn = lane.turn
+            endpoint = await self._failover.free_endpoint(
+                request.cost, evaluation=evaluation, failing_since=failing_since
+            )
+            turn = endpoint.turn
             try:
                 try:
-                    with lane.carrying(request.cost, evaluation=evaluation):
-                        completions = await lane.server.generate(request)
+                    with endpoint.carrying(request.cost, evaluation=evaluation):
+                        completions = await endpoint.server.generate(request)
                 finally:
-                    self._bench.changed()
+                    self._failover.changed()
             except ServerTroubleError as trouble:
                 # If the server still answers, the server has not failed, and a retry would take as long again.
-                if isinstance(trouble, SlowAnswerError) and await lane.server.answers():
-                    raise self._bench.slow(lane) from trouble
-                self._bench.trouble(lane, turn, trouble)
+                if isinstance(trouble, SlowAnswerError) and await endpoint.server.answers():
+                    raise self._failover.slow(endpoint) from trouble
+                self._failover.trouble(endpoint, turn, trouble)
                 failing_since = time.monotonic() if failing_since is None else failing_since
-                self._bench.give_up(failing_since)
+                self._failover.give_up(failing_since)
                 await asyncio.sleep(self._budget.retry())
                 continue
-            self._bench.answered(lane, turn)
+            self._failover.answered(endpoint, turn)
             if self._trusted(completions):
                 return completions
-            self._bench.unpublished(lane, turn)
+            self._failover.unpublished(endpoint, turn)
 
     def _trusted(self, completions: list[Completion]) -> bool:
         known = self._is_published
         return known is None or all(c.labels and all(known(span.version) for span in c.labels) for c in completions)
 
-    async def _check(self, lane: Lane) -> None:
-        served = await lane.server.meet(self._manifest)
+    async def _check(self, endpoint: Endpoint) -> None:
+        served = await endpoint.server.meet(self._manifest)
         if self._served is None:  # checks start only after `connect`
             raise InferenceError("not_connected", "the model servers were asked before they were connected to")
-        check_same(self._served, self.description, served, lane.server.url)
-        if self._is_published is not None and not self._is_published(await lane.server.weight_label()):
+        _check_same(self._served, self.description, served, endpoint.server.url)
+        if self._is_published is not None and not self._is_published(await endpoint.server.weight_label()):
             raise UnpublishedError
 
 
-_LONGEST_PAUSE = 0.5
-"""Seconds. Short, because the run waits for the server's first answer and the server has no other requests yet."""
-_GRACE = 10.0
-"""Seconds that the other servers have after the first server's answer. Servers that run answer immediately."""
+async def _wait_for_servers(
+    endpoints: Sequence[Endpoint], manifest: Manifest | None, patience: float
+) -> tuple[dict[Endpoint, ServedModel], dict[Endpoint, ServerTroubleError]]:
+    """Returns the model of each server that answered, and the error of each server that did not answer in time.
 
+    `patience`: seconds within which the first server must answer. Raises InferenceError when a server serves another
+    model than its `model_name`.
+    """
+    until = time.monotonic() + patience
+    met: dict[Endpoint, ServedModel] = {}
+    late: dict[Endpoint, ServerTroubleError] = {}
 
-class Meeting:
-    """Queries all servers until they answer."""
-
-    def __init__(self, lanes: Sequence[Lane], manifest: Manifest | None, patience: float) -> None:
-        """`patience`: seconds within which the first server must answer."""
-        self._lanes = lanes
-        self._manifest = manifest
-        self._began = time.monotonic()
-        self._until = self._began + patience
-        self._met: dict[Lane, ServedModel] = {}
-        self._late: dict[Lane, ServerTroubleError] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start of the meeting."""
-        return time.monotonic() - self._began
-
-    async def hold(self) -> tuple[dict[Lane, ServedModel], dict[Lane, ServerTroubleError]]:
-        """Returns the model of each server that answered, and the error of each server that did not answer in time.
-
-        Raises InferenceError when a server serves another model than its `model_name`.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for lane in self._lanes:
-                    tasks.create_task(self._meet(lane))
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-        return {lane: self._met[lane] for lane in self._lanes if lane in self._met}, self._late
-
-    def agree(self, met: Mapping[Lane, ServedModel]) -> ServedModel:
-        """Returns the model that all servers serve, with the smallest `max_model_len`. Raises InferenceError if the
-        servers differ."""
-        (first, agreed), *others = met.items()
-        for lane, served in others:
-            check_same(agreed, first.server.url, dataclasses.replace(served, max_model_len=None), lane.server.url)
-        lengths = [served.max_model_len for served in met.values() if served.max_model_len is not None]
-        return dataclasses.replace(agreed, max_model_len=min(lengths, default=None))
-
-    async def _meet(self, lane: Lane) -> None:
-        pauses = Pauses(0.25, _LONGEST_PAUSE)
+    async def meet(endpoint: Endpoint) -> None:
+        nonlocal until
+        backoff = Backoff(0.25, _LONGEST_PAUSE)
         while True:
             try:
-                self._met[lane] = await lane.server.meet(self._manifest)
+                met[endpoint] = await endpoint.server.meet(manifest)
             except ServerTroubleError as trouble:
-                left = self._until - time.monotonic()
+                left = until - time.monotonic()
                 if left <= 0:
-                    self._late[lane] = trouble
+                    late[endpoint] = trouble
                     return
-                await asyncio.sleep(min(max(pauses.next(), trouble.wait), left))
+                await asyncio.sleep(min(max(backoff.next(), trouble.wait), left))
             else:
-                self._until = min(self._until, time.monotonic() + _GRACE)
+                until = min(until, time.monotonic() + _GRACE)
                 return
 
+    await together(meet(endpoint) for endpoint in endpoints)
+    return {endpoint: met[endpoint] for endpoint in endpoints if endpoint in met}, late
 
-def check_same(agreed: ServedModel, there: str, served: ServedModel, here: str) -> None:
+
+def _agreed(met: Mapping[Endpoint, ServedModel]) -> ServedModel:
+    """Returns the model that all servers serve, with the smallest `max_model_len`. Raises InferenceError if the
+    servers differ."""
+    (first, agreed), *others = met.items()
+    for endpoint, served in others:
+        _check_same(agreed, first.server.url, dataclasses.replace(served, max_model_len=None), endpoint.server.url)
+    lengths = [served.max_model_len for served in met.values() if served.max_model_len is not None]
+    return dataclasses.replace(agreed, max_model_len=min(lengths, default=None))
+
+
+def _check_same(agreed: ServedModel, there: str, served: ServedModel, here: str) -> None:
     """Checks that `served` can replace `agreed`. Raises InferenceError that names both servers."""
     if served.name != agreed.name and (served.root is None or served.root != agreed.root):
         raise InferenceError(
