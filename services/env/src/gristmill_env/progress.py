@@ -55,7 +55,7 @@ class Tally:
 
 
 _HINTS = {
-    DropReason.SAME_SCORES: "the rewards tell nothing apart, so there is nothing to learn from. Look at "
+    DropReason.SAME_SCORES: "the rewards do not distinguish completions, so there is nothing to learn from. Look at "
     "completions and scores with `try`; raise temperature or group_size, change how hard the task is, or take a finer "
     "reward",
     DropReason.TOO_LONG: "raise max_token_length",
