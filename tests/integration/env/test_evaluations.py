@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,12 @@ from tests.support.api_server import ApiServer
 
 from gristmill import Client, PolicyVersion, SamplingParams
 from gristmill_api.store import keys
-from gristmill_env.data import Item
 from gristmill_env.errors import EvaluationError, InferenceError, RewardError
 from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
-from gristmill_env.evaluation.run import Roll, RunEvaluations
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.evaluation.run import RunEvaluations
+from gristmill_env.permits import Slots
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -32,14 +31,13 @@ PLAN = Plan(
 NOTHING = RewardFigures(mean=None, low=None, high=None, scored=0, skipped=0, errors=0)
 
 
-def never(item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]:
-    raise AssertionError("this evaluation has no prompts")
-
-
 class Environment:
     """One environment of the run: its evaluations, and the versions that it measured."""
 
-    def __init__(self, api: Client, holder: str, handling: EvalHandling = EvalHandling.STOP_TRAIN) -> None:
+    def __init__(
+        self, api: Client, holder: str, handling: EvalHandling = EvalHandling.STOP_TRAIN, workers: int = 16
+    ) -> None:
+        self.slots = Slots(workers)
         self.measured: list[str] = []
         self.rewards: dict[str, RewardFigures] = {}
         self.begun = asyncio.Event()
@@ -47,14 +45,14 @@ class Environment:
         self.may_end.set()
         self.error: Exception | None = None
         config = EnvConfig(steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
-        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, Observers())
+        self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, Observers(), self.slots)
 
     async def sees(self, *versions: str) -> None:
         for version in versions:
             async with asyncio.TaskGroup() as tasks:
-                self.evaluations.see(version, never, tasks)
+                self.evaluations.begin_if_due(version, tasks)
 
-    async def _measure(self, version: str, roll: Roll) -> Evaluated:
+    async def _measure(self, version: str) -> Evaluated:
         self.measured.append(version)
         self.begun.set()
         await self.may_end.wait()
@@ -87,7 +85,7 @@ async def steps(api: Client) -> list[int]:
 async def test_before_the_first_step_every_so_many_and_at_the_end(api: Client) -> None:
     env = Environment(api, "a")
     await env.sees("1.0", "1.1", "1.9", "1.10", "1.12", "1.31", "1.35")
-    await env.evaluations.at_end("1.38", never)
+    await env.evaluations.at_end("1.38")
     assert env.measured == ["1.0", "1.10", "1.31", "1.38"]
     assert await steps(api) == [0, 10, 31, 38]
 
@@ -95,7 +93,7 @@ async def test_before_the_first_step_every_so_many_and_at_the_end(api: Client) -
 async def test_the_last_version_is_not_evaluated_twice(api: Client) -> None:
     env = Environment(api, "a")
     await env.sees("1.0", "1.10")
-    await env.evaluations.at_end("1.10", never)
+    await env.evaluations.at_end("1.10")
     assert env.measured == ["1.0", "1.10"]
 
 
@@ -103,7 +101,7 @@ async def test_of_several_environments_one_evaluates(api: Client) -> None:
     envs = [Environment(api, f"env-{number}") for number in range(4)]
     for version in ("1.0", "1.10", "1.20"):
         await asyncio.gather(*(env.sees(version) for env in envs))
-    await asyncio.gather(*(env.evaluations.at_end("1.25", never) for env in envs))
+    await asyncio.gather(*(env.evaluations.at_end("1.25") for env in envs))
     assert sorted(version for env in envs for version in env.measured) == ["1.0", "1.10", "1.20", "1.25"]
 
 
@@ -111,11 +109,11 @@ async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(a
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
-        busy.evaluations.see("1.0", never, tasks)
+        busy.evaluations.begin_if_due("1.0", tasks)
         await busy.begun.wait()
-        late.evaluations.see("1.3", never, tasks)
+        late.evaluations.begin_if_due("1.3", tasks)
         async with asyncio.timeout(30):
-            await late.evaluations.may_begin()  # its own rollouts
+            await late.slots.opened()  # its own rollouts
         await asyncio.sleep(2 * evaluation_run._TTL)  # the claim is renewed
         assert late.measured == []
         busy.may_end.set()
@@ -148,11 +146,11 @@ async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_
     env = Environment(api, "a")
     env.may_end.clear()
     async with asyncio.TaskGroup() as tasks, Redis.from_url(redis_url) as redis:
-        env.evaluations.see("1.0", never, tasks)
+        env.evaluations.begin_if_due("1.0", tasks)
         await env.begun.wait()
         await redis.hset(keys.prefix("sums") + "claimants", "evaluation-0", "b")
         async with asyncio.timeout(30):
-            await env.evaluations.may_begin()
+            await env.slots.opened()
         assert await steps(api) == []
         env.may_end.set()  # b does nothing, and its claim expires
     assert (env.measured, await steps(api)) == (["1.0", "1.0"], [0])
@@ -162,11 +160,16 @@ async def test_an_evaluation_that_waits_for_another_gives_way_to_the_next_one(ap
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
-        busy.evaluations.see("1.0", never, tasks)
+        busy.evaluations.begin_if_due("1.0", tasks)
         await busy.begun.wait()
-        waiting = late.evaluations.see("1.3", never, tasks)
-        await late.evaluations.may_begin()
-        await late.sees("1.10")
+        waiting = late.evaluations.begin_if_due("1.3", tasks)
+        await late.slots.opened()
+        next_one = late.evaluations.begin_if_due("1.10", tasks)
+        assert next_one is not None
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert late.slots.places == 0, "the end of the evaluation that waits opens no places"
+        await next_one
         assert late.measured == ["1.10"]
         assert waiting is not None
         assert waiting.cancelled()
@@ -187,7 +190,7 @@ async def test_an_evaluation_that_fails_does_not_end_the_training(
     env = Environment(api, "a")
     env.error = error
     await env.sees("1.0")
-    assert env.evaluations.room(16) == 16
+    assert env.slots.places == 16
     failed = [record.args for record in caplog.records if record.levelname == "ERROR"]
     assert [(str(version), why) for version, why in failed] == [("1.0", error)]  # type: ignore[misc]
     env.error = None
@@ -217,22 +220,22 @@ async def _dies_while_evaluating(env: Environment) -> None:
 async def test_rollouts_while_evaluating(api: Client, handling: EvalHandling, room: int, held_up: bool) -> None:
     env = Environment(api, "a", handling)
     env.may_end.clear()
-    assert env.evaluations.room(16) == 16
+    assert env.slots.places == 16
     async with asyncio.TaskGroup() as tasks:
-        env.evaluations.see("1.0", never, tasks)
-        assert env.evaluations.room(16) == room
-        begins = tasks.create_task(env.evaluations.may_begin())
+        env.evaluations.begin_if_due("1.0", tasks)
+        assert env.slots.places == room
+        begins = tasks.create_task(env.slots.opened())
         await env.begun.wait()
         assert begins.done() != held_up
         env.may_end.set()
-    assert env.evaluations.room(16) == 16
+    assert env.slots.places == 16
 
 
 async def test_a_limit_leaves_at_least_one_worker(api: Client) -> None:
-    env = Environment(api, "a", EvalHandling.LIMIT_TRAIN)
+    env = Environment(api, "a", EvalHandling.LIMIT_TRAIN, workers=2)
     async with asyncio.TaskGroup() as tasks:
-        env.evaluations.see("1.0", never, tasks)
-        assert env.evaluations.room(2) == 1
+        env.evaluations.begin_if_due("1.0", tasks)
+        assert env.slots.places == 1
 
 
 async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_evaluation(
@@ -242,7 +245,7 @@ async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_ev
     env = Environment(api, "a")
     env.rewards = {"längd": NOTHING}
     await env.sees("1.0")
-    await env.evaluations.at_end("1.0", never)
+    await env.evaluations.at_end("1.0")
     assert (env.measured, await steps(api)) == (["1.0"], [0])
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [Path("nowhere")]
     env.rewards = {}

@@ -1,17 +1,17 @@
-"""How many permits of a real API a process holds: a slot is free when its completions are done."""
+"""How many permits of a real API a process holds: a place is free when its completions are done."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.api_server import ApiServer
 
 from gristmill import Client, Permit, PolicyVersion
 from gristmill_env.errors import RunReplacedError
-from gristmill_env.permits import Permits
+from gristmill_env.permits import Permits, Slots
 
 RUN = "sums"
 TRAINER = {"batch_size": 32, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}
@@ -19,26 +19,30 @@ TRAINER = {"batch_size": 32, "gradient_accumulation_steps": 1, "training_steps":
 ROOM = 2
 
 
-class Slots:
-    """Work under permits, whose parts end when the test lets them."""
+class Rows:
+    """Rows under permits, whose stages end when the test lets them."""
 
-    def __init__(self, api: Client, room: Callable[[], int]) -> None:
-        self.permits = Permits(api, RUN, "env", room, lambda version: None)
+    def __init__(self, api: Client) -> None:
+        self.slots = Slots(ROOM)
+        self.permits = Permits(api, RUN, "env", self.slots)
         self.begun: list[Permit] = []
         self.new: asyncio.Queue[Permit] = asyncio.Queue()
         self.ends: dict[str, asyncio.Event] = {}
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            await self.permits.work(tasks, self.work)
+            while True:
+                for permit in (await self.permits.take()).permits:
+                    tasks.create_task(self.work(permit))
 
-    async def work(self, permit: Permit, version: str) -> None:
-        self.ends[permit.group_id] = asyncio.Event()
-        self.new.put_nowait(permit)
-        await self.ends[permit.group_id].wait()
+    async def work(self, permit: Permit) -> None:
+        with self.permits.working(permit):
+            self.ends[permit.group_id] = asyncio.Event()
+            self.new.put_nowait(permit)
+            await self.ends[permit.group_id].wait()
 
-    def played(self, number: int) -> None:
-        self.permits.played(self.begun[number])
+    def generated(self, number: int) -> None:
+        self.slots.generated(self.begun[number].group_id)
 
     def end(self, number: int) -> None:
         self.ends[self.begun[number].group_id].set()
@@ -63,64 +67,58 @@ async def api(redis_url: str, session_api: ApiServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def room() -> list[int]:
-    """The free slots, in a list so that the test can change the number."""
-    return [ROOM]
-
-
-@pytest.fixture
-async def slots(api: Client, room: list[int]) -> AsyncIterator[Slots]:
-    slots = Slots(api, lambda: room[0])
-    serving = asyncio.create_task(slots.serve())
-    yield slots
+async def rows(api: Client) -> AsyncIterator[Rows]:
+    rows = Rows(api)
+    serving = asyncio.create_task(rows.serve())
+    yield rows
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
 
 
-async def test_the_next_permit_comes_when_the_completions_are_there(slots: Slots, api: Client) -> None:
-    await slots.begins(ROOM)
-    slots.played(0)
-    await slots.begins(ROOM + 1)  # though the first is not finished
+async def test_the_next_permit_comes_when_the_completions_are_there(rows: Rows, api: Client) -> None:
+    await rows.begins(ROOM)
+    rows.generated(0)
+    await rows.begins(ROOM + 1)  # though the first is not finished
     assert (await api.status(RUN)).outstanding == ROOM + 1
-    slots.end(0)
-    await slots.begins(ROOM + 1)  # its slot is given once, not twice
+    rows.end(0)
+    await rows.begins(ROOM + 1)  # its slot is given once, not twice
 
 
-async def test_work_that_never_played_frees_its_slot_at_its_end(slots: Slots) -> None:
-    await slots.begins(ROOM)
-    slots.end(1)
-    await slots.begins(ROOM + 1)
+async def test_work_that_never_generated_frees_its_slot_at_its_end(rows: Rows) -> None:
+    await rows.begins(ROOM)
+    rows.end(1)
+    await rows.begins(ROOM + 1)
 
 
-async def test_at_most_as_many_again_are_past_their_completions(slots: Slots) -> None:
+async def test_at_most_as_many_again_are_past_their_completions(rows: Rows) -> None:
     for number in range(ROOM):
-        await slots.begins(ROOM + number)
-        slots.played(number)
-    await slots.begins(2 * ROOM)
-    slots.played(ROOM)
-    await slots.begins(2 * ROOM)
-    slots.end(0)
-    await slots.begins(2 * ROOM + 1)
+        await rows.begins(ROOM + number)
+        rows.generated(number)
+    await rows.begins(2 * ROOM)
+    rows.generated(ROOM)
+    await rows.begins(2 * ROOM)
+    rows.end(0)
+    await rows.begins(2 * ROOM + 1)
 
 
-async def test_without_room_no_permit_is_asked_for(slots: Slots, room: list[int]) -> None:
-    await slots.begins(ROOM)
-    room[0] = 0
-    slots.played(0)
-    slots.end(1)
-    await slots.begins(ROOM)
+async def test_without_room_no_permit_is_asked_for(rows: Rows) -> None:
+    await rows.begins(ROOM)
+    rows.slots.places = 0
+    rows.generated(0)
+    rows.end(1)
+    await rows.begins(ROOM)
 
 
 async def test_a_process_stops_if_its_run_was_replaced_meanwhile(api: Client) -> None:
-    slots = Slots(api, lambda: ROOM)
-    serving = asyncio.create_task(slots.serve())
-    await slots.begins(ROOM)
+    rows = Rows(api)
+    serving = asyncio.create_task(rows.serve())
+    await rows.begins(ROOM)
     await api.create_run(RUN, {"model": "another"}, 2)  # it is not registered, so it does not count as alive
     incarnation, _ = await api.take(RUN, TRAINER, [])
     await api.record_version(RUN, PolicyVersion(incarnation, 0))
     for number in range(ROOM):
-        slots.end(number)
+        rows.end(number)
     with pytest.raises(ExceptionGroup) as stopped:
         await asyncio.wait_for(serving, 30)
     assert stopped.group_contains(RunReplacedError)

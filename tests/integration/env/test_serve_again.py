@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill import Client, PolicyVersion, RunState
 from gristmill_env.launch import Launch
-from gristmill_env.registration import tell_row_count
+from gristmill_env.registration import record_row_count
 from gristmill_env.serve import serve
 
 
@@ -117,10 +117,10 @@ async def test_another_number_of_rows_than_before_is_warned_of_once(
 ) -> None:
     caplog.set_level(logging.WARNING)
     for rows in (800, 800):
-        await tell_row_count(api, "sums", "data set 'a'", rows)
+        await record_row_count(api, "sums", "data set 'a'", rows)
     assert caplog.text == ""
-    await tell_row_count(api, "sums", "data set 'a'", 820)
+    await record_row_count(api, "sums", "data set 'a'", 820)
     assert [record.args for record in caplog.records] == [("data set 'a'", 820, 800, "sums")]
     caplog.clear()
-    await tell_row_count(api, "sums", "data set 'a'", 820)
+    await record_row_count(api, "sums", "data set 'a'", 820)
     assert caplog.text == ""

@@ -15,17 +15,17 @@ from local_processes import Service
 _HANGING = """
 import ctypes, sys, threading, time
 from gristmill.stall import StallLimits
-from gristmill_env import stall, worker
+from gristmill_env import serve
 from gristmill_env.cli import main
-stall.STALL = StallLimits(floor={floor}, frozen={frozen})
-build, done = worker.build_group, []
+serve.STALL = StallLimits(floor={floor}, frozen={frozen})
+build, done = serve.build_group, []
 def hang(*arguments, **named):
     done.append(1)
     if len(done) == 2:
         print("blocked", flush=True)
         {hang}
     return build(*arguments, **named)
-worker.build_group = hang
+serve.build_group = hang
 sys.exit(main())
 """
 IN_PYTHON = "threading.Event().wait()"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.launch import Launch
-from gristmill_env.serve import check_step_size, groups_file, serve
+from gristmill_env.serve import serve
 from gristmill_env.session import Task, meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -34,9 +34,9 @@ def launch(folder: Path, *flags: str) -> Launch:
 
 
 def test_a_relative_file_of_groups_is_in_the_runs_folder(folder: Path) -> None:
-    assert groups_file(launch(folder)) is None
-    assert groups_file(launch(folder, "--data_path_to_save_groups", "kept/g.jsonl")) == Path("/runs/sums/kept/g.jsonl")
-    assert groups_file(launch(folder, "--data_path_to_save_groups", "/data/g.jsonl")) == Path("/data/g.jsonl")
+    assert launch(folder).groups_file is None
+    assert launch(folder, "--data_path_to_save_groups", "kept/g.jsonl").groups_file == Path("/runs/sums/kept/g.jsonl")
+    assert launch(folder, "--data_path_to_save_groups", "/data/g.jsonl").groups_file == Path("/data/g.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ async def test_serve_refuses_a_step_that_takes_no_whole_groups_before_it_opens_t
 )
 def test_step_that_the_trainer_may_complete_to_whole_groups_passes(folder: Path, block: str, trainer: str) -> None:
     (folder / "sums.yaml").write_text(RUN + f"trainer: {block}\n")
-    check_step_size(launch_with_trainer(folder, trainer))
+    launch_with_trainer(folder, trainer).check_step_size()
 
 
 def test_step_of_a_run_is_not_completed_without_the_trainers_file(folder: Path) -> None:
     (folder / "sums.yaml").write_text(RUN + "trainer: {batch_size: 10}\n")
     asked = launch_with_trainer(folder, "")
     (folder / "trainer.yaml").unlink()
-    check_step_size(asked)
+    asked.check_step_size()

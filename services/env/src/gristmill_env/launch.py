@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, TypeVar
 from gristmill import ConfigError, Deployment
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import check_run_block, completed_block
-from gristmill.settings import Settings, find_config, merge, parse, parse_flag_sets
+from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings import TOP_LEVEL, EnvConfig
 from gristmill_env.slurm import discover
+
+logger = logging.getLogger(__name__)
 
 UNNAMED_RUN = "local"
 """Run id of a run that has neither a name nor a configuration file."""
@@ -24,7 +27,7 @@ Options = TypeVar("Options", bound=Settings)
 
 
 class NoOptions(Settings):
-    """Flags of a command that has none of its own."""
+    """The flags of a command without flags."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,28 @@ class Launch:
     def trainer_file(self) -> Path:
         """The trainer.yaml that completes the run's `trainer:` block. The file may be missing on this machine."""
         return self.deployment.config_dir / "trainer.yaml"
+
+    @property
+    def groups_file(self) -> Path | None:
+        """The file that stores the submitted groups as text; None if none is configured."""
+        path = self.config.data_path_to_save_groups
+        return None if path is None else self.run_folder / path
+
+    def check_step_size(self) -> None:
+        """Checks that a training step takes whole groups, if the run sets its step size and trainer.yaml exists here.
+
+        A run that sets no step size may leave it to the trainer's command line, which is unknown here. Raises
+        ConfigError.
+        """
+        sets_step_size = not {"batch_size", "gradient_accumulation_steps"}.isdisjoint(self.config.trainer_block())
+        if not sets_step_size or not self.trainer_file.is_file():
+            return
+        try:
+            defaults = load_yaml(self.trainer_file)
+        except ConfigError as error:  # trainer.yaml may need a variable that only the trainer has
+            logger.warning("the step size is not compared with group_size: %s", error)
+            return
+        self.check_trainer(defaults)
 
     def check_trainer(self, defaults: Mapping[str, Any]) -> None:
         """Checks the run's `trainer:` block, completed by `defaults`, the contents of `trainer_file`.

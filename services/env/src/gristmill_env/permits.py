@@ -1,13 +1,18 @@
-"""Acquires permits as slots become free, keeps the permits alive, and gives all of them back at the end."""
+"""The permits of one process, and the places that its rows take.
+
+A permit is leave to generate the group of one row. It expires unless the process renews it, and the API then gives the
+row to another process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 
-from gristmill import ApiError, Client, GristmillError, Permit, RunState, TrajectoryGroup
+from gristmill import ApiError, Client, GristmillError, Permit, PermitGrant, TrajectoryGroup
 from gristmill_env.errors import RunReplacedError
 
 logger = logging.getLogger(__name__)
@@ -16,53 +21,106 @@ logger = logging.getLogger(__name__)
 _RENEW_EVERY = 8.0
 _POLL = 20.0
 _GOODBYE = 5.0
+_REPORT_IDLE_AFTER = 60.0
 _SETTLED = frozenset({"permit_lost", "conflict", "finished"})
 """Error codes of a submit that mean: another process has the row by now, or the row is no longer needed."""
 
-Pause = asyncio.Task[None]
-Work = Callable[[Permit, str], Awaitable[None]]
-"""The work under a permit, given the newest policy version; it ends with `submit` or `give_back`.
 
-The work calls `played` when it no longer needs the model servers, so that they stay busy while it scores and submits.
-"""
+class Slots:
+    """Places for rows: `workers` at the model servers, and the same number again in later stages.
+
+    A row leaves its place at the model servers when its completions are finished, so the servers never wait for scores
+    or storage. An evaluation may close places while it runs.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._places = workers
+        self._rows: set[str] = set()
+        self._generating: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def places(self) -> int:
+        """How many rows may be at the model servers now."""
+        return self._places
+
+    @places.setter
+    def places(self, places: int) -> None:
+        self._places = places
+        self._changed.set()
+
+    async def free(self) -> int:
+        """Waits until a place is free, and returns the number of free places."""
+        while (free := min(self._places - len(self._generating), 2 * self._places - len(self._rows))) <= 0:
+            await self._next_change()
+        return free
+
+    async def opened(self) -> None:
+        """Waits until rows may begin."""
+        while self._places == 0:
+            await self._next_change()
+
+    def begin(self, row: str) -> None:
+        """Gives the row a place at the model servers. `row`: its group id."""
+        self._rows.add(row)
+        self._generating.add(row)
+
+    def generated(self, row: str) -> None:
+        """Frees the row's place at the model servers."""
+        self._generating.discard(row)
+        self._changed.set()
+
+    def end(self, row: str) -> None:
+        """Frees all places of the row."""
+        self._rows.discard(row)
+        self.generated(row)
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Permits:
-    """One process' permits of a run."""
+    """Takes permits for free places, renews them, and ends each by a submit or with a reason."""
 
-    def __init__(
-        self, api: Client, run_id: str, holder: str, room: Callable[[], int], see: Callable[[str], Pause | None]
-    ) -> None:
-        """`holder`: this process' name at the API; each process needs a different name. `room`: returns how many
-        permits may be at the model servers now; the same number again may be in later stages. `see`: receives the
-        newest policy version with every grant. If `see` returns a pause, there may be more room when the pause ends.
-        """
-        self.version: str | None = None
-        """The newest policy version that the API has reported."""
+    def __init__(self, api: Client, run_id: str, holder: str, slots: Slots) -> None:
+        """`holder`: this process' name at the API; each process needs a different name."""
         self._api = api
         self._run_id = run_id
         self._holder = holder
-        self._room = room
-        self._see = see
+        self._slots = slots
         self._creation: str | None = None
-        self._items: dict[str, asyncio.Task[None]] = {}
-        self._playing: set[str] = set()
+        self._held: dict[str, asyncio.Task[object] | None] = {}
+        """The task that works on each permit, by group id; None before the task has begun."""
         self._settling: set[str] = set()
-        self._changed = asyncio.Event()
+        self._idle_since = time.monotonic()
 
-    async def work(self, tasks: asyncio.TaskGroup, work: Work) -> None:
-        """Starts `work` on every permit until the run is finished, then cancels the unfinished work."""
-        # A previous process with the same name (a restarted container) may have left permits.
-        await self._api.abandon_permits(self._run_id, self._holder)
-        renewal = tasks.create_task(self._renew())
-        await self._hand_out(tasks, work)
-        for task in (renewal, *self._items.values()):
-            task.cancel()
+    async def take(self) -> PermitGrant:
+        """Waits for free places, and takes permits for them; none if no permit came free in 20 seconds.
 
-    def played(self, permit: Permit) -> None:
-        """Marks the permit as done with the model servers, so that the next permit may be requested."""
-        self._playing.discard(permit.group_id)
-        self._changed.set()
+        Takes no spare permits, because another process could already work on them. Raises RunReplacedError.
+        """
+        grant = await self._api.permits(self._run_id, self._holder, await self._slots.free(), _POLL)
+        self._refuse_another_run(grant.creation)
+        # After an outage a permit can come a second time while its first work is still running.
+        permits = [permit for permit in grant.permits if permit.group_id not in self._held]
+        for permit in permits:
+            self._held[permit.group_id] = None
+            self._slots.begin(permit.group_id)
+        self._report_idle(grant)
+        return grant.model_copy(update={"permits": permits})
+
+    @contextlib.contextmanager
+    def working(self, permit: Permit) -> Iterator[None]:
+        """Holds the permit while the current task works on it. Cancels the task if another process gets the permit."""
+        self._held[permit.group_id] = asyncio.current_task()
+        try:
+            yield
+        finally:
+            del self._held[permit.group_id]
+            self._settling.discard(permit.group_id)
+            self._slots.end(permit.group_id)
 
     async def submit(self, group: TrajectoryGroup) -> None:
         """Submits the group for its permit. Raises ApiError when the API refuses the group."""
@@ -81,39 +139,29 @@ class Permits:
             return False
         return True
 
+    async def renew(self) -> None:
+        """Renews the permits until it is cancelled."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY)
+            if not self._held:
+                continue
+            for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._held)):
+                # The API reports a permit as "lost" while this process submits or drops it.
+                if (task := self._held.get(group_id)) is not None and group_id not in self._settling:
+                    logger.warning("the permit of group %s went to another worker; its work is given up", group_id)
+                    task.cancel()
+
+    async def abandon(self) -> None:
+        """Gives back all permits of this process' name. A restarted container has the name of the previous process."""
+        await self._api.abandon_permits(self._run_id, self._holder)
+
     async def leave(self) -> None:
         """Gives back the unfinished permits. If the API is unreachable, the permits expire."""
         try:
             async with asyncio.timeout(_GOODBYE):
-                await self._api.abandon_permits(self._run_id, self._holder)
+                await self.abandon()
         except (TimeoutError, GristmillError) as error:
             logger.warning("permits could not be given back (%s); they expire by themselves", error or "no answer")
-
-    async def _hand_out(self, tasks: asyncio.TaskGroup, work: Work) -> None:
-        waiting_since = time.monotonic()
-        while True:
-            self._changed.clear()
-            if (free := self._free()) <= 0:
-                await self._changed.wait()
-                continue
-            grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
-            self._refuse_another_run(grant.creation)
-            self.version = grant.version
-            if grant.state == RunState.FINISHED:
-                return
-            if grant.version is not None and (pause := self._see(grant.version)) is not None:
-                pause.add_done_callback(lambda _: self._changed.set())
-            for permit in grant.permits:
-                # After an outage a permit can come a second time while its first work is still running.
-                if permit.group_id not in self._items and grant.version is not None:
-                    self._playing.add(permit.group_id)
-                    self._items[permit.group_id] = tasks.create_task(self._do(work, permit, grant.version))
-            if grant.permits or self._items:
-                waiting_since = time.monotonic()
-            elif time.monotonic() - waiting_since > 60:
-                waiting_since = time.monotonic()
-                what = "a trainer to take the run" if grant.version is None else "the trainer's next step"
-                logger.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, what)
 
     def _refuse_another_run(self, creation: str) -> None:
         """Raises RunReplacedError if another run has this run's id now, as after a long suspension of this process."""
@@ -125,30 +173,14 @@ class Permits:
             )
         self._creation = creation
 
-    def _free(self) -> int:
-        """Returns how many permits to request: no spare ones, because another process could already work on them."""
-        room = self._room()
-        return min(room - len(self._playing), 2 * room - len(self._items))
-
-    async def _do(self, work: Work, permit: Permit, version: str) -> None:
-        try:
-            await work(permit, version)
-        finally:
-            del self._items[permit.group_id]
-            self._playing.discard(permit.group_id)
-            self._settling.discard(permit.group_id)
-            self._changed.set()
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEW_EVERY)
-            if not self._items:
-                continue
-            for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._items)):
-                # The API reports a permit as "lost" while this process submits or drops it.
-                if (task := self._items.get(group_id)) is not None and group_id not in self._settling:
-                    logger.warning("the permit of group %s went to another worker; its work is given up", group_id)
-                    task.cancel()
+    def _report_idle(self, grant: PermitGrant) -> None:
+        now = time.monotonic()
+        if self._held:
+            self._idle_since = now
+        elif now - self._idle_since > _REPORT_IDLE_AFTER:
+            self._idle_since = now
+            what = "a trainer to take the run" if grant.version is None else "the trainer's next step"
+            logger.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, what)
 
 
 def settled(error: ApiError) -> bool:

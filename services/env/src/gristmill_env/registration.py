@@ -19,9 +19,17 @@ from gristmill_env.settings import EnvConfig
 
 logger = logging.getLogger(__name__)
 
+ROWS = "data.rows"
+"""Source of the metrics row at step 0 that holds the number of rows."""
 # Seconds. The API considers an environment dead after 60 s without a heartbeat; two heartbeats may be lost.
 _BEAT = 15.0
 _GOODBYE = 5.0
+
+
+def holder_name() -> str:
+    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
 
 
 @contextlib.asynccontextmanager
@@ -57,12 +65,12 @@ async def _beat(api: Client, run_id: str, env_id: str, config: EnvConfig, every:
     while True:
         await asyncio.sleep(every)
         try:
-            await _tell(api, run_id, env_id, config)
+            await _renew_registration(api, run_id, env_id, config)
         except GristmillError as error:  # The worker's own calls decide whether the process can continue.
             logger.warning("the heartbeat of %s failed: %s", env_id, error)
 
 
-async def _tell(api: Client, run_id: str, env_id: str, config: EnvConfig) -> None:
+async def _renew_registration(api: Client, run_id: str, env_id: str, config: EnvConfig) -> None:
     try:
         await api.heartbeat_env(run_id, env_id)
     except ApiError as error:
@@ -71,17 +79,7 @@ async def _tell(api: Client, run_id: str, env_id: str, config: EnvConfig) -> Non
         await api.register_env(run_id, env_id, config.inference_weight, config.min_batch_allocation)
 
 
-def holder_name() -> str:
-    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
-    return f"{host}-{os.getpid()}"
-
-
-ROWS = "data.rows"
-"""Source of the metrics row at step 0 that holds the number."""
-
-
-async def tell_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
+async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
     """Records the number with the run; warns if the number was different before. `label`: names the data set."""
     before = next((int(row.values["rows"]) for row in await api.metrics(run_id, ROWS)), None)
     if before == rows:

@@ -1,28 +1,52 @@
-"""`serve`: opens or joins the run, and feeds it until it is finished."""
+"""`serve`: feeds a training run until it is finished.
+
+    permit ──► row ──► prompt ──► completions ──► scores ──► group ──► submit
+                                                    └──► a reason to drop the row
+
+`serve` opens or joins the run, and `ServeLoop` is the loop. The loop takes permits for free places and starts one task
+per permit. The task submits the row's group, or drops the row with a reason. The loop also starts the evaluations that
+are due. A permit without a submitted group is given back, so that no row is lost or done twice. If the API, Redis or
+the model server is unavailable for minutes, the work only pauses.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill import Client, ConfigError, RunRecord, RunState
-from gristmill.settings import load_yaml
+from gristmill import (
+    ApiError,
+    Client,
+    GristmillError,
+    Permit,
+    PolicyVersion,
+    RunRecord,
+    RunState,
+    TrajectoryGroup,
+    VersionSpan,
+)
+from gristmill.logs import line
+from gristmill.stall import StallGuard, StallLimits
+from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import has_evaluation_set
-from gristmill_env.evaluation.run import Evaluations, NoEvaluations, RunEvaluations, RunMeasure, version_left
-from gristmill_env.inference import ModelServers, Thinking
+from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.launch import Launch
-from gristmill_env.registration import holder_name, registered, tell_row_count
-from gristmill_env.rollouts.generator import Roller
+from gristmill_env.permits import Permits, Slots, settled
+from gristmill_env.progress import Pace, Tally
+from gristmill_env.registration import holder_name, record_row_count, registered
+from gristmill_env.rollouts.generator import Played
+from gristmill_env.rollouts.groups import build_group, drop_reason, is_version, trainable, version_spans
+from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.saved import GroupSaver, GroupWriter
-from gristmill_env.session import Task, meet_model
-from gristmill_env.settings import EnvConfig
-from gristmill_env.stall import watched
-from gristmill_env.tracking import Observers, WandbTracker
-from gristmill_env.worker import Worker
+from gristmill_env.session import Session, Task, connect_api, open_session
+from gristmill_env.together import first_error
+from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -31,114 +55,270 @@ _HOW_TO_BEGIN = (
     "to begin another, give it a name: RUN_ID=<name> (GRISTMILL_RUN_ID outside Compose) or --run_id <name>, "
     "for the trainer too"
 )
+STALL = StallLimits(floor=120, frozen=900)
+"""No work on the event loop takes seconds. If a reward's call holds the interpreter's lock, the reward's own limits end
+the call if possible."""
+_PULSE = 1.0
+"""Seconds between two reports of progress to the watchdog."""
 
 
 async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
     """Feeds the run until it is finished; returns at once if it is finished already. Raises GristmillError."""
-    config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
-    check_step_size(launch)
+    config, run_id = launch.config, launch.run_id
+    launch.check_step_size()
     for warning in config.warnings():
         logger.warning("%s", warning)
     task = Task.load(launch)
-    patience = config.startup_patience or _STARTUP_PATIENCE
-    servers = ModelServers(config.server_configs, patience=config.patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        served, roller = await meet_model(launch, task, server, patience)
-        server.refuse_text_only()
-        measure = RunMeasure(launch, served.name) if _evaluates(config) else None
-        recorded = config.recorded(served.name)
-        async with Client(config.rollout_server_url, patience=patience, token=token) as api:
+    async with open_session(launch, task, wait=_STARTUP_PATIENCE) as session:
+        session.server.refuse_text_only()
+        evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
+        measure = RunMeasure(launch, session.served.name) if evaluates else None
+        recorded = config.recorded(session.served.name)
+        async with connect_api(launch, config.startup_patience or _STARTUP_PATIENCE) as api:
             record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
-        if record.state == RunState.FINISHED:
-            logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
+        open_observers = functools.partial(_observers, launch, session, recorded, environ)
+        async with connect_api(launch, config.patience) as api:
+            if record.state == RunState.FINISHED:
+                logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
+                if measure is not None:
+                    await _evaluate_afterwards(launch, session, record, measure, api, open_observers)
+                return
+            logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             if measure is not None:
-                await _evaluate_afterwards(launch, task, record, measure, server, roller, recorded, environ)
-            return
-        logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
-        holder = holder_name()
-        async with (
-            Client(config.rollout_server_url, patience=config.patience, token=token) as api,
+                logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
+            holder = holder_name()
             # Registers at once, because a run without a live environment may be replaced by another run.
-            registered(api, run_id, holder, config),
-        ):
-            with contextlib.ExitStack() as closing:
-                observers = _observers(launch, task, recorded, environ, groups_file(launch), served.name)
-                closing.callback(observers.close)
-                await tell_row_count(api, run_id, task.dataset.label, len(task.dataset))
-                worker = Worker(
-                    config, run_id, holder, api=api, server=server, dataset=task.dataset, roller=roller,
-                    observers=observers, evaluations=_evaluations(launch, measure, holder, api, observers),
-                )  # fmt: skip
-                closing.callback(lambda: logger.info("run %s: %s", run_id, worker.tally))
-                async with watched():
-                    await worker.run()
+            async with registered(api, run_id, holder, config):
+                with contextlib.closing(open_observers(launch.groups_file)) as observers:
+                    await record_row_count(api, run_id, task.dataset.label, len(task.dataset))
+                    loop = ServeLoop(launch, session, holder, api, observers, measure)
+                    try:
+                        async with _watched():
+                            await loop.run()
+                    finally:
+                        logger.info("run %s: %s", run_id, loop.tally)
     logger.info("run %s is finished", run_id)
 
 
-def check_step_size(launch: Launch) -> None:
-    """Checks that a training step takes whole groups, if the run sets its step size and trainer.yaml exists here.
+class ServeLoop:
+    """One process' part of a run. `run` is the loop, and the other methods follow the order of a row's stages."""
 
-    A run that sets no step size may leave it to the trainer's command line, which is unknown here. Raises ConfigError.
-    """
-    sets_step_size = not {"batch_size", "gradient_accumulation_steps"}.isdisjoint(launch.config.trainer_block())
-    if not sets_step_size or not launch.trainer_file.is_file():
-        return
-    try:
-        defaults = load_yaml(launch.trainer_file)
-    except ConfigError as error:  # trainer.yaml may need a variable that only the trainer has
-        logger.warning("the step size is not compared with group_size: %s", error)
-        return
-    launch.check_trainer(defaults)
+    def __init__(
+        self, launch: Launch, session: Session, holder: str, api: Client, observers: Observers,
+        measure: RunMeasure | None,
+    ) -> None:  # fmt: skip
+        """`holder`: this process' name at the API; each process needs a different name. `measure`: None if the run has
+        no evaluations."""
+        config = launch.config
+        self.tally = Tally()
+        self._config = config
+        self._run_id = launch.run_id
+        self._holder = holder
+        self._api = api
+        self._server = session.server
+        self._dataset = session.task.dataset
+        self._roller = session.roller
+        self._observers = observers
+        self._slots = Slots(config.workers)
+        self._permits = Permits(api, launch.run_id, holder, self._slots)
+        self._evaluations: RunEvaluations | None = None
+        if measure is not None:
+            self._evaluations = _evaluations(launch, session, holder, api, measure, observers, self._slots)
+        self._trainer: _Trainer | None = None
+        self._pace = Pace(launch.run_id)
+
+    async def run(self) -> None:
+        """Works until the run is finished. If cancelled, gives back its permits first.
+
+        Raises the first GristmillError that waiting cannot resolve.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._permits.abandon()
+                renewal = tasks.create_task(self._permits.renew())
+                version = await self._feed(tasks)
+                renewal.cancel()
+                if self._evaluations is not None:
+                    await self._evaluations.at_end(version)
+        except BaseExceptionGroup as group:
+            known, _ = group.split(GristmillError)
+            raise (first_error(known) if known is not None else group) from group
+        finally:
+            await self._permits.leave()
+
+    async def _feed(self, tasks: asyncio.TaskGroup) -> str | None:
+        """Starts the rows of all permits and the evaluations that are due, until the run is finished.
+
+        Then cancels the unfinished rows, and returns the last policy version.
+        """
+        rows: set[asyncio.Task[None]] = set()
+        while True:
+            grant = await self._permits.take()
+            if grant.version is not None and self._trainer is None:
+                self._trainer = await self._meet_trainer()
+            if grant.state == RunState.FINISHED:
+                break
+            if grant.version is None:  # the API grants no permits before a trainer has taken the run
+                continue
+            if self._evaluations is not None:
+                self._evaluations.begin_if_due(grant.version, tasks)
+            version = PolicyVersion.parse(grant.version)
+            for permit in grant.permits:
+                row = tasks.create_task(self._row(permit, version))
+                rows.add(row)
+                row.add_done_callback(rows.discard)
+        for row in rows:
+            row.cancel()
+        return grant.version
+
+    async def _meet_trainer(self) -> _Trainer:
+        """Reads whether the run's trainer publishes its weights. If so, only published weights may sample."""
+        record = await self._api.get_run(self._run_id)
+        publishes = (record.trainer or {}).get("publisher") != "none"
+        if publishes:
+            self._server.trust_only(is_version)
+        return _Trainer(publishes, record.training_steps)
+
+    async def _row(self, permit: Permit, version: PolicyVersion) -> None:
+        """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
+        with self._permits.working(permit):
+            await self._slots.opened()
+            limit = self._config.worker_timeout
+            try:
+                async with asyncio.timeout(limit if limit > 0 else None) as bound:
+                    item = self._dataset.item(permit.row)
+                    played = await self._roller.play(item, permit.group_id, step=version.step)
+                    versions = self._versions(played, version)
+                    self._slots.generated(permit.group_id)
+                    rollout = await self._roller.score(played)
+            except TimeoutError:
+                if not bound.expired():
+                    raise
+                await self._drop(permit, DropReason.TIMEOUT, f"it took more than {limit:g} s")
+                return
+            except ROW_ERRORS as error:
+                await self._drop(permit, reason_of(error), str(error))
+                return
+            self._observers.scored(ScoredPrompt.of(rollout, version))
+            reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
+            if reason is None:
+                await self._submit(permit, rollout, versions, version)
+            else:
+                errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
+                await self._drop(permit, reason, "; ".join(errors))
+
+    def _versions(self, played: Played, granted: PolicyVersion) -> list[list[VersionSpan]]:
+        """Returns which weights sampled each attempt. The model servers have discarded completions of other weights."""
+        assert self._trainer is not None  # a permit exists, so the trainer has joined
+        published = self._trainer.publishes
+        return [version_spans(attempt, str(granted), published=published) for attempt in played.attempts]
+
+    async def _submit(
+        self, permit: Permit, rollout: Rollout, versions: list[list[VersionSpan]], version: PolicyVersion
+    ) -> None:
+        group = build_group(
+            rollout, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
+        )
+        try:
+            await self._permits.submit(group)
+        except ApiError as error:
+            if error.code == "bad_group" or error.status == 413:
+                logger.error("group %s is refused: %s", group.group_id, error)
+                await self._drop(permit, DropReason.REFUSED)
+            elif settled(error):
+                logger.warning("group %s is not needed any more: %s", group.group_id, error)
+            else:
+                raise
+            return
+        kept = [rollout.attempts[n] for n in trainable(rollout)]
+        self.tally.unscored += len(rollout.attempts) - len(kept)
+        self.tally.add(None)
+        self._report(group)
+        self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
+        await self._observers.submitted(group, [in_words(attempt) for attempt in kept], self.tally, rollout)
+
+    async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
+        fields = {"why": why} if why else {}
+        logger.info(line("drop", run=self._run_id, group=permit.group_id, row=permit.row, reason=reason, **fields))
+        if await self._permits.give_back(permit, reason.value):
+            self.tally.add(reason)
+
+    def _report(self, group: TrajectoryGroup) -> None:
+        fields: dict[str, object] = {
+            "run": group.run_id,
+            "group": group.group_id,
+            "env": group.env_id,
+            "row": group.row,
+        }
+        fields |= {"version": group.oldest_version, "tokens": len(group.tokens)}
+        logger.info(line("submit", **fields, reward_mean=float(group.rewards.mean())))
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    """The run's trainer, known from its first version on."""
+
+    publishes: bool
+    """Whether it updates the model servers."""
+    steps: int | None
 
 
 async def _evaluate_afterwards(
-    launch: Launch, task: Task, record: RunRecord, measure: RunMeasure, server: ModelServers, roller: Roller,
-    recorded: dict[str, Any], environ: Mapping[str, str],
+    launch: Launch, session: Session, record: RunRecord, measure: RunMeasure, api: Client,
+    open_observers: Callable[[], Observers],
 ) -> None:  # fmt: skip
-    config, run_id, token = launch.config, launch.run_id, launch.deployment.api_token
-    async with Client(config.rollout_server_url, patience=config.patience, token=token) as api:
-        version = await version_left(api, record, server)
-        if version is None:
-            return
-        with contextlib.closing(_observers(launch, task, recorded, environ)) as observers:
-            evaluations = RunEvaluations(config, run_id, holder_name(), api, measure, observers)
-            await evaluations.at_end(version, functools.partial(roller.roll, evaluation=True))
+    """Evaluates the last version of a finished run, if a kill prevented that evaluation."""
+    version = await version_left(api, record, session.server)
+    if version is None:
+        return
+    with contextlib.closing(open_observers()) as observers:
+        slots = Slots(launch.config.workers)
+        evaluations = _evaluations(launch, session, holder_name(), api, measure, observers, slots)
+        await evaluations.at_end(version)
+
+
+def _evaluations(
+    launch: Launch, session: Session, holder: str, api: Client, measure: RunMeasure, observers: Observers, slots: Slots
+) -> RunEvaluations:
+    evaluate = functools.partial(measure, roll=functools.partial(session.roller.roll, evaluation=True))
+    return RunEvaluations(launch.config, launch.run_id, holder, api, evaluate, observers, slots)
 
 
 def _observers(
-    launch: Launch, task: Task, recorded: dict[str, Any], environ: Mapping[str, str],
-    groups: Path | None = None, model: str = "",
-) -> Observers:  # fmt: skip
-    """`groups`: the file for saved groups. `model`: the model's name at the server, which the file repeats."""
+    launch: Launch, session: Session, recorded: dict[str, Any], environ: Mapping[str, str], groups: Path | None = None
+) -> Observers:
+    """`groups`: the file for saved groups."""
     config = launch.config
     tracker = saver = None
     if config.use_wandb:
-        folder, decision = launch.deployment.runs_dir, task.scorer.decision
+        folder, decision = launch.deployment.runs_dir, session.task.scorer.decision
         tracker = functools.partial(
             WandbTracker, launch.run_id, config, recorded, folder, environ, decision=decision
         )  # fmt: skip
     if groups is not None:
 
         def saver() -> GroupSaver:
-            return GroupSaver(GroupWriter(groups), run=launch.run_id, model=model, config=config)
+            return GroupSaver(GroupWriter(groups), run=launch.run_id, model=session.served.name, config=config)
 
     return Observers(tracker, saver)
 
 
-def _evaluates(config: EnvConfig) -> bool:
-    return config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
+@contextlib.asynccontextmanager
+async def _watched() -> AsyncIterator[None]:
+    """Ends the process if the event loop is blocked for two minutes: exit code 70, and the stacks of all threads.
+
+    The restart policy of the process then starts it again.
+    """
+    guard = StallGuard("environment", STALL)
+    pulse = asyncio.create_task(_pulse(guard))
+    try:
+        yield
+    finally:
+        pulse.cancel()
+        guard.close()
 
 
-def _evaluations(
-    launch: Launch, measure: RunMeasure | None, holder: str, api: Client, observers: Observers
-) -> Evaluations:
-    if measure is None:
-        return NoEvaluations()
-    logger.info("evaluation every %d steps on %s", launch.config.steps_per_eval, measure.label)
-    return RunEvaluations(launch.config, launch.run_id, holder, api, measure, observers)
-
-
-def groups_file(launch: Launch) -> Path | None:
-    """Returns the file that stores the submitted groups as text; None if none is configured."""
-    path = launch.config.data_path_to_save_groups
-    return None if path is None else launch.run_folder / path
+async def _pulse(guard: StallGuard) -> None:
+    while True:
+        guard.progress()
+        await asyncio.sleep(_PULSE)

@@ -73,16 +73,35 @@ class Task:
         await self.scorer.close()
 
 
-def execution(config: EnvConfig) -> Execution:
-    """Returns the settings for calls of rewards. Also sets up the pool of symbolic checks."""
-    set_up_checks(config.check_processes, check_limits(config.check_timeout))
-    limits = Limits(config.reward_timeout, config.reward_wall_timeout)
-    return Execution(limits, config.reward_threads, config.reward_processes)
+@dataclass(frozen=True)
+class Session:
+    """A task with a connected model server."""
+
+    task: Task
+    server: ModelServers
+    served: ServedModel
+    roller: Roller
 
 
-def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
-    """Creates the configured rewards. `folder`: the folder of the configuration file. Raises RewardError."""
-    return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
+@contextlib.asynccontextmanager
+async def open_session(
+    launch: Launch, task: Task, *, wait: float = AT_A_TERMINAL, patience: float | None = None
+) -> AsyncIterator[Session]:
+    """Connects to the model server, and closes the connection and the task at the end.
+
+    `wait`: seconds to wait for the server at the start, unless startup_patience is set. `patience`: seconds for which
+    all servers may fail later; None: the run's. Raises InferenceError, PromptError.
+    """
+    config = launch.config
+    servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
+    async with task, servers as server:
+        served, roller = await meet_model(launch, task, server, config.startup_patience or wait)
+        yield Session(task, server, served, roller)
+
+
+def connect_api(launch: Launch, patience: float) -> Client:
+    """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away."""
+    return Client(launch.config.rollout_server_url, patience=patience, token=launch.deployment.api_token)
 
 
 async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
@@ -108,6 +127,18 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
     logger.info("model %s at %s", served.name, server.description)
     roller = Roller(config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served))
     return served, roller
+
+
+def execution(config: EnvConfig) -> Execution:
+    """Returns the settings for calls of rewards. Also sets up the pool of symbolic checks."""
+    set_up_checks(config.check_processes, check_limits(config.check_timeout))
+    limits = Limits(config.reward_timeout, config.reward_wall_timeout)
+    return Execution(limits, config.reward_threads, config.reward_processes)
+
+
+def create_rewards(config: DatasetConfig, folder: Path | None) -> list[WeightedReward]:
+    """Creates the configured rewards. `folder`: the folder of the configuration file. Raises RewardError."""
+    return [WeightedReward(create_reward(spec, folder=folder), spec.weight) for spec in config.rewards()]
 
 
 def _load_early(name: str | None) -> None:
@@ -167,34 +198,3 @@ def _max_length(config: EnvConfig, served: ServedModel) -> int:
         )
         return served.max_model_len
     return config.max_token_length
-
-
-@dataclass(frozen=True)
-class Session:
-    """A task with a connected model server."""
-
-    task: Task
-    server: ModelServers
-    served: ServedModel
-    roller: Roller
-
-
-@contextlib.asynccontextmanager
-async def open_session(
-    launch: Launch, task: Task, *, wait: float = AT_A_TERMINAL, patience: float | None = None
-) -> AsyncIterator[Session]:
-    """Connects to the model server, and closes the connection and the task at the end.
-
-    `wait`: seconds to wait for the server at the start, unless startup_patience is set. `patience`: seconds for which
-    all servers may fail later; None: the run's. Raises InferenceError, PromptError.
-    """
-    config = launch.config
-    servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
-    async with task, servers as server:
-        served, roller = await meet_model(launch, task, server, config.startup_patience or wait)
-        yield Session(task, server, served, roller)
-
-
-def connect_api(launch: Launch, patience: float) -> Client:
-    """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away."""
-    return Client(launch.config.rollout_server_url, patience=patience, token=launch.deployment.api_token)

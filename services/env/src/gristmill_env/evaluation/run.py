@@ -34,6 +34,7 @@ from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
+from gristmill_env.permits import Slots
 from gristmill_env.rewards import Decision
 from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
@@ -135,123 +136,106 @@ def _writable(folder: Path) -> Path:
         return instead
 
 
-Measure = Callable[[str, Roll], Awaitable[Evaluated]]
-"""Evaluates the model server's weights, given the newest version and a function that makes completions."""
-
-
-class Evaluations(Protocol):
-    """The evaluations' interface to the serve loop."""
-
-    def room(self, workers: int) -> int:
-        """Returns how many of `workers` may be at rollouts now."""
-
-    async def may_begin(self) -> None:
-        """Waits until a rollout may begin."""
-
-    def see(self, version: str, roll: Roll, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
-        """Receives the newest version. A due evaluation becomes one of `tasks`; there is more room when it ends."""
-
-    async def at_end(self, version: str | None, roll: Roll) -> None:
-        """Evaluates the last version of the finished run, unless that is done."""
-
-
-class NoEvaluations:
-    """A run without an evaluation set."""
-
-    def room(self, workers: int) -> int:
-        return workers
-
-    async def may_begin(self) -> None:
-        """Returns at once."""
-
-    def see(self, version: str, roll: Roll, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
-        """Returns None, because no evaluation is due."""
-        return None
-
-    async def at_end(self, version: str | None, roll: Roll) -> None:
-        """Does nothing, because no evaluation is due."""
-
-
 class RunEvaluations:
-    """One environment's part in the evaluations of its run."""
+    """One environment's part in the evaluations of its run. The serve loop starts them."""
 
     def __init__(
-        self, config: EnvConfig, run_id: str, holder: str, api: Client, measure: Measure, observers: Observers
+        self,
+        config: EnvConfig,
+        run_id: str,
+        holder: str,
+        api: Client,
+        evaluate: Callable[[str], Awaitable[Evaluated]],
+        observers: Observers,
+        slots: Slots,
     ) -> None:
-        """`holder`: this process' name at the API. `observers` receive the results, as the API does."""
+        """`holder`: this process' name at the API. `evaluate`: evaluates the model servers' weights, given the newest
+        version. `observers` receive the results, as the API does. `slots`: the places of rollouts, of which an
+        evaluation closes some (`eval_handling`)."""
         self._config = config
         self._run_id = run_id
         self._holder = holder
         self._api = api
-        self._measure = measure
+        self._evaluate = evaluate
         self._observers = observers
+        self._slots = slots
         self._considered: int | None = None
+        """The stretch of steps that was considered last."""
         self._measured = -1
         """Step of the version that this process evaluated last."""
         self._work: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._busy = False
 
-    def room(self, workers: int) -> int:
-        if self._idle.is_set() or self._config.eval_handling is EvalHandling.NONE:
-            return workers
-        if self._config.eval_handling is EvalHandling.STOP_TRAIN:
-            return 0
-        return max(1, int(workers * self._config.eval_limit_ratio))
+    def begin_if_due(self, version: str, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
+        """Starts the evaluation that is due at the newest version as one of `tasks`, and closes places meanwhile.
 
-    async def may_begin(self) -> None:
-        if self._config.eval_handling is EvalHandling.STOP_TRAIN:
-            await self._idle.wait()
-
-    def see(self, version: str, roll: Roll, tasks: asyncio.TaskGroup) -> asyncio.Task[None] | None:
+        Returns None if none is due, or if the previous evaluation is not finished.
+        """
         newest = PolicyVersion.parse(version)
         stretch = newest.step // self._config.steps_per_eval
-        if stretch == self._considered or not self._idle.is_set():
+        if stretch == self._considered or self._busy:
             return None
         self._considered = stretch
         self._stop_waiting()
-        self._idle.clear()
-        first = stretch * self._config.steps_per_eval
-        self._work = tasks.create_task(self._consider(newest, first, roll))
+        self._begin()  # here, not in the task: a row that begins before the task would not see it
+        self._work = tasks.create_task(self._consider(newest, stretch * self._config.steps_per_eval))
         return self._work
 
-    async def at_end(self, version: str | None, roll: Roll) -> None:
+    async def at_end(self, version: str | None) -> None:
+        """Evaluates the last version of the finished run, unless that is done."""
         self._stop_waiting()
         if self._work is not None:
             await asyncio.wait([self._work])
         if version is not None:
             last = PolicyVersion.parse(version)
-            await self._consider(last, last.step, roll)
+            await self._consider(last, last.step)
 
     def _stop_waiting(self) -> None:
         """Stops waiting for an evaluation that another environment does."""
-        if self._work is not None and self._idle.is_set():
+        if self._work is not None and not self._busy:
             self._work.cancel()
 
-    async def _consider(self, version: PolicyVersion, due: int, roll: Roll) -> None:
-        """Evaluates at `version`, unless done; waits while another process does it. `due`: the step since it is due."""
+    def _begin(self) -> None:
+        workers = self._slots.workers
+        self._busy = True
+        if self._config.eval_handling is EvalHandling.STOP_TRAIN:
+            self._slots.places = 0
+        elif self._config.eval_handling is EvalHandling.LIMIT_TRAIN:
+            self._slots.places = max(1, int(workers * self._config.eval_limit_ratio))
+
+    def _end(self) -> None:
+        self._busy = False
+        self._slots.places = self._slots.workers
+
+    async def _consider(self, version: PolicyVersion, due: int) -> None:
+        """Evaluates at `version`, unless done; waits while another process does it. `due`: the step since it is due.
+
+        A cancelled call opens no places: another evaluation has closed them, or the process ends.
+        """
         try:
-            while self._measured < due and not await self._api.metrics(self._run_id, SOURCE, after_step=due - 1):
-                if await self._claim(due):
-                    self._idle.clear()
-                    if await self._evaluate_under_claim(version, due, roll):
-                        return
-                self._idle.set()
-                await asyncio.sleep(_EVERY)
+            await self._evaluate_once(version, due)
         except BusyEvaluationError as error:
             logger.info("%s", error)  # a process of this machine, whose claim expired, is still evaluating
         except (EvaluationError, RewardError, OSError) as error:  # a full disk, a reward that cannot extract an answer
             logger.error("the evaluation of version %s failed: %s; training continues without it", version, error)
-        finally:
-            self._idle.set()
+        self._end()
+
+    async def _evaluate_once(self, version: PolicyVersion, due: int) -> None:
+        while self._measured < due and not await self._api.metrics(self._run_id, SOURCE, after_step=due - 1):
+            if await self._claim(due):
+                self._begin()
+                if await self._evaluate_under_claim(version, due):
+                    return
+            self._end()
+            await asyncio.sleep(_EVERY)
 
     async def _claim(self, due: int) -> bool:
         holder = await self._api.claim(self._run_id, f"evaluation-{due}", self._holder, _TTL)
         return holder == self._holder
 
-    async def _evaluate_under_claim(self, version: PolicyVersion, due: int, roll: Roll) -> bool:
+    async def _evaluate_under_claim(self, version: PolicyVersion, due: int) -> bool:
         """Evaluates, and renews the claim meanwhile. Returns False if it loses the claim and gives up."""
-        work = asyncio.create_task(self._evaluate(version, roll))
+        work = asyncio.create_task(self._evaluate_and_report(version))
         try:
             while not (await asyncio.wait([work], timeout=_EVERY))[0]:
                 if not await self._claim(due):
@@ -264,9 +248,9 @@ class RunEvaluations:
                 work.cancel()
                 await asyncio.wait([work])
 
-    async def _evaluate(self, version: PolicyVersion, roll: Roll) -> None:
+    async def _evaluate_and_report(self, version: PolicyVersion) -> None:
         logger.info(line("evaluate", run=self._run_id, version=version, handling=self._config.eval_handling))
-        evaluated = await self._measure(str(version), roll)
+        evaluated = await self._evaluate(str(version))
         self._measured = version.step
         values = row(evaluated)
         try:

@@ -1,0 +1,130 @@
+"""The serve loop against the real API. A stand-in that generates one token replaces the model server, because no test
+trains on the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.integration.env.conftest import TRAINER
+from tests.support.api_server import ApiServer
+from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
+from tests.unit.env.inference.conftest import GENERATE, choice
+
+from gristmill import Client, PolicyVersion
+from gristmill_env.launch import Launch
+from gristmill_env.serve import serve
+
+from .test_serve_again import launch, server  # noqa: F401
+
+GROUP_SIZE = 2
+"""An evaluation requests one completion per prompt, so its requests differ from the requests of rows."""
+
+
+class Run:
+    """A run that is served in this process. The test is its trainer."""
+
+    def __init__(self, api: Client, settings: Launch, model: FailingServer) -> None:
+        self.api = api
+        self.serving = asyncio.create_task(serve(settings, {}))
+        self.model = model
+        self.incarnation = 0
+
+    async def take(self) -> None:
+        async with asyncio.timeout(30):
+            while await self.api.open_run(5) is None:
+                pass
+        self.incarnation, _ = await self.api.take("sums", {**TRAINER, "publisher": "none"}, [])
+        await self.api.record_version("sums", PolicyVersion(self.incarnation, 0))
+
+    async def train(self, until: int) -> list[int]:
+        """Pretends to train to step `until`, and returns the rows."""
+        rows = []
+        for step in range(1, until + 1):
+            groups = await self.api.lease("sums", self.incarnation, f"b{step}", 2, wait=30)
+            assert groups is not None
+            rows += [group.row for group in groups]
+            await self.api.ack("sums", self.incarnation, [f"b{step}"])
+            await self.api.record_version("sums", PolicyVersion(self.incarnation, step))
+        return rows
+
+    def asked(self, count: int) -> int:
+        """Returns the number of requests for `count` completions."""
+        return sum(body["sampling_params"]["n"] == count for body in self.model.bodies)
+
+    async def until_asked(self, count: int) -> None:
+        for _ in range(1500):
+            if self.asked(count):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"no request for {count} completions")
+
+
+@pytest.fixture
+def held() -> dict[int, threading.Event]:
+    """Holds requests for N completions back while the event at N is not set."""
+    events = {1: threading.Event(), GROUP_SIZE: threading.Event()}
+    for event in events.values():
+        event.set()
+    return events
+
+
+@pytest.fixture
+async def run(
+    redis_url: str, session_api: ApiServer, launch: Launch, server: FailingServer,  # noqa: F811
+    held: dict[int, threading.Event],
+) -> AsyncIterator[Run]:  # fmt: skip
+    def complete() -> tuple[int, Any]:
+        if not hasattr(server.now, "body"):  # the client was cancelled before it sent the request
+            return 400, {}
+        count = server.now.body["sampling_params"]["n"]
+        assert held[count].wait(60)
+        return 200, {"choices": [choice(weight_versions=None)] * count}
+
+    server.answers[GENERATE] = complete
+    config = launch.config.model_copy(update={"ensure_scores_are_not_same": False, "steps_per_eval": 2})
+    async with Client(session_api.url) as api:
+        run = Run(api, dataclasses.replace(launch, config=config), server)
+        yield run
+        for event in held.values():
+            event.set()
+        run.serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await run.serving
+
+
+async def test_serve_feeds_and_evaluates_a_run_until_it_is_finished(run: Run) -> None:
+    await run.take()
+    rows = await run.train(until=3)
+    await run.api.finish("sums", run.incarnation)
+    await asyncio.wait_for(run.serving, 30)
+    status = await run.api.status("sums")
+    assert (status.trained, status.outstanding, status.dropped) == (6, 0, {})
+    assert sorted(rows) == list(range(6)), "no place in the order of the rows is left out or done twice"
+    assert [row.step for row in await run.api.metrics("sums", "eval")] == [0, 2, 3]
+
+
+async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, threading.Event]) -> None:
+    held[GROUP_SIZE].clear()
+    await run.take()
+    await run.until_asked(GROUP_SIZE)
+    assert (await run.api.status("sums")).outstanding > 0
+    run.serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.serving
+    assert (await run.api.status("sums")).outstanding == 0
+
+
+async def test_rows_wait_while_a_due_evaluation_runs(run: Run, held: dict[int, threading.Event]) -> None:
+    held[1].clear()
+    await run.take()
+    await run.until_asked(1)
+    await asyncio.sleep(0.5)
+    assert run.asked(GROUP_SIZE) == 0
+    held[1].set()
+    await run.until_asked(GROUP_SIZE)
