@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill_env.progress import duration
-from gristmill_env.saved.summary import Summary, Values, figure, quantile
+from gristmill_env.saved.summary import GroupStats, Values, figure, quantile
 
 
 def plain(text: str) -> Text:
@@ -27,7 +27,7 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(plain(text), style=style, soft_wrap=True)
 
 
-def show_summary(console: Console, summary: Summary) -> None:
+def show_summary(console: Console, summary: GroupStats) -> None:
     """Prints a table of the rewards, and a line of totals."""
     table = Table("reward", "mean", "min", "max", "no score")
     for name, values in {**summary.parts, "total": summary.rewards}.items():
@@ -39,7 +39,7 @@ def show_summary(console: Console, summary: Summary) -> None:
             f"{sum(summary.tokens) / len(summary.tokens):.0f} tokens on average (90 % have "
             f"{quantile(summary.tokens, 0.9)} or fewer)"
         )
-    words.append(f"{summary.cut} cut at max_tokens")
+    words.append(f"{summary.truncated} cut at max_tokens")
     words.append(f"{summary.same} groups of one score")
     if summary.failed:
         words.append(f"a reward failed on {summary.failed}")
@@ -48,7 +48,7 @@ def show_summary(console: Console, summary: Summary) -> None:
 
 def _numbers(values: Values) -> tuple[str, str, str, str]:
     low, high = (figure(values.low), figure(values.high)) if values.count else ("none", "none")
-    return figure(values.mean), low, high, str(values.silent)
+    return figure(values.mean), low, high, str(values.unscored)
 
 
 _EVERY = 10.0

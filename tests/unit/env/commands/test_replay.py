@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.support.errors import raises
 
 from gristmill_env.commands import ReplayOptions
-from gristmill_env.commands.replay import Comparison, replay
+from gristmill_env.commands.replay import ScoreChanges, replay
 from gristmill_env.errors import RewardError, SavedError
 from gristmill_env.launch import Launch
 from gristmill_env.saved import SavedGroup, read_groups
@@ -72,7 +72,7 @@ def test_replay_counts_changed_orders_and_advantage_signs() -> None:
         return group(*(completion(str(at), value) for at, value in enumerate(values)))
 
     def compared(old: SavedGroup, new: SavedGroup) -> tuple[int, int, int]:
-        comparison = Comparison()
+        comparison = ScoreChanges()
         comparison.add(old, new)
         return comparison.reordered, comparison.turned, comparison.turned_groups
 

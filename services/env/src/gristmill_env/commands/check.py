@@ -29,7 +29,7 @@ _PROMPTS = 1000
 _RESETS = 20
 """Rows for which `check` resets a user's environment; each reset may start a sandbox."""
 _GOLD = 200
-_SILENT_SHARE = 0.1
+_UNSCORED_SHARE = 0.1
 """Share of the tried rows. If a reward cannot read more answers than this, `check` reports a mistake."""
 _TRIED = "only a reward that asks for answer or ground_truth, and needs no tokens and no episode, can be"
 _NOT_THERE = frozenset({"tokens", "episode_reward"})
@@ -192,10 +192,10 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
     table = Table("reward", "rows", "own answer scores 1", "less", "no score")
     for score in scores:
         share = f"{score.full} ({score.full / score.rows:.1%})" if score.rows else "0"
-        table.add_row(plain(score.reward), str(score.rows), share, str(len(score.wrong)), str(len(score.silent)))
+        table.add_row(plain(score.reward), str(score.rows), share, str(len(score.wrong)), str(len(score.unscored)))
     console.print(table)
     for score in scores:
-        for miss in [*score.wrong, *score.silent][:_SHOWN]:
+        for miss in [*score.wrong, *score.unscored][:_SHOWN]:
             answer = " ".join(miss.answer.split())
             shown = answer if len(answer) <= 80 else f"…{answer[-80:]}"
             say(console, f"{score.reward}, row {miss.index}: {miss.reason} (answer {shown!r})")
@@ -203,9 +203,9 @@ def _show_gold(console: Console, gold: GoldCheck, found: _Findings) -> None:
             text = f"{score.reward} does not know {len(score.wrong)} of {score.rows} rows' own answers"
             values = {"reward": score.reward, "count": len(score.wrong), "of": score.rows}
             found.problems.append(CheckError("answers_not_known", text, **values))
-        elif len(score.silent) > _SILENT_SHARE * score.rows:
-            text = f"{score.reward} cannot read the answers of {len(score.silent)} of {score.rows} rows"
-            values = {"reward": score.reward, "count": len(score.silent), "of": score.rows}
+        elif len(score.unscored) > _UNSCORED_SHARE * score.rows:
+            text = f"{score.reward} cannot read the answers of {len(score.unscored)} of {score.rows} rows"
+            values = {"reward": score.reward, "count": len(score.unscored), "of": score.rows}
             found.problems.append(CheckError("answers_not_read", text, **values))
 
 
@@ -226,7 +226,7 @@ class GoldScore:
     """The reward's full name; "r1/accuracy" for a part of a composed reward."""
     full: int = 0
     """Rows that score 1 or more."""
-    silent: list[Miss] = field(default_factory=list)
+    unscored: list[Miss] = field(default_factory=list)
     """Rows for which the reward gives no score, because it cannot read their answer."""
     wrong: list[Miss] = field(default_factory=list)
     """Rows that score less than 1, or on which the reward fails."""
@@ -234,7 +234,7 @@ class GoldScore:
     @property
     def rows(self) -> int:
         """Rows that were tried."""
-        return self.full + len(self.silent) + len(self.wrong)
+        return self.full + len(self.unscored) + len(self.wrong)
 
 
 @dataclass(frozen=True)
@@ -296,6 +296,6 @@ async def _try_forms(scorer: Scorer, item: Item, score: GoldScore) -> None:
                 score.full += 1
                 return
     if best is None:
-        score.silent.append(Miss(item.index, item.answer, "no score: the reward cannot read this answer"))
+        score.unscored.append(Miss(item.index, item.answer, "no score: the reward cannot read this answer"))
     else:
         score.wrong.append(Miss(item.index, item.answer, f"scores {best:.3g} at best"))

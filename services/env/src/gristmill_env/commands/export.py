@@ -86,7 +86,7 @@ def best(
     """Yields the group's rows. Omits truncated completions, because they would teach the model to stop early."""
     taken = 0
     for total, completion in distinct(group, left_out):
-        if completion.cut:
+        if completion.truncated:
             left_out[LeftOut.CUT] += 1
         elif total <= 0 if options.min_score is None else total < options.min_score:
             left_out[LeftOut.LOW] += 1
@@ -120,7 +120,7 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
         (better - worse, chosen, rejected, better, worse)
         for at, (better, chosen) in enumerate(scored)
         for worse, rejected in scored[at + 1 :]
-        if not chosen.cut and better - worse > SAME and better - worse >= options.min_difference
+        if not chosen.truncated and better - worse > SAME and better - worse >= options.min_difference
     ]
     if not found:
         left_out[LeftOut.NO_PAIR] += 1

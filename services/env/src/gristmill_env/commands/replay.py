@@ -22,18 +22,18 @@ from gristmill_env.launch import Launch
 from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.rollouts.prompts import opened_thought
 from gristmill_env.saved import GroupWriter, SavedGroup
-from gristmill_env.saved.summary import SAME, Summary, figure
+from gristmill_env.saved.summary import SAME, GroupStats, figure
 from gristmill_env.saved.writer import new_file
 from gristmill_env.session import create_rewards, execution
 from gristmill_env.settings import DatasetConfig, RewardSpec, without_secrets
 
 
 @dataclass
-class Comparison:
+class ScoreChanges:
     """Old scores compared with new scores."""
 
-    old: Summary = field(default_factory=Summary)
-    new: Summary = field(default_factory=Summary)
+    old: GroupStats = field(default_factory=GroupStats)
+    new: GroupStats = field(default_factory=GroupStats)
     reordered: int = 0
     """Groups in which two completions swapped order: the better one before is the worse one now."""
     turned: int = 0
@@ -57,7 +57,7 @@ class Comparison:
 
 async def replay(launch: Launch, options: ReplayOptions, console: Console) -> None:
     """Scores the groups again and shows the changes. Raises GristmillError."""
-    comparison, scorer = Comparison(), None
+    changes, scorer = ScoreChanges(), None
     config = launch.config.dataset
     with contextlib.ExitStack() as stack:
         writer = None
@@ -68,7 +68,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
                 for group in open_groups(launch, options.saved):
                     scorer = scorer or _scorer(launch, group)
                     scored = _with(group, await score_group(scorer, group, config.gold_field), config)
-                    comparison.add(group, scored)
+                    changes.add(group, scored)
                     if writer is not None:
                         await asyncio.to_thread(writer.append, scored)
                     steps.add()
@@ -77,7 +77,7 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
                 await scorer.close()
     if scorer is None:
         raise SavedError("no_groups", f"{options.saved} holds no groups", path=options.saved)
-    show_comparison(console, comparison)
+    show_changes(console, changes)
     if options.out is not None:
         say(console, f"groups: {options.out}")
 
@@ -173,20 +173,20 @@ def _with(group: SavedGroup, scores: list[Score], config: DatasetConfig) -> Save
     return msgspec.structs.replace(group, completions=completions, settings=settings)
 
 
-def show_comparison(console: Console, comparison: Comparison) -> None:
+def show_changes(console: Console, changes: ScoreChanges) -> None:
     """Prints a table of old and new means, and how many advantages change."""
-    old, new = comparison.old, comparison.new
+    old, new = changes.old, changes.new
     table = Table("reward", "old mean", "new mean", "old no score", "new no score")
     parts = {name: (old.parts.get(name), new.parts.get(name)) for name in [*old.parts, *new.parts]}
     for name, (before, after) in {**parts, "total": (old.rewards, new.rewards)}.items():
         means = [figure(values.mean) if values is not None else "" for values in (before, after)]
-        silent = [str(values.silent) if values is not None else "" for values in (before, after)]
-        table.add_row(plain(name), *means, *silent)
+        unscored = [str(values.unscored) if values is not None else "" for values in (before, after)]
+        table.add_row(plain(name), *means, *unscored)
     console.print(table)
     for text in (
         f"{new.groups} groups, {new.completions} completions",
-        f"{comparison.reordered} groups change their order",
-        f"{comparison.turned} completions in {comparison.turned_groups} groups change the sign of their advantage",
+        f"{changes.reordered} groups change their order",
+        f"{changes.turned} completions in {changes.turned_groups} groups change the sign of their advantage",
         f"groups of one score: {old.same} before, {new.same} now",
         *([f"a reward failed on {new.failed} completions"] if new.failed else []),
     ):

@@ -285,7 +285,7 @@ def _bounds(split: str, length: int, label: str) -> tuple[int, int]:
     match = _SLICE.fullmatch(split)
     if match is None:
         raise DatasetError(
-            "not_a_split", f"{label}: '{split}' is no split; write train, train[:100], train[10%:20%]", split=split
+            "not_a_split", f"{label}: '{split}' is not a split; write train, train[:100], train[10%:20%]", split=split
         )
 
     def row(text: str | None, default: int) -> int:

@@ -282,7 +282,7 @@ async def version_left(api: Client, record: RunRecord, server: ModelServers) -> 
         "the last evaluation of run %s is missing, and the model server %s, not %s; serve the final model and use "
         "`evaluate`",
         record.run_id,
-        "does not tell its weights" if label is None else f"has the weights '{label}'",
+        "does not report its weights" if label is None else f"has the weights '{label}'",
         version,
     )
     return None

@@ -177,7 +177,7 @@ class SampleFile:
         if not resume:
             raise EvaluationError(
                 "evaluation_exists",
-                f"{self.folder} holds an evaluation already; go on with it by --resume, or name another folder (--out)",
+                f"{self.folder} holds an evaluation already; continue it with --resume, or name another folder (--out)",
                 folder=self.folder,
             )
         if changed := read_plan(self.folder).differences(self.plan):

@@ -64,7 +64,7 @@ class SavedCompletion(msgspec.Struct, frozen=True, kw_only=True):
         return [token for token, trained in zip(self.token_ids, self.mask, strict=True) if trained]
 
     @property
-    def cut(self) -> bool:
+    def truncated(self) -> bool:
         """Whether the completion was truncated for lack of room."""
         return self.finish_reason == "length"
 

@@ -20,18 +20,18 @@ from typing import Any
 from gristmill.redaction import redact
 from gristmill_env.durable import complete_file
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
-from gristmill_env.saved.summary import Summary, Values, all_same, figure, histogram, quantile
+from gristmill_env.saved.summary import GroupStats, Values, all_same, figure, histogram, quantile
 
 _HEIGHT = 72
 _TEASER = 140
 
 
-def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> Summary:
+def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> GroupStats:
     """Writes `path` completely or not at all. `groups`: iterates from the start at each call, and is called repeatedly.
 
     Returns the summary at the top of the page.
     """
-    summary = Summary.of(groups())
+    summary = GroupStats.of(groups())
     style, script = _resource("page.css"), _resource("page.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
@@ -61,7 +61,7 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def head_html(title: str, first: SavedGroup | None, summary: Summary) -> str:
+def head_html(title: str, first: SavedGroup | None, summary: GroupStats) -> str:
     """Renders the top. `first`: the group that provides model, time and settings; None when the file has no group."""
     return (
         f"<header>\n<h1>{escaped(title)}</h1>\n{_origin(first)}"
@@ -82,12 +82,12 @@ def _origin(first: SavedGroup | None) -> str:
     return f'<p class="origin">{escaped(" · ".join(words))}</p>\n' if words else ""
 
 
-def _facts(summary: Summary) -> list[tuple[str, str, str]]:
+def _facts(summary: GroupStats) -> list[tuple[str, str, str]]:
     facts = [
         ("groups", str(summary.groups), f"{summary.completions} completions"),
         ("mean total", figure(summary.rewards.mean), _spread(summary.rewards)),
         ("same score", share(summary.same, summary.groups), "groups that tell nothing apart"),
-        ("cut short", share(summary.cut, summary.completions), "completions without their end"),
+        ("cut short", share(summary.truncated, summary.completions), "completions without their end"),
     ]
     if summary.tokens:
         mean = sum(summary.tokens) / len(summary.tokens)
@@ -105,7 +105,7 @@ def _fact(name: str, value: str, note: str) -> str:
     return f"<div><dt>{escaped(name)}</dt><dd><b>{escaped(value)}</b><span>{escaped(note)}</span></dd></div>"
 
 
-def _distribution(summary: Summary) -> str:
+def _distribution(summary: GroupStats) -> str:
     bars = histogram(summary.totals)
     if not bars:
         return ""
@@ -124,13 +124,13 @@ def _distribution(summary: Summary) -> str:
     )
 
 
-def _rewards(summary: Summary) -> str:
+def _rewards(summary: GroupStats) -> str:
     if not summary.parts:
         return ""
     rows = "".join(
         f'<tr><th scope="row">{escaped(name)}</th><td>{figure(values.mean)}</td>'
         f"<td>{figure(values.low) if values.count else '–'}</td><td>{figure(values.high) if values.count else '–'}</td>"
-        f"<td>{values.silent}</td></tr>"
+        f"<td>{values.unscored}</td></tr>"
         for name, values in summary.parts.items()
     )
     return (
@@ -201,7 +201,7 @@ def group_html(group: SavedGroup, at: int, *, opened: bool) -> str:
         "spread": repr(max(totals) - min(totals)) if totals else "",
         "tokens": str(max((c.tokens or 0 for c in group.completions), default=0)),
         "same": _flag(all_same(totals)),
-        "cut": _flag(any(c.cut for c in group.completions)),
+        "cut": _flag(any(c.truncated for c in group.completions)),
         "failed": _flag(any(c.error is not None for c in group.completions)),
     }
     attributes = " ".join(f'data-{name}="{escaped(value)}"' for name, value in data.items())
@@ -237,7 +237,7 @@ def _prompt(group: SavedGroup) -> str:
 def _completion(completion: SavedCompletion, position: int, low: float, high: float) -> str:
     tokens = [f"{completion.tokens} tokens"] if completion.tokens is not None else []
     notes = "".join(f"<span>{escaped(note)}</span>" for note in tokens)
-    if completion.cut:
+    if completion.truncated:
         notes += '<span class="cut" title="it ended because there was no more room">cut</span>'
     parts = "".join(
         f'<span class="part{"" if value is not None else " silent"}">{escaped(name)} <b>{figure(value)}</b></span>'
@@ -245,7 +245,9 @@ def _completion(completion: SavedCompletion, position: int, low: float, high: fl
     )
     failed = f'<p class="failed">{escaped(completion.error)}</p>' if completion.error is not None else ""
     if completion.messages is None:
-        body = f"<pre>{escaped(completion.text) or '<i>empty</i>'}{'<mark>…</mark>' if completion.cut else ''}</pre>"
+        body = (
+            f"<pre>{escaped(completion.text) or '<i>empty</i>'}{'<mark>…</mark>' if completion.truncated else ''}</pre>"
+        )
     else:
         body = "".join(_message(message) for message in completion.messages)
     score = "" if completion.total is None else repr(completion.total)

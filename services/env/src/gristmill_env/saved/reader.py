@@ -50,9 +50,7 @@ _NOT_TRAINED = -100
 
 def no_tokenizer(token_ids: Sequence[int], special: bool) -> str:
     """A `Decode` for sources whose groups should all hold text. Raises SavedError."""
-    raise SavedError(
-        "no_tokenizer", "this group holds token ids and no text, and there is no tokenizer to read them with"
-    )
+    raise SavedError("no_tokenizer", "this group holds token ids and no text, and a tokenizer to read them is missing")
 
 
 def read_groups(source: Path, decode: Decode = no_tokenizer) -> Iterator[SavedGroup]:
@@ -88,7 +86,7 @@ def _line(line: bytes, where: str, name: str, decode: Decode) -> Iterator[SavedG
     elif not bytes(kind.completions):
         raise SavedError(
             "not_a_saved_group",
-            f"{where} is no saved group: it has neither completions nor tokens and scores",
+            f"{where} is not a saved group: it has neither completions nor tokens and scores",
             where=where,
         )
     elif kind.format != FORMAT:
@@ -106,7 +104,7 @@ def _decoded(decoder: Callable[[bytes], T], line: bytes, where: str) -> T:
     try:
         return decoder(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SavedError("not_a_saved_group", f"{where} is no saved group: {error}", where=where) from error
+        raise SavedError("not_a_saved_group", f"{where} is not a saved group: {error}", where=where) from error
 
 
 def from_trajectory(group: TrajectoryGroup, decode: Decode) -> SavedGroup:

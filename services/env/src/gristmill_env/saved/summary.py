@@ -20,13 +20,13 @@ class Values:
     total: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    silent: int = 0
+    unscored: int = 0
     """Completions for which the reward returned no value."""
 
     def add(self, value: float | None) -> None:
-        """Adds a value; None counts as silent."""
+        """Adds a value; None counts as unscored."""
         if value is None:
-            self.silent += 1
+            self.unscored += 1
             return
         self.count += 1
         self.total += value
@@ -49,12 +49,12 @@ class Bar:
 
 
 @dataclass
-class Summary:
+class GroupStats:
     """Counts and means over groups."""
 
     groups: int = 0
     completions: int = 0
-    cut: int = 0
+    truncated: int = 0
     """Completions that were truncated for lack of room."""
     failed: int = 0
     """Completions on which a reward failed."""
@@ -69,12 +69,12 @@ class Summary:
     """Tokens of each completion, if known."""
 
     @classmethod
-    def of(cls, groups: Iterable[SavedGroup]) -> Summary:
-        """Returns the summary of these groups."""
-        summary = cls()
+    def of(cls, groups: Iterable[SavedGroup]) -> GroupStats:
+        """Returns the statistics of these groups."""
+        stats = cls()
         for group in groups:
-            summary.add(group)
-        return summary
+            stats.add(group)
+        return stats
 
     def add(self, group: SavedGroup) -> None:
         """Adds one group."""
@@ -83,7 +83,7 @@ class Summary:
         self.same += all_same(group.totals)
         self.totals += group.totals
         for completion in group.completions:
-            self.cut += completion.cut
+            self.truncated += completion.truncated
             self.failed += completion.error is not None
             self.rewards.add(completion.total)
             if completion.tokens is not None:
