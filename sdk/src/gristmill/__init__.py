@@ -14,7 +14,14 @@ from gristmill.errors import (
     ManifestError,
     RunReplacedError,
 )
-from gristmill.group import BATCH_MEDIA_TYPE, GROUP_MEDIA_TYPE, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill.group import (
+    BATCH_MEDIA_TYPE,
+    GROUP_MEDIA_TYPE,
+    PolicyVersion,
+    SamplingParams,
+    TrajectoryGroup,
+    VersionSpan,
+)
 from gristmill.hyperparameters import Hyperparameters
 from gristmill.leases import LeaseSession
 from gristmill.manifest import Manifest
@@ -36,7 +43,6 @@ from gristmill.run import (
     RunStatus,
 )
 from gristmill.sync_client import SyncClient
-from gristmill.version import PolicyVersion
 
 __version__ = "0.1.0"
 """Version of the SDK and of the four services, which read it from this file when they are built."""

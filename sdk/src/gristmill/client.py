@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from gristmill import calls, compression
-from gristmill.group import GROUP_MEDIA_TYPE, TrajectoryGroup
+from gristmill.group import GROUP_MEDIA_TYPE, PolicyVersion, TrajectoryGroup
 from gristmill.run import (
     AtroposRegistration,
     Claim,
@@ -35,7 +35,6 @@ from gristmill.run import (
     RunRecord,
     RunStatus,
 )
-from gristmill.version import PolicyVersion
 
 
 class Client:

@@ -7,6 +7,7 @@ key give the version of the format. Readers ignore unknown keys.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import GroupError
-from gristmill.version import PolicyVersion
 
 GROUP_MEDIA_TYPE = "application/vnd.gristmill.group.v1+msgpack"
 BATCH_MEDIA_TYPE = "application/vnd.gristmill.batch.v1+msgpack"
@@ -25,6 +25,34 @@ BATCH_MEDIA_TYPE = "application/vnd.gristmill.batch.v1+msgpack"
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
+
+_LABEL = re.compile(r"([0-9]{1,15})\.([0-9]{1,15})")
+"""Both numbers have at most 15 digits, because JSON readers and Lua hold such numbers exactly as doubles."""
+
+
+@dataclass(frozen=True, order=True)
+class PolicyVersion:
+    """Weights after `step` optimizer steps of the run's `incarnation`-th trainer.
+
+    The API increases the incarnation each time a trainer takes the run. Versions therefore only increase, although a
+    trainer that resumes from a checkpoint repeats steps: 1.17 < 1.18 < 2.15. The string "2.15" is the label that the
+    model server keeps and returns with every completion.
+    """
+
+    incarnation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.step}"
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)  # A run has few labels, and every sequence of every group names a label.
+    def parse(cls, label: str) -> PolicyVersion:
+        """Parses a label. Raises ValueError for any other text, including vLLM's initial label "default"."""
+        match = _LABEL.fullmatch(label)
+        if match is None:
+            raise ValueError(f"{label!r} is not a policy version such as '1.20' (incarnation.step)")
+        return cls(int(match[1]), int(match[2]))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

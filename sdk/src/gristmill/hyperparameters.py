@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
-from gristmill.settings.base import Settings
-from gristmill.settings.layers import parse
+from gristmill.settings.layers import Settings, parse
 
 ObjectiveName = Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 

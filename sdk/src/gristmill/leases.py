@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from gristmill.errors import ApiUnreachable, GristmillError, LeaseLostError
-from gristmill.group import TrajectoryGroup
+from gristmill.group import PolicyVersion, TrajectoryGroup
 from gristmill.run import Protocol, RunRecord
 from gristmill.sync_client import SyncClient
-from gristmill.version import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 20.0

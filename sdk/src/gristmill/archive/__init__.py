@@ -1,12 +1,78 @@
-"""The rollouts of a run on disk: every trained group, in the order of the acks.
+"""The rollouts of a run on disk: every trained group, in the order of the acks. One group is in memory at a time.
 
     for group in gristmill.read_rollouts("runs/quickstart"):
         print(group.group_id, group.rewards)
 
-The trajectory API writes the rollouts. The module `segment` defines the format, and the module `reader` reads it.
+The trajectory API writes the rollouts. The module `segment` defines the format.
 """
 
-from gristmill.archive.reader import read_archive, read_rollouts, segments
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gristmill.archive import segment
 from gristmill.archive.segment import ArchivedGroup, ArchiveError
+from gristmill.group import TrajectoryGroup
 
 __all__ = ["ArchiveError", "ArchivedGroup", "read_archive", "read_rollouts", "segments"]
+
+
+def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
+    """Yields the trained groups of a run in the order of their acks. `folder`: "runs/quickstart", or its rollouts/.
+
+    Each group id comes once, although a crash of the API may write a group twice. A run that was deleted and created
+    again under the same id counts as another run. Its groups follow the older run's groups and may repeat their ids.
+    The API may have deleted the oldest groups of a long run (API_ARCHIVE_MAX_BYTES). The run may still be open: a group
+    that is being written is left out.
+
+    Raises ArchiveError for a folder without rollouts, for a damaged segment, and for rollouts that came through
+    Atropos' protocol. Those rollouts carry no policy versions; `read_archive` reads them.
+    """
+    for archived in read_archive(folder):
+        if archived.schema != "group":
+            raise ArchiveError(
+                "archive_schema",
+                f"{folder} holds groups of schema {archived.schema!r}, which are no TrajectoryGroups; "
+                "gristmill.read_archive gives their bytes",
+                schema=archived.schema,
+            )
+        yield TrajectoryGroup.decode(archived.body)
+
+
+def read_archive(folder: str | Path) -> Iterator[ArchivedGroup]:
+    """Yields groups of every schema as the submitted bytes, in the order of `read_rollouts` and each id once."""
+    run: tuple[str, int] | None = None
+    seen: set[str] = set()
+    for path in segments(folder):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            continue  # The API deleted the segment after the listing, to keep the archive within its maximum size.
+        with file:
+            opening = segment.read_opening(file, str(path))
+            if opening is None:
+                continue
+            if run != (opening.run_id, opening.created_ms):
+                run = (opening.run_id, opening.created_ms)
+                seen.clear()
+            for frames, head_size, _ in segment.read_frames(file, str(path)):
+                group = segment.parse(frames, head_size)
+                if group.group_id not in seen:
+                    seen.add(group.group_id)
+                    yield group
+
+
+def segments(folder: str | Path) -> list[Path]:
+    """Returns the segments of a run, oldest first. Raises ArchiveError if the folder does not exist."""
+    rollouts = Path(folder) / "rollouts"
+    if not rollouts.is_dir() and Path(folder).name == "rollouts":
+        rollouts = Path(folder)
+    if not rollouts.is_dir():
+        raise ArchiveError(
+            "no_archive",
+            f"{folder} has no rollouts: the trajectory API archives acked groups to <run>/rollouts",
+            folder=folder,
+        )
+    found = [path for path in rollouts.glob(f"*{segment.SUFFIX}") if path.stem.isdecimal()]
+    return sorted(found, key=lambda path: int(path.stem))

@@ -4,9 +4,7 @@ A value comes from the first source that has one: command line, GRISTMILL_* (URL
 default.
 """
 
-from gristmill.settings.base import Settings
-from gristmill.settings.files import find_config, load_yaml
 from gristmill.settings.flags import parse_flag_sets, parse_flags
-from gristmill.settings.layers import merge, parse
+from gristmill.settings.layers import Settings, find_config, load_yaml, merge, parse
 
 __all__ = ["Settings", "find_config", "load_yaml", "merge", "parse", "parse_flag_sets", "parse_flags"]
