@@ -22,7 +22,7 @@ from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.token import claim_publishing
+from gristmill_trainer.publish.publisher import claim_publishing
 from local_processes import LocalStack, listens
 
 

@@ -18,7 +18,7 @@ from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.token import claim_publishing
+from gristmill_trainer.publish.publisher import claim_publishing
 
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gristmill_trainer.checkpoint import SingleProcess
-from gristmill_trainer.checkpoint.random_state import seed_all
+from gristmill_trainer.checkpoint.contents import seed_all
 from gristmill_trainer.distributed.crew import Crew, Parts
 from gristmill_trainer.distributed.sharded import Sharded, check_shardable, shard
 from gristmill_trainer.distributed.world import World

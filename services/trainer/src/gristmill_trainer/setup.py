@@ -51,7 +51,7 @@ from gristmill_trainer.publish import (
     NonePublisher,
     WeightPublisher,
 )
-from gristmill_trainer.publish.token import claim_publishing
+from gristmill_trainer.publish.publisher import claim_publishing
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest, torchrun_grace
 from gristmill_trainer.tracking import WandbTracker

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gristmill import RunStatus, SyncClient
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish.server import ModelServer
+from gristmill_trainer.publish.servers import ModelServer
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from tests.unit.trainer.distributed.training import RESUMED, SETTINGS, STEPS, Jo
 from transformers import AutoModelForCausalLM
 
 from gristmill_trainer.build import LearnerPlan, build_crew
-from gristmill_trainer.checkpoint.manifest import verify
+from gristmill_trainer.checkpoint.contents import verify
 from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.policy import ModelSource

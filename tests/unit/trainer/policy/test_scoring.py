@@ -24,9 +24,8 @@ from transformers import (
 
 from gristmill_trainer.data.types import MicroBatch
 from gristmill_trainer.errors import ModelError
-from gristmill_trainer.policy.check import prepare
 from gristmill_trainer.policy.head import Entropy, Scores
-from gristmill_trainer.policy.scoring import Scorer
+from gristmill_trainer.policy.scoring import Scorer, prepare
 
 RAGGED = (7, 2, 19, 1, 11)
 

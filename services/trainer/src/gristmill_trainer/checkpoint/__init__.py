@@ -1,9 +1,8 @@
 """Checkpoints: durable before an ack of their groups, written atomically, and verified before use."""
 
 from gristmill_trainer.checkpoint.contents import Checkpoint, Progress, Resumable
-from gristmill_trainer.checkpoint.resume import Resumption, find_resumption
 from gristmill_trainer.checkpoint.single import SingleProcess
-from gristmill_trainer.checkpoint.store import CheckpointStore
+from gristmill_trainer.checkpoint.store import CheckpointStore, Resumption, find_resumption
 
 __all__ = [
     "Checkpoint",

@@ -1,20 +1,28 @@
-"""The contents of a checkpoint.
+"""The contents of a checkpoint, their digests, and the states of the random number generators.
 
 step-000020/
   config.json, model.safetensors, ...   the model in Hugging Face's format
   optimizer.pt                          states of the optimizer and the schedule
   random.pt                             states of the random number generators
   trainer_state.json                    `Progress`
-  manifest.json                         SHA-256 of every file above
+  manifest.json                         SHA-256 of every file above, to find disk errors before training continues
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+import numpy as np
+import torch
+
 from gristmill import PolicyVersion
+from gristmill_trainer.errors import CheckpointError
 
 OPTIMIZER = "optimizer.pt"
 RANDOM = "random.pt"
@@ -69,3 +77,116 @@ class Resumable(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores a result of `state`, without "schedule" if the schedule restarts. The model is loaded separately."""
+
+
+MANIFEST = "manifest.json"
+
+
+class File(msgspec.Struct, frozen=True):
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    files: dict[str, File]
+    """Files by path within the folder."""
+    format: int = 1
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes a manifest of the files that are in the folder now."""
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(Manifest(_files(folder)))))
+
+
+def verify(folder: Path) -> None:
+    """Raises CheckpointError with the path of a file that is missing or changed."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            "checkpoint_manifest_missing",
+            f"checkpoint {folder} has no {MANIFEST}: it was written before checkpoints were checked, or by something "
+            f"else. {remedy(folder)}",
+            path=folder / MANIFEST,
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(
+            "checkpoint_unreadable",
+            f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",
+            path=folder / MANIFEST,
+        ) from error
+    found = _files(folder)
+    for name, written in manifest.files.items():
+        there = found.get(name)
+        if there is None:
+            raise CheckpointError(
+                "checkpoint_file_missing",
+                f"checkpoint {folder} has lost its {name}. {remedy(folder)}",
+                path=folder / name,
+            )
+        if there != written:
+            raise CheckpointError(
+                "checkpoint_damaged",
+                f"{folder / name} is not as it was written ({there.size} bytes, SHA-256 {there.sha256[:12]}...; "
+                f"written were {written.size}, {written.sha256[:12]}...). {remedy(folder)}",
+                path=folder / name,
+            )
+
+
+def remedy(folder: Path) -> str:
+    """Returns advice for a checkpoint that cannot be used."""
+    others = sorted(path for path in folder.parent.glob("step-*") if path != folder)
+    if not others:
+        return f"It is the only one: remove {folder} to begin from the first weights, or name another by --resume PATH."
+    return f"Remove {folder} to resume from one before it, or name one: --resume {others[-1]}"
+
+
+def _files(folder: Path) -> dict[str, File]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    with ThreadPoolExecutor(max_workers=4) as pool:  # Hashing releases the GIL.
+        return dict(zip((str(path.relative_to(folder)) for path in paths), pool.map(_hashed, paths), strict=True))
+
+
+def _hashed(path: Path) -> File:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return File(size=file.tell(), sha256=digest)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds all generators with `seed`, the same in every process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Returns the states of Python, numpy and torch, on the CPU and on every CUDA device."""
+    version, words, gauss = random.getstate()
+    numbers = np.random.get_state(legacy=False)
+    twister = numbers["state"]
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": {
+            "key": torch.from_numpy(twister["key"].astype(np.int64)),
+            "pos": int(twister["pos"]),
+            "has_gauss": int(numbers["has_gauss"]),
+            "gauss": float(numbers["gauss"]),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restores all states. CUDA devices without a saved state keep their seeds."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    numbers = state["numpy"]
+    key = numbers["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, numbers["pos"], numbers["has_gauss"], numbers["gauss"]))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)

@@ -22,7 +22,7 @@ from gristmill_trainer.distributed.world import World
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.optimizer import load_schedule, own_settings
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.policy.files import as_in_files, in_type, tied_head
+from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

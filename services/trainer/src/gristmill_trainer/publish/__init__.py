@@ -1,11 +1,13 @@
 """Publication of new weights to the running model server: one protocol, one file per transport."""
 
-from gristmill_trainer.publish.background import BackgroundPublisher
-from gristmill_trainer.publish.base import Tensors, WeightPublisher
-from gristmill_trainer.publish.filesystem import FilesystemPublisher
-from gristmill_trainer.publish.none import NonePublisher
-from gristmill_trainer.publish.server import ModelServer
-from gristmill_trainer.publish.servers import ModelServers
+from gristmill_trainer.publish.publisher import (
+    BackgroundPublisher,
+    FilesystemPublisher,
+    NonePublisher,
+    Tensors,
+    WeightPublisher,
+)
+from gristmill_trainer.publish.servers import ModelServer, ModelServers
 
 __all__ = [
     "BackgroundPublisher",

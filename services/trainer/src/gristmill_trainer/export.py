@@ -1,0 +1,189 @@
+"""Export of the finished model: a folder for from_pretrained and vLLM with a card of the run, and a push to a hub."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from gristmill.deployment import read_secret
+from gristmill.redaction import redact_arguments, redact_text
+from gristmill_trainer.disk import sync, writing
+from gristmill_trainer.errors import ModelError, TrainerError
+
+
+def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
+    """Writes config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
+
+    `tokenizer`: folder or hub id. An existing folder is replaced. Raises ModelError if the tokenizer cannot be loaded,
+    and TrainerError if the disk is full.
+    """
+    from transformers import AutoTokenizer
+
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with writing(
+        folder, remedy="Start the trainer again: it continues from the last checkpoint and repeats the export"
+    ):
+        save_model(partial)
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "tokenizer_unreadable",
+            f"the tokenizer '{tokenizer}' cannot be loaded ({error}); the weights are in {partial}",
+            tokenizer=tokenizer,
+            weights=partial,
+        ) from error
+    with writing(folder, remedy=f"The weights are in {partial}"):
+        _save(loaded, partial)
+        (partial / "README.md").write_text(model_card(facts), encoding="utf-8")
+        for file in filter(Path.is_file, partial.rglob("*")):
+            file.chmod(0o644)  # safetensors makes files private to the owner, but servers run as other users.
+            sync(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+
+def _save(tokenizer: Any, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # The tokenizers package has no specific exception for a full disk.
+        raise OSError(f"the tokenizer: {error}") from error
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run for the model card. All fields become public with the model."""
+
+    run_id: str
+    base_model: str
+    """The user's name of the model; the card contains only the last part of a folder's path."""
+    dataset: str
+    rewards: list[str]
+    objective: str
+    steps: int
+    policy_version: str
+    final_reward: float | None
+    """Mean reward of the last step's groups; None if this process trained no step."""
+    command: str
+    """Command line from `told_command`."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages, by name."""
+
+
+def told_command(program: str, arguments: Sequence[str]) -> str:
+    """Returns a command line without secrets, addresses and this machine's paths."""
+    told = [program]
+    for argument in redact_arguments(arguments):
+        flag, equals, value = argument.partition("=")
+        named = flag.startswith("--") and equals
+        told.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
+    return " ".join(told)
+
+
+def model_card(facts: RunFacts) -> str:
+    """Returns the README.md, with the metadata that hubs read."""
+    base = _public(facts.base_model)
+    head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [gristmill, reinforcement-learning]"]
+    if _HUB_ID.fullmatch(base):
+        head.insert(0, f"base_model: {base}")
+    reward = "not known" if facts.final_reward is None else f"{facts.final_reward:.4f}"
+    rows: Mapping[str, str] = {
+        "Base model": base,
+        "Dataset": _public(facts.dataset),
+        "Rewards": ", ".join(facts.rewards) or "none",
+        "Objective": facts.objective,
+        "Optimizer steps": str(facts.steps),
+        "Mean reward of the last step": reward,
+        "Policy version": facts.policy_version,
+        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items())),
+    }
+    table = "\n".join(f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items())
+    front = "\n".join(head)
+    return (
+        f"---\n{front}\n---\n\n# {facts.run_id}\n\n"
+        f"{base}, trained further by reinforcement learning with Gristmill.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n```sh\n{facts.command}\n```\n"
+    )
+
+
+def _public(text: str) -> str:
+    """Returns the text without secrets and addresses; a path becomes its last part."""
+    text = redact_text(text)
+    if _URL.search(text):
+        return _URL.sub("URL", text)
+    if text.startswith(("/", "~", "./", "../")) or "\\" in text:
+        return PurePath(text).name
+    return text
+
+
+_LOG = logging.getLogger(__name__)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub repository and a token with write access."""
+
+    repository: str
+    token: str = field(repr=False)
+    endpoint: str | None = None
+    """URL of the hub; None: HF_ENDPOINT, else huggingface.co."""
+
+    @classmethod
+    def read(cls, repository: str | None, environ: Mapping[str, str]) -> Hub | None:
+        """Reads the hub from `push_to_hub` and `os.environ`; returns None without `push_to_hub`.
+
+        The token is HF_TOKEN, else the content of the file HF_TOKEN_PATH. Raises TrainerError or ConfigError before
+        training starts, not after hours of training.
+        """
+        if repository is None:
+            return None
+        if not _REPOSITORY.fullmatch(repository):
+            raise TrainerError(
+                "repository_name",
+                f"push_to_hub is '{repository}'; a hub repository is written owner/name",
+                repository=repository,
+            )
+        token = environ.get("HF_TOKEN") or read_secret(environ, "HF_TOKEN_PATH")
+        if not token:
+            raise TrainerError(
+                "hub_token_missing",
+                f"push_to_hub is '{repository}', but there is no token with write access: set HF_TOKEN, or in Compose "
+                "HF_WRITE_TOKEN_FILE (docs/security.md), or leave push_to_hub out",
+                repository=repository,
+            )
+        return cls(repository, token)
+
+    def push(self, folder: Path) -> None:
+        """Creates a private repository if it does not exist, and uploads the folder. Raises TrainerError."""
+        from huggingface_hub import HfApi
+
+        # The error class of the HTTP client that the installed huggingface_hub uses.
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+        api = HfApi(endpoint=self.endpoint, token=self.token)
+        try:
+            api.create_repo(self.repository, private=True, exist_ok=True)
+            api.upload_folder(
+                repo_id=self.repository, folder_path=folder, commit_message="Model of a finished Gristmill run"
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            raise TrainerError(
+                "push_failed",
+                f"the model could not be pushed to {self.repository}: {error}. It is whole in {folder}; "
+                f"push it by hand: hf upload {self.repository} {folder}",
+                repository=self.repository,
+                folder=folder,
+            ) from error
+        _LOG.info("pushed %s to %s", folder, self.repository)

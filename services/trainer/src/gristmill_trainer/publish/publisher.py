@@ -1,0 +1,238 @@
+"""Publication of new weights through a shared folder, at once or in the background, and the token to publish.
+
+Files are written under a temporary name, renamed, and loaded by the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from gristmill import GristmillError, PolicyVersion
+from gristmill_trainer.disk import writing
+from gristmill_trainer.errors import PublishError, of_thread
+from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
+from gristmill_trainer.publish.servers import ModelServers
+from gristmill_trainer.stop import StopRequest
+
+Tensors = Mapping[str, torch.Tensor]
+"""All tensors with the server's names and shapes, including the head; or an adapter's tensors with the names of peft's
+files."""
+
+
+class WeightPublisher(Protocol):
+    """Publishes weights to one or more model servers."""
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Returns when these weights are served under this version. Raises PublishError."""
+
+    def ensure(self) -> None:
+        """Publishes the last weights again to restarted servers. Does not wait: call it regularly.
+
+        Raises PublishError.
+        """
+
+    def close(self) -> None:
+        """Ends the background work."""
+
+
+class NonePublisher:
+    """Never updates the server. Completions become more off-policy with every step; importance weights correct this."""
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Does nothing."""
+
+    def ensure(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+KEPT = 2
+
+
+class FilesystemPublisher:
+    """Writes `folder`/<version>/model.safetensors or an adapter's files, and lets the running `servers` load them."""
+
+    def __init__(
+        self,
+        servers: ModelServers,
+        folder: Path,
+        served_weights: Path | None,
+        describe_adapters: Callable[[Path], None] | None = None,
+    ) -> None:
+        """`served_weights`: the folder that the server first loaded; publications must have its shapes.
+        `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
+        self._servers = servers
+        self._folder = folder.absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
+            shutil.rmtree(partial)
+        self._describe_adapters = describe_adapters
+        self._expected = None if served_weights is None or describe_adapters is not None else _shapes(served_weights)
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        path = self._write(tensors, version)
+        self._check(path)
+        self._servers.load(path, version)
+        self._prune()
+
+    def ensure(self) -> None:
+        self._servers.ensure()
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _write(self, tensors: Tensors, version: PolicyVersion) -> Path:
+        target = self._folder / str(version)
+        temporary = self._folder / f".{version}.partial"
+        for leftover in (temporary, target):
+            shutil.rmtree(leftover, ignore_errors=True)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        with writing(target, PublishError, "Weights of other runs in the folder beside may go"):
+            temporary.mkdir()
+            if self._describe_adapters is not None:
+                self._describe_adapters(temporary)
+            file = temporary / ("model.safetensors" if self._describe_adapters is None else ADAPTER_WEIGHTS)
+            save_file(whole, file, metadata={"format": "pt"})
+            file.chmod(0o644)  # The server runs as another user of the same group.
+            temporary.rename(target)
+        return target
+
+    def _check(self, path: Path) -> None:
+        """Raises PublishError for wrong shapes, because loading them would kill the server's engine."""
+        if self._expected is None:
+            return
+        found = _shapes(path)
+        wrong = sorted(
+            name for name in self._expected.keys() | found.keys() if self._expected.get(name) != found.get(name)
+        )
+        if wrong:
+            name = wrong[0]
+            here, there = found.get(name, "missing"), self._expected.get(name, "missing")
+            raise PublishError(
+                "shape_mismatch",
+                f"{len(wrong)} tensors do not fit the served model; first: {name} is {here} here and {there} in the "
+                "server. Trainer and model server must run the same MODEL.",
+                permanent=True,
+                tensor=name,
+                here=here,
+                served=there,
+            )
+
+    def _prune(self) -> None:
+        """Keeps the newest `KEPT` versions: the server may still read the previous version, or return to it.
+
+        Newest by time, not by version: versions restart when a run is deleted and created again.
+        """
+        versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
+        for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
+            shutil.rmtree(old)
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Reads the shapes of all tensors from the headers of a folder's safetensors files."""
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+class BackgroundPublisher:
+    """Runs one publication at a time in a thread, on a copy of the weights, while the trainer continues.
+
+    For runs whose environment may be a step behind (max_staleness > 0). A synchronous run would only wait elsewhere.
+    `publish`, `ensure` or `wait` raises the error of the thread.
+    """
+
+    def __init__(
+        self, publisher: WeightPublisher, published: Callable[[PolicyVersion], object], stop: StopRequest
+    ) -> None:
+        """`published`: called in the thread once a version is served, as to notify the API. `stop`: shortens waits."""
+        self._publisher = publisher
+        self._published = published
+        self._stop = stop
+        self._thread: threading.Thread | None = None
+        self._failure: GristmillError | None = None
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Copies the tensors and starts their publication. First waits for the previous one, as versions only rise."""
+        self.wait()
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
+        self._thread.start()
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a publication is in progress."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def ensure(self) -> None:
+        """Calls `ensure` of the wrapped publisher, unless a publication is in progress."""
+        if self.publishing:
+            return
+        self.wait()
+        self._publisher.ensure()
+
+    def wait(self) -> None:
+        """Returns when the last publication is served and announced.
+
+        Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
+        """
+        if self._thread is not None:
+            while self.publishing:
+                self._thread.join(timeout=1.0)
+                if self.publishing:
+                    self._stop.raise_if_requested()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Waits within the grace period for the publication in progress, then closes the wrapped publisher."""
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
+        self._publisher.close()
+
+    def _run(self, tensors: Tensors, version: PolicyVersion) -> None:
+        try:
+            self._publisher.publish(tensors, version)
+            self._published(version)
+        except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
+            self._failure = of_thread(f"publishing version {version}", error)
+
+
+def claim_publishing(weights_dir: Path) -> str:
+    """Replaces `weights_dir`/token with a new token and returns it.
+
+    From then on the model servers refuse the previous trainer (`fenced`), whenever it continues. Call this function
+    after the run is taken, and ask the API afterwards whether the run still belongs to this trainer. If the trainer was
+    stopped between the two, it replaces the token of its successor. The successor's next publication is then refused,
+    and it has to be started again.
+
+    Only a process that may write to the weights folder can make the servers load from it.
+    """
+    weights_dir.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(32)
+    handle, temporary = tempfile.mkstemp(dir=weights_dir, prefix=".token-")
+    with os.fdopen(handle, "w") as file:
+        file.write(token)
+    Path(temporary).chmod(0o640)  # The server runs as another user of the same group.
+    Path(temporary).replace(weights_dir / "token")
+    return token
