@@ -12,9 +12,9 @@ import torch
 from benchmarks.training.batch import Load, Sequence, padded, samples
 from benchmarks.training.shapes import Shape
 
-from gristmill_trainer.build import LearnerPlan, build_crew
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 Name = Literal["ours", "compiled", "trl"]
@@ -82,7 +82,7 @@ class Ours:
             }
         )
         source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens))
-        self._learner = build_crew(LearnerPlan(source, None, settings, None), World()).learner
+        self._learner = build_rank_group(LearnerPlan(source, None, settings, None), DistContext()).learner
         self._samples = samples(batch)
         self._steps = 0
         self.model = self._learner.policy.model

@@ -14,11 +14,10 @@ from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
 from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
 from gristmill.hyperparameters import Hyperparameters
+from gristmill_trainer.batch_source import Batch, Prefetch
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.feed import Batch
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.prefetch import Prefetch
 
 GROUPS = 4
 SETTINGS = Hyperparameters()

@@ -23,10 +23,10 @@ RUN = "stalls"
 _HANGING = """
 import ctypes, os, sys, threading
 from gristmill.stall import StallLimits
-from gristmill_trainer import setup
+from gristmill_trainer import startup
 from gristmill_trainer.__main__ import main
 from gristmill_trainer.learner import Learner
-setup.STALL = StallLimits(floor={floor}, frozen={frozen}, multiple=10)
+startup.STALL = StallLimits(floor={floor}, frozen={frozen}, multiple=10)
 step = Learner.step
 def hang(self, samples, number, *rest):
     if number == 2:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import ConfigError, Protocol, RunRecord, RunState
-from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
+from gristmill_trainer.settings import dataset_name, longest_completion, reward_names, trainer_block
 
 
 def _run(env: dict[str, Any], protocol: Protocol = Protocol.GRISTMILL) -> RunRecord:

@@ -9,8 +9,8 @@ import wandb
 from tests.support.wandb_file import read_wandb
 from tests.unit.trainer.test_report import metrics, result, statistics
 
+from gristmill_trainer.display import WandbTracker
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.tracking import WandbTracker
 
 
 def test_tracker_logs_a_steps_metrics_by_policy_step(tmp_path: Path) -> None:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from gristmill_trainer import openmp  # noqa: F401  The first import: see there.
-
-# isort: split
-
 import logging
 import os
 import sys
+
+# torch's OpenMP reads this variable when it is loaded. By default, a waiting thread spins. With max_staleness > 0,
+# trainer and model server may compute at the same time on the cores of one machine, and a spinning thread uses a core
+# that the other process needs. On two cores, a quickstart run with `OMP_WAIT_POLICY=ACTIVE make bench-learning
+# ARGS=staleness` took more than twice as long as without the variable.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# isort: split
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError
 from gristmill.logs import setup as set_up_logging
-from gristmill_trainer.build import LearnerPlan, build_crew
-from gristmill_trainer.distributed.world import join
+from gristmill_trainer.dist_context import join
 from gristmill_trainer.errors import FencedError
 from gristmill_trainer.loop import train
-from gristmill_trainer.setup import prepare
+from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
+from gristmill_trainer.startup import start
 from gristmill_trainer.stop import StoppedError, leave_to_rank_0
 
 _LOG = logging.getLogger("gristmill_trainer")
@@ -34,15 +38,15 @@ def main() -> int:
     rank = os.environ.get("RANK", "0")
     set_up_logging("trainer" if rank == "0" else f"trainer/{rank}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
-    world = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
+    dist = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if world.leads:
-            with prepare(sys.argv[1:], dict(os.environ), world) as training:
+        if dist.is_main:
+            with start(sys.argv[1:], dict(os.environ), dist) as training:
                 train(training)
         else:
             leave_to_rank_0()
-            plan: LearnerPlan = world.share(None)
-            build_crew(plan, world).follow()
+            plan: LearnerPlan = dist.broadcast(None)
+            build_rank_group(plan, dist).follow()
     except StoppedError as stopped:
         _LOG.info("%s", stopped.report())
         return 143
@@ -55,7 +59,7 @@ def main() -> int:
             _LOG.error("%s", text)
         return 1
     finally:
-        world.close()
+        dist.close()
     return 0
 
 

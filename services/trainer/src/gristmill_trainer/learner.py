@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill_trainer.data.micro_batches import collate, dummy, plan, split
 from gristmill_trainer.data.types import F32, MicroBatch, Sample
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.metrics import ModelFlops, StepResult, TokenStats
 from gristmill_trainer.objectives import Objective, TrainedTokens, token_weights
@@ -52,7 +52,7 @@ class Learner:
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         max_completion_length: int | None = None,
         reference: Policy | None = None,
-        world: World | None = None,
+        dist: DistContext | None = None,
     ) -> None:
         """`max_completion_length`: the divisor of dr_grpo, unless the settings have one. `reference`: scores samples
         without reference log-probabilities for the KL penalty. LoRA does not need it: the reference is then the policy
@@ -64,7 +64,7 @@ class Learner:
         self._settings = settings
         self._max_completion_length = settings.max_completion_length or max_completion_length
         self._reference = reference
-        self._world = world or World()
+        self._dist = dist or DistContext()
         self._flops = ModelFlops.of(policy.model)
 
     @property
@@ -72,17 +72,19 @@ class Learner:
         """Learning rate of the next update."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def step(self, samples: Sequence[Sample], step: int, go_on: Callable[[], bool] = lambda: True) -> StepResult:
+    def step(
+        self, samples: Sequence[Sample], step: int, should_continue: Callable[[], bool] = lambda: True
+    ) -> StepResult:
         """Trains on `samples`, the whole batch of optimizer step `step`, on every rank.
 
         An update with a non-finite loss or gradient is left out and does not change the policy. An update without a
         trained token is left out too, because AdamW's momentum would change the policy. The schedule always advances.
-        Rank 0 calls `go_on` before each micro-batch. If it returns False, every rank raises AbandonedError.
+        Rank 0 calls `should_continue` before each micro-batch. If it returns False, every rank raises AbandonedError.
         """
         settings = self._settings
-        samples = self._with_reference(samples, go_on)
+        samples = self._with_reference(samples, should_continue)
         if settings.updates_per_step > 1:
-            samples = self._with_old_logprobs(samples, go_on)
+            samples = self._with_old_logprobs(samples, should_continue)
         groups = [sample.group_id for sample in samples]
         taken: list[_Update] = []
         left_out: list[_Update] = []
@@ -94,7 +96,7 @@ class Learner:
                 members = [samples[number] for number in part]
                 if not any(sample.trained_tokens for sample in members):
                     continue
-                update = self._update(members, go_on, untouched=not taken)
+                update = self._update(members, should_continue, untouched=not taken)
                 found = _not_finite(update)
                 if found is None:
                     self.optimizer.step()
@@ -120,24 +122,27 @@ class Learner:
         )
 
     def logprobs(
-        self, samples: Sequence[Sample], policy: Policy | None = None, go_on: Callable[[], bool] = lambda: True
+        self,
+        samples: Sequence[Sample],
+        policy: Policy | None = None,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> list[F32]:
         """Returns float32[L] per sample: log-probabilities of its trained tokens, 0 for other tokens. No gradient.
 
-        `policy`: default is the policy in training. `go_on`: as in `step`.
+        `policy`: default is the policy in training. `should_continue`: as in `step`.
         """
         scored = policy or self.policy
         found: dict[int, F32] = {}
         with torch.no_grad(), scored.compute():
             for micro in self._micro_batches(samples, np.zeros(len(samples))):
-                self._ask(go_on, untouched=True)
+                self._check_abort(should_continue, untouched=True)
                 scores = scored.scorer(micro)
                 flat = scores.logprobs.float().cpu().numpy()
                 for place, number in enumerate(micro.index):
                     values = np.zeros(len(samples[number]), np.float32)
                     values[samples[number].trained] = flat[micro.sequence.cpu().numpy() == place]
                     found[number] = values
-        everywhere = {number: values for share in self._world.gather(found) for number, values in share.items()}
+        everywhere = {number: values for share in self._dist.gather(found) for number, values in share.items()}
         return [everywhere[number] for number in range(len(samples))]
 
     def _nothing(self) -> StepResult:
@@ -147,7 +152,7 @@ class Learner:
             math.nan, math.nan, TokenStats.of([]), 0, 0, None, "nothing is left of its groups to train on"
         )
 
-    def _update(self, samples: Sequence[Sample], go_on: Callable[[], bool], *, untouched: bool) -> _Update:
+    def _update(self, samples: Sequence[Sample], should_continue: Callable[[], bool], *, untouched: bool) -> _Update:
         """Accumulates and clips the gradient of one update."""
         counts = np.array([sample.trained_tokens for sample in samples], np.int64)
         weights = token_weights(
@@ -156,7 +161,7 @@ class Learner:
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
         losses, rows = [], []
         for micro in self._micro_batches(samples, weights):
-            self._ask(go_on, untouched=untouched)
+            self._check_abort(should_continue, untouched=untouched)
             with self.policy.compute():
                 scores = self.policy.scorer(
                     micro, entropy="gradient" if self.objective.wants_entropy_gradient else "value"
@@ -185,13 +190,13 @@ class Learner:
             )
             loss, ratios = self.objective.loss(tokens)
             # FSDP averages gradients over the ranks, but the losses of the ranks must be summed.
-            (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
+            (loss * self._dist.size).backward()  # type: ignore[no-untyped-call]
             # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
             losses.append(loss.detach())
             rows.append(TokenStats.rows(tokens, ratios))
         grad_norm = self._clip_gradient()
         loss_sum = sum(loss.item() for loss in losses)
-        shares = self._world.gather((loss_sum, TokenStats.of(rows)))
+        shares = self._dist.gather((loss_sum, TokenStats.of(rows)))
         return _Update(
             loss=sum(share[0] for share in shares),
             grad_norm=grad_norm,
@@ -212,28 +217,28 @@ class Learner:
             [len(sample) for sample in samples],
             budget=settings.token_budget,
             batch_size=settings.batch_size,
-            ranks=self._world.size,
+            ranks=self._dist.size,
         )
-        for index in shares[self._world.rank]:
+        for index in shares[self._dist.rank]:
             if index is None:
                 yield dummy(self.policy.device, packing=settings.packing)
             else:
                 yield collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
 
-    def _ask(self, go_on: Callable[[], bool], *, untouched: bool) -> None:
-        if not self._world.share(go_on() if self._world.leads else None):
+    def _check_abort(self, should_continue: Callable[[], bool], *, untouched: bool) -> None:
+        if not self._dist.broadcast(should_continue() if self._dist.is_main else None):
             self.optimizer.zero_grad(set_to_none=True)
             raise AbandonedError("step_abandoned", "the step was given up", untouched=untouched)
 
-    def _with_old_logprobs(self, samples: Sequence[Sample], go_on: Callable[[], bool]) -> list[Sample]:
-        found = self.logprobs(samples, go_on=go_on)
+    def _with_old_logprobs(self, samples: Sequence[Sample], should_continue: Callable[[], bool]) -> list[Sample]:
+        found = self.logprobs(samples, should_continue=should_continue)
         return [dataclasses.replace(one, old_logprobs=old) for one, old in zip(samples, found, strict=True)]
 
-    def _with_reference(self, samples: Sequence[Sample], go_on: Callable[[], bool]) -> Sequence[Sample]:
+    def _with_reference(self, samples: Sequence[Sample], should_continue: Callable[[], bool]) -> Sequence[Sample]:
         if not self.objective.wants_reference or all(sample.ref_logprobs is not None for sample in samples):
             return samples
         with nullcontext() if self._reference is not None else self.policy.without_adapters():
-            found = self.logprobs(samples, self._reference, go_on)
+            found = self.logprobs(samples, self._reference, should_continue)
         return [
             one if one.ref_logprobs is not None else dataclasses.replace(one, ref_logprobs=ref)
             for one, ref in zip(samples, found, strict=True)

@@ -22,22 +22,21 @@ from gristmill.logs import line
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, Reason, SkippedSteps
+from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.disk import writing
-from gristmill_trainer.display import Display
-from gristmill_trainer.distributed.crew import Crew
+from gristmill_trainer.display import Display, WandbTracker
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
-from gristmill_trainer.feed import Batch, Feed
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
+from gristmill_trainer.rank_group import RankGroup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
-from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -75,12 +74,12 @@ class Training:
     settings: TrainerSettings
     run: RunRecord
     api: SyncClient
-    crew: Crew
+    ranks: RankGroup
     policy: Policy
     publisher: WeightPublisher
     checkpoints: CheckpointStore
     leases: Leases
-    feed: Feed
+    batches: BatchSource
     aside: Aside
     skipped: SkippedSteps
     watchdog: Watchdog
@@ -120,16 +119,16 @@ def train(training: Training) -> None:
             batch = wait_for_batch(training, version)
         with phases("pack"):
             prepared = batch.prepared
-        learning_rate = training.crew.learner.learning_rate
+        learning_rate = training.ranks.learner.learning_rate
         with phases("train"):
             try:
                 result = optimizer_step(training, prepared, step, slowest)
             except AbandonedError as abandoned:
                 leave_step(training, version, abandoned)
-        settle(training, version, step, batch.groups, result)
+        record_outcome(training, version, step, batch.groups, result)
         version = PolicyVersion(training.incarnation, step)
         # Metrics come before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
-        with keeping(training, version):
+        with checkpoint_on_stop(training, version):
             metrics = report(training, version, prepared, result, learning_rate, phases)
         reward = prepared.statistics.reward_mean
         slowest, phases = phases.slower_than(slowest), Phases(training.guard)
@@ -139,14 +138,14 @@ def train(training: Training) -> None:
                 checkpoint(training, version)
             slowest = phases.slower_than(slowest)
         training.skipped.raise_if_too_many()
-        with phases("publish"), keeping(training, version):
+        with phases("publish"), checkpoint_on_stop(training, version):
             publish(training, version)
-        with keeping(training, version):
+        with checkpoint_on_stop(training, version):
             training.stop.raise_if_requested()  # Check before the hook, which may take minutes of the grace period.
         if training.hook is not None:
             with training.guard.unwatched("on_step"):
                 training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
-            with keeping(training, version):
+            with checkpoint_on_stop(training, version):
                 training.stop.raise_if_requested()
 
     finish(training, version, reward)
@@ -156,10 +155,10 @@ def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
     """Waits without a time limit for the next step's groups and returns them."""
     training.watchdog.begin()
     while True:
-        with keeping(training, version):
+        with checkpoint_on_stop(training, version):
             training.stop.raise_if_requested()
             training.guard.progress()
-            batch = training.feed.get(version.step + 1, _POLL)
+            batch = training.batches.get(version.step + 1, _POLL)
             if batch is not None:
                 return batch
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
@@ -175,15 +174,15 @@ def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: d
     """
     started = time.monotonic()
 
-    def go_on() -> bool:
+    def should_continue() -> bool:
         training.guard.progress()
         left = max(slowest.get("train", 0.0) - (time.monotonic() - started), 0.0)
         return not training.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
 
-    return training.crew.step(prepared.samples, step, go_on)
+    return training.ranks.step(prepared.samples, step, should_continue)
 
 
-def settle(
+def record_outcome(
     training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
 ) -> None:
     """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
@@ -220,13 +219,13 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
 
 
 @contextmanager
-def keeping(training: Training, version: PolicyVersion) -> Iterator[None]:
+def checkpoint_on_stop(training: Training, version: PolicyVersion) -> Iterator[None]:
     """Writes a checkpoint with all finished steps before an end between two steps.
 
     Such an end is a stop request (StoppedError) or a suspended run (ApiError).
     """
     try:
-        with training.stop.cutting_short():
+        with training.stop.stop_on_timeout():
             yield
     except StoppedError:
         if training.leases.covered:
@@ -249,7 +248,7 @@ def save(training: Training, version: PolicyVersion) -> None:
     """Writes the weights to disk, with the ids of the groups trained since the last ack."""
     leases = training.leases
     training.checkpoints.save(
-        training.crew,
+        training.ranks,
         Progress(
             step=version.step,
             version=version,
@@ -264,7 +263,7 @@ def save(training: Training, version: PolicyVersion) -> None:
 
 def publish(training: Training, version: PolicyVersion) -> None:
     """Publishes the weights to the server, then reports the version to the API, which lets the environment continue."""
-    training.publisher.publish(training.crew.served_tensors(), version)
+    training.publisher.publish(training.ranks.served_tensors(), version)
     if not isinstance(training.publisher, BackgroundPublisher):  # A BackgroundPublisher announces the version itself.
         announce(training.api, training.run.run_id, version)
 
@@ -318,7 +317,7 @@ def finish(training: Training, version: PolicyVersion, final_reward: float | Non
     if isinstance(training.publisher, BackgroundPublisher):
         training.publisher.wait()
     facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
-    export_model(training.final_model, training.crew.save_whole, training.policy.source.tokenizer, facts)
+    export_model(training.final_model, training.ranks.save_whole, training.policy.source.tokenizer, facts)
     training.api.finish(training.run.run_id, training.incarnation)
     if training.hub is not None:
         with training.guard.unwatched("push_to_hub"):

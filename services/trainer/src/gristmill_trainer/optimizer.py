@@ -77,7 +77,7 @@ def learning_rate_factor(done: int, schedule: Schedule, warmup_steps: int, train
 
 
 @contextmanager
-def own_settings(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[None]:
+def kept_hyperparameters(optimizer: torch.optim.Optimizer, *, keep: bool) -> Iterator[None]:
     """Keeps this optimizer's learning rate, betas and other settings while another state is loaded, if `keep`."""
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     yield

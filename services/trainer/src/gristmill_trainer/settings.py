@@ -1,17 +1,22 @@
 """The trainer's settings: trainer.yaml, overridden by the run's `trainer:` block, overridden by the command line.
 
 A run may set hyperparameters only (`gristmill.hyperparameters`). The settings of this file say where things are and
-what the trainer's machine may do. They come from trainer.yaml and the command line.
+what the trainer's machine may do. They come from trainer.yaml and the command line. The environment recorded the run's
+own settings when it opened the run; other clients may record anything there.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from gristmill import Hyperparameters
+from gristmill import Hyperparameters, Protocol, RunRecord
+from gristmill.hyperparameters import check_run_block
+from gristmill.settings import load_yaml, merge, parse
 
+TRAINER_CONFIG = "trainer.yaml"
 _MAY_CHANGE = frozenset({"token_budget", "packing", "gradient_checkpointing", "compile"})
 """Hyperparameters that a resumed training may change: they affect memory and speed."""
 
@@ -65,3 +70,44 @@ class TrainerSettings(Hyperparameters):
         """The trainer's half of the run record: the settings that must not change during the run."""
         fixed = {*Hyperparameters.model_fields, "publisher", "ref_model"} - _MAY_CHANGE
         return self.model_dump(include=fixed)
+
+
+def read_settings(config_dir: Path, block: dict[str, Any], flags: dict[str, Any], where: str) -> TrainerSettings:
+    """Merges trainer.yaml in `config_dir`, the run's block and the flags. Raises ConfigError."""
+    file = config_dir / TRAINER_CONFIG
+    defaults = load_yaml(file) if file.is_file() else {}
+    return parse(
+        TrainerSettings, merge(merge(defaults, block), flags), f"trainer settings ({file}, trainer: block, {where})"
+    )
+
+
+def trainer_block(run: RunRecord) -> dict[str, Any]:
+    """Returns the hyperparameters that the run sets. Raises ConfigError for other settings (`check_run_block`)."""
+    block: dict[str, Any] = run.env.get("trainer") or {}
+    check_run_block(block, run.group_size, f"run {run.run_id}: trainer")
+    return block
+
+
+def longest_completion(run: RunRecord) -> int | None:
+    """Returns the environment's `max_tokens`; None if unknown, as for Atropos environments."""
+    found = _dataset(run).get("max_tokens")
+    return found if isinstance(found, int) else None
+
+
+def dataset_name(run: RunRecord) -> str:
+    """Returns the dataset's name for the card of the model."""
+    dataset = _dataset(run)
+    found = dataset.get("dataset_name") or dataset.get("dataset_path")
+    return str(found or ("environments of Atropos'" if run.protocol is Protocol.ATROPOS else "not told"))
+
+
+def reward_names(run: RunRecord) -> list[str]:
+    """Returns the names of the run's reward functions, in order."""
+    found = _dataset(run).get("reward_functions")
+    told = found if isinstance(found, list) else []
+    return [str(one.get("type") if isinstance(one, dict) else one) for one in told]
+
+
+def _dataset(run: RunRecord) -> dict[str, Any]:
+    found = run.env.get("dataset")
+    return found if isinstance(found, dict) else {}

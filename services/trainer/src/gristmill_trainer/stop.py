@@ -89,7 +89,7 @@ class StopRequest:
         return max(0.0, min(_PATIENCE_STOPPING, self.seconds_left)) if self.requested else _PATIENCE
 
     @contextmanager
-    def cutting_short(self) -> Iterator[None]:
+    def stop_on_timeout(self) -> Iterator[None]:
         """Converts ApiUnreachable and PublishError to StoppedError if a stop was requested."""
         try:
             yield

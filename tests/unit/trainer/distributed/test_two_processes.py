@@ -19,11 +19,11 @@ from tests.support.errors import raises
 from tests.unit.trainer.distributed.training import RESUMED, SETTINGS, STEPS, Job, run
 from transformers import AutoModelForCausalLM
 
-from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint.contents import verify
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError
 from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 BOTH_WAYS = ("passes with penalties", "checkpointed")
@@ -60,14 +60,14 @@ def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     one = {name: Job(name, model_dir, folder / "one" / name) for name in SETTINGS}
     two = {name: Job(name, model_dir, folder / "two" / name) for name in SETTINGS}
     for job in one.values():
-        run(job, World())
+        run(job, DistContext())
     for name in BOTH_WAYS:
         two[f"{name}, resumed"] = Job(name, model_dir, folder / "two" / f"{name}, resumed", one[name].checkpoint)
     done = torchrun("train", folder, list(two.values()))
     assert done.returncode == 0, done.stdout
     for name in BOTH_WAYS:
         job = Job(name, model_dir, folder / "one" / f"{name}, resumed", two[name].checkpoint)
-        run(job, World())
+        run(job, DistContext())
         one[f"{name}, resumed"] = job
     return Trainings(one, two)
 
@@ -163,4 +163,4 @@ def test_settings_for_a_single_process_are_refused_with_several(setting: dict[st
     plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
     for rank in range(2):
         with raises(TrainerError, "one_process_only", setting=next(iter(setting))):
-            build_crew(plan, World(rank, 2, rank))
+            build_rank_group(plan, DistContext(rank, 2, rank))

@@ -13,14 +13,13 @@ from safetensors.torch import save_file
 from tests.support.errors import raises
 
 from gristmill import PolicyVersion
-from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.types import Sample
-from gristmill_trainer.distributed.crew import Crew
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.metrics import measure
 from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.rank_group import LearnerPlan, RankGroup, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 STEPS = 3
@@ -93,30 +92,30 @@ def samples(step: int) -> list[Sample]:
     return found
 
 
-def run(job: Job, world: World) -> None:
+def run(job: Job, dist: DistContext) -> None:
     """Trains, on every rank. Writes told.json (one row per step), a checkpoint, served.safetensors and whole/."""
-    crew = build_crew(job.plan, world)
-    if not world.leads:
-        crew.follow()
+    ranks = build_rank_group(job.plan, dist)
+    if not dist.is_main:
+        ranks.follow()
         return
-    with crew:
+    with ranks:
         store = CheckpointStore(job.folder / "checkpoints", kept=5)
         if job.resume is not None:
-            store.restore(store.load(job.resume), crew)
-        told = [_step(job, crew, store, step) for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1)]
+            store.restore(store.load(job.resume), ranks)
+        told = [_step(job, ranks, store, step) for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1)]
         (job.folder / "told.json").write_text(json.dumps(told))
-        save_file(crew.served_tensors(), job.folder / "served.safetensors")
-        crew.save_whole(job.folder / "whole")
+        save_file(ranks.served_tensors(), job.folder / "served.safetensors")
+        ranks.save_whole(job.folder / "whole")
 
 
-def _step(job: Job, crew: Crew, store: CheckpointStore, step: int) -> dict[str, Any]:
+def _step(job: Job, ranks: RankGroup, store: CheckpointStore, step: int) -> dict[str, Any]:
     batch = samples(step)
     if job.settings in GIVEN_UP and step == RESUMED:
-        _give_up(crew, batch, step)
-    learning_rate = crew.learner.learning_rate
-    result = crew.step(batch, step)
+        _give_up(ranks, batch, step)
+    learning_rate = ranks.learner.learning_rate
+    result = ranks.step(batch, step)
     if step == RESUMED:
-        store.save(crew, Progress(step, PolicyVersion(1, step)))
+        store.save(ranks, Progress(step, PolicyVersion(1, step)))
     return {
         "step": step,
         "loss": result.loss,
@@ -127,8 +126,8 @@ def _step(job: Job, crew: Crew, store: CheckpointStore, step: int) -> dict[str, 
     }
 
 
-def _give_up(crew: Crew, batch: list[Sample], step: int) -> None:
+def _give_up(ranks: RankGroup, batch: list[Sample], step: int) -> None:
     answers: Iterator[bool] = iter([True])
     with raises(AbandonedError, "step_abandoned") as abandoned:
-        crew.step(batch, step, lambda: next(answers, False))
+        ranks.step(batch, step, lambda: next(answers, False))
     assert abandoned.value.untouched

@@ -15,39 +15,39 @@ from pathlib import Path
 from tests.unit.trainer.distributed.training import Job, run, samples
 
 from gristmill.logs import setup
-from gristmill_trainer.build import build_crew
-from gristmill_trainer.distributed.world import World, join
+from gristmill_trainer.dist_context import DistContext, join
 from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.rank_group import build_rank_group
 from gristmill_trainer.stop import leave_to_rank_0
 
 
 def main(what: str, folder: Path) -> int:
     """Returns the exit code, as in the trainer."""
     setup(f"rank{os.environ['RANK']}")
-    world = join(os.environ, "cpu")
+    dist = join(os.environ, "cpu")
     jobs: list[Job] = pickle.loads((folder / "jobs").read_bytes())
     try:
         if what == "train":
             for job in jobs:
-                run(job, world)
+                run(job, dist)
         else:
-            _lose_rank_0(what, jobs[0], world)
+            _lose_rank_0(what, jobs[0], dist)
     except TrainerError as error:
-        sys.stderr.write(f"ERROR on rank {world.rank}: [{error.code}] {error.values}\n{error}\n")
+        sys.stderr.write(f"ERROR on rank {dist.rank}: [{error.code}] {error.values}\n{error}\n")
         return 1
     finally:
-        world.close()
+        dist.close()
     return 0
 
 
-def _lose_rank_0(how: str, job: Job, world: World) -> None:
-    crew = build_crew(job.plan, world)
-    if not world.leads:
+def _lose_rank_0(how: str, job: Job, dist: DistContext) -> None:
+    ranks = build_rank_group(job.plan, dist)
+    if not dist.is_main:
         leave_to_rank_0()
-        crew.follow()
+        ranks.follow()
         return
-    with crew:
-        crew.step(samples(1), 1)
+    with ranks:
+        ranks.step(samples(1), 1)
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise TrainerError("model_server_unreachable", "the model server is gone", url="http://nowhere")

@@ -12,13 +12,12 @@ import torch
 from tests.support.groups import make_group
 
 from gristmill import PolicyVersion, TrajectoryGroup
-from gristmill_trainer.build import LearnerPlan, build_crew
 from gristmill_trainer.checkpoint import Progress
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.distributed.crew import Crew
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.rank_group import LearnerPlan, RankGroup, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 LIMITS = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 0))
@@ -29,7 +28,7 @@ SETTINGS = TrainerSettings(
 
 @dataclass
 class Training:
-    learner: Crew
+    learner: RankGroup
 
     @property
     def policy(self) -> Policy:
@@ -45,7 +44,7 @@ class Training:
 
 
 def start_training(source: ModelSource, weights: str | None = None) -> Training:
-    return Training(build_crew(LearnerPlan(source, weights, SETTINGS, None), World()))
+    return Training(build_rank_group(LearnerPlan(source, weights, SETTINGS, None), DistContext()))
 
 
 def step_groups(step: int) -> list[TrajectoryGroup]:

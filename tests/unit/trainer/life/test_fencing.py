@@ -6,7 +6,7 @@ import pytest
 
 from gristmill import ApiError, ApiUnreachable, RunRecord, RunState, SyncClient
 from gristmill_trainer.errors import FencedError, LeaseLostError, PublishError, TrainerError
-from gristmill_trainer.fencing import noticing_replacement
+from gristmill_trainer.run import noticing_replacement
 
 NOTICED = [
     ApiError("fenced", 409, "incarnation 1 was replaced"),

@@ -20,26 +20,26 @@ from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord, Trajec
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
 from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, SkippedSteps
-from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.batch_source import Batch, OnDemand
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.display import Display
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.export import RunFacts
-from gristmill_trainer.feed import Batch, Direct
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NonePublisher, WeightPublisher
-from gristmill_trainer.setup import STALL
+from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
+from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval": 100, "max_skipped_steps": 2})
 
 
-class _Feed(Direct):
+class _Source(OnDemand):
     def __init__(self, leases: Leases, amount: int, leased: Callable[[int], object]) -> None:
         super().__init__(leases, amount, prepare)
         self._told = leased
@@ -71,7 +71,7 @@ class Trainer:
         skipped = SkippedSteps(self.settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        crew = build_crew(LearnerPlan(self.source, weights, self.settings, None), World())
+        ranks = build_rank_group(LearnerPlan(self.source, weights, self.settings, None), DistContext())
         self.incarnation += 1
         first_step = 0 if resumption is None else resumption.step
         leases = Leases(self.api.client, "run", self.incarnation)
@@ -79,7 +79,7 @@ class Trainer:
         guard = StallGuard("trainer", STALL)
         with (
             contextlib.closing(guard),
-            stop.cutting_short(),
+            stop.stop_on_timeout(),
             metrics,
             Display(self.settings.training_steps, first_step) as display,
         ):
@@ -88,12 +88,12 @@ class Trainer:
                     settings=self.settings,
                     run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id", "creation"])("run", "c0ffee")),
                     api=self.api.client,
-                    crew=crew,
-                    policy=crew.learner.policy,
+                    ranks=ranks,
+                    policy=ranks.learner.policy,
                     publisher=self.publisher,
                     checkpoints=store,
                     leases=leases,
-                    feed=_Feed(leases, 2, self.leased),
+                    batches=_Source(leases, 2, self.leased),
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),

@@ -46,12 +46,12 @@ def test_stop_grace_period_may_change_during_a_run() -> None:
 
 def test_stop_request_ends_the_wait_for_an_unreachable_service() -> None:
     stop = StopRequest(grace=100.0)
-    with pytest.raises(ApiUnreachable), stop.cutting_short():
+    with pytest.raises(ApiUnreachable), stop.stop_on_timeout():
         raise ApiUnreachable("api_unreachable", "away")
     assert stop.patience() == 600.0
     signal.raise_signal(signal.SIGTERM)
     assert 0 < stop.patience() <= 10.0
-    with raises(StoppedError, "stopped", problem="api_unreachable") as raised, stop.cutting_short():
+    with raises(StoppedError, "stopped", problem="api_unreachable") as raised, stop.stop_on_timeout():
         raise ApiUnreachable("api_unreachable", "away")
     assert str(raised.value).endswith(" away")
     stop.grace = 0.0

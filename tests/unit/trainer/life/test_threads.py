@@ -12,9 +12,9 @@ from tests.unit.trainer.life.conftest import prepare, step_groups
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
+from gristmill_trainer.batch_source import Prefetch
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import ModelServer, ModelServers
 
 

@@ -15,7 +15,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -64,19 +64,6 @@ class Checkpoint:
     @property
     def covered(self) -> list[str]:
         return self.progress.covered
-
-
-class Resumable(Protocol):
-    """A learner with a state to save: one process with the whole model, or one of several with parts of it."""
-
-    def save_model(self, folder: Path) -> None:
-        """Writes the whole model as a Hugging Face folder, even if several processes hold its parts."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns the other state as dicts and lists of tensors, numbers and strings. "schedule": learning rate."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`, without "schedule" if the schedule restarts. The model is loaded separately."""
 
 
 MANIFEST = "manifest.json"

@@ -20,7 +20,6 @@ from gristmill_trainer.checkpoint.contents import (
     STATE,
     Checkpoint,
     Progress,
-    Resumable,
     random_state,
     remedy,
     restore_random_state,
@@ -29,6 +28,7 @@ from gristmill_trainer.checkpoint.contents import (
 )
 from gristmill_trainer.disk import sync, writing
 from gristmill_trainer.errors import CheckpointError, FencedError
+from gristmill_trainer.model_state import LearnerState
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class CheckpointStore:
         verify(path)
         return Checkpoint(path, read_progress(path))
 
-    def save(self, learner: Resumable, progress: Progress) -> Checkpoint:
+    def save(self, learner: LearnerState, progress: Progress) -> Checkpoint:
         """Writes a checkpoint and returns when it is on disk under its name.
 
         Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
@@ -126,7 +126,7 @@ class CheckpointStore:
         return Checkpoint(path, progress)
 
     @staticmethod
-    def restore(checkpoint: Checkpoint, learner: Resumable, own: bool = True) -> None:
+    def restore(checkpoint: Checkpoint, learner: LearnerState, own: bool = True) -> None:
         """Restores optimizer and random numbers, and the schedule if the checkpoint is the run's own.
 
         The model is loaded separately. Raises CheckpointError.
@@ -182,7 +182,7 @@ def read_progress(path: Path) -> Progress:
         ) from error
 
 
-def _write(folder: Path, learner: Resumable, progress: Progress) -> None:
+def _write(folder: Path, learner: LearnerState, progress: Progress) -> None:
     folder.mkdir()
     learner.save_model(folder)
     for state, name in ((learner.state(), OPTIMIZER), (random_state(), RANDOM)):

@@ -1,10 +1,10 @@
-"""A policy whose parameters, gradients and optimizer state are sharded among the ranks (FSDP2)."""
+"""The state of the policy and its optimizer, for checkpoints and publications: whole, or sharded by FSDP2."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
@@ -18,14 +18,66 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gristmill import Hyperparameters
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.optimizer import load_schedule, own_settings
+from gristmill_trainer.optimizer import kept_hyperparameters, load_schedule
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.policy.model import as_in_files, in_type, tied_head
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+class LearnerState(Protocol):
+    """The state of a learner: of one process with the whole model, or of several processes with parts of it."""
+
+    def served_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns all tensors in the server's format."""
+
+    def save_model(self, folder: Path) -> None:
+        """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""
+
+    def save_whole(self, folder: Path) -> None:
+        """Writes a whole Hugging Face model folder, with merged adapters."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns the other state as dicts and lists of tensors, numbers and strings. "schedule": learning rate."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores a result of `state`, without "schedule" if the schedule restarts. The model is loaded separately."""
+
+
+class WholeState:
+    """The state of a policy in one process, its optimizer and its schedule."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._schedule = schedule
+
+    def served_tensors(self) -> dict[str, torch.Tensor]:
+        return self._policy.served_tensors()
+
+    def save_model(self, folder: Path) -> None:
+        self._policy.save(folder)
+
+    def save_whole(self, folder: Path) -> None:
+        self._policy.save_whole(folder)
+
+    def state(self) -> dict[str, Any]:
+        schedule = None if self._schedule is None else self._schedule.state_dict()
+        return {"optimizer": self._optimizer.state_dict(), "schedule": schedule}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        with kept_hyperparameters(self._optimizer, keep="schedule" not in state):
+            self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None and state.get("schedule") is not None:
+            load_schedule(self._schedule, state["schedule"])
 
 
 def check_shardable(settings: Hyperparameters) -> None:
@@ -46,12 +98,12 @@ def check_shardable(settings: Hyperparameters) -> None:
         )
 
 
-def shard(policy: Policy, world: World) -> None:
+def shard(policy: Policy, dist: DistContext) -> None:
     """Shards the policy: each layer, then the remaining parameters together. Every rank has loaded the same weights.
 
     Call it before building the optimizer, which must get the shards. Gradients are means over the ranks, in float32.
     """
-    mesh = init_device_mesh(policy.device.type, (world.size,))
+    mesh = init_device_mesh(policy.device.type, (dist.size,))
     cuda = policy.device.type == "cuda"
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if cuda else None, reduce_dtype=torch.float32)
     for layer in policy.scorer.layers():
@@ -60,8 +112,8 @@ def shard(policy: Policy, world: World) -> None:
     fully_shard(policy.scorer, mesh=mesh, mp_policy=replace(precision, cast_forward_inputs=False))
 
 
-class Sharded:
-    """Checkpoint and publication of a sharded policy. Every rank calls the same methods; only rank 0 gets results.
+class ShardedState:
+    """The state of a sharded policy. Every rank calls the same methods; only rank 0 gets results.
 
     The files have the format of one process, so that a run may continue with another number of ranks.
     """
@@ -71,12 +123,12 @@ class Sharded:
         policy: Policy,
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LRScheduler,
-        world: World,
+        dist: DistContext,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
         self._schedule = schedule
-        self._world = world
+        self._dist = dist
         model = policy.model
         # In the optimizer's order: a tied parameter has only its first name.
         self._names = [name for name, _ in model.named_parameters()]
@@ -90,14 +142,14 @@ class Sharded:
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self._policy.model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self._world.leads:
+            if self._dist.is_main:
                 tensors[name] = in_type(whole.detach(), self._policy.served_dtype).cpu()
         return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
 
     def save_model(self, folder: Path) -> None:
         """Writes a Hugging Face model folder on rank 0, tied as the original."""
         tensors = self._whole()
-        if self._world.leads:
+        if self._dist.is_main:
             if self._tied_head is not None:
                 del tensors[self._tied_head]
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
@@ -109,7 +161,7 @@ class Sharded:
     def state(self) -> dict[str, Any]:
         """Returns the state in the format of one process: parameters by number, not by name. Empty except on rank 0."""
         found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
-        if not self._world.leads:
+        if not self._dist.is_main:
             return {}
         (group,) = found["param_groups"]
         state = {number: found["state"][name] for number, name in enumerate(self._names) if name in found["state"]}
@@ -122,7 +174,7 @@ class Sharded:
         Raises ValueError for the state of another model.
         """
         named: dict[str, Any] = {}
-        if self._world.leads:
+        if self._dist.is_main:
             one = state["optimizer"]
             (group,) = one["param_groups"]
             if len(group["params"]) != len(self._names):
@@ -131,8 +183,8 @@ class Sharded:
                 "state": {self._names[number]: values for number, values in one["state"].items()},
                 "param_groups": [{**group, "params": self._names}],
             }
-        schedule = self._world.share(state.get("schedule", {}) if self._world.leads else None)
-        with own_settings(self._optimizer, keep=not schedule):
+        schedule = self._dist.broadcast(state.get("schedule", {}) if self._dist.is_main else None)
+        with kept_hyperparameters(self._optimizer, keep=not schedule):
             set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
         if schedule:
             load_schedule(self._schedule, schedule)

@@ -26,7 +26,7 @@ _PATIENCE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
-class World:
+class DistContext:
     """The rank of this process among `size` processes."""
 
     rank: int = 0
@@ -37,11 +37,11 @@ class World:
     """Process group of `share` and `gather`, separate from the tensors because of long waits. None with one rank."""
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is rank 0, which calls the API and the model servers."""
         return self.rank == 0
 
-    def share(self, value: T | None) -> T:
+    def broadcast(self, value: T | None) -> T:
         """Returns rank 0's value on every rank. Uses pickle, because ranks trust each other. Raises RankLostError."""
         if self.size == 1:
             assert value is not None
@@ -67,11 +67,14 @@ class World:
             dist.destroy_process_group()
 
 
-def join(environ: Mapping[str, str], device: str) -> World:
-    """Joins the process group of torchrun's variables; without them returns a world of one. `device`: "cpu", "cuda"."""
+def join(environ: Mapping[str, str], device: str) -> DistContext:
+    """Joins the process group of torchrun's variables; without them returns a context with one rank.
+
+    `device`: "cpu" or "cuda".
+    """
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return World()
+        return DistContext()
     rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
     if device == "cuda":
         torch.cuda.set_device(local_rank)
@@ -79,19 +82,19 @@ def join(environ: Mapping[str, str], device: str) -> World:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     objects = dist.new_group(backend="gloo", timeout=_PATIENCE)
     _LOG.info("rank %d of %d, process %d", rank, size, os.getpid())
-    return World(rank, size, local_rank, objects)
+    return DistContext(rank, size, local_rank, objects)
 
 
 @contextmanager
-def _noticing_losses(world: World) -> Iterator[None]:
+def _noticing_losses(context: DistContext) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
         raise RankLostError(
             "rank_lost",
-            f"rank {world.rank} of {world.size} lost another process of this training, whose own last lines say why "
-            f"({first_line}). Start all of them again; they go on from the last checkpoint",
-            rank=world.rank,
-            size=world.size,
+            f"rank {context.rank} of {context.size} lost another process of this training, whose own last lines say "
+            f"why ({first_line}). Start all of them again; they go on from the last checkpoint",
+            rank=context.rank,
+            size=context.size,
         ) from error

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
 
 from gristmill import (
     Deployment,
@@ -23,26 +22,21 @@ from gristmill import (
 )
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
-from gristmill.settings import load_yaml, merge, parse, parse_flags
+from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
-from gristmill_trainer import atropos
 from gristmill_trainer.aside import Aside, SkippedSteps
-from gristmill_trainer.build import LearnerPlan, build_crew
+from gristmill_trainer.batch_source import OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.display import Display
-from gristmill_trainer.distributed.world import World
+from gristmill_trainer.display import Display, WandbTracker
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, told_command
-from gristmill_trainer.feed import Direct
-from gristmill_trainer.fencing import noticing_replacement, raise_if_replaced
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, announce
 from gristmill_trainer.metrics import peak_of
-from gristmill_trainer.opened import dataset_name, longest_completion, reward_names, trainer_block
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
-from gristmill_trainer.prefetch import Prefetch
 from gristmill_trainer.publish import (
     BackgroundPublisher,
     FilesystemPublisher,
@@ -52,13 +46,20 @@ from gristmill_trainer.publish import (
     WeightPublisher,
 )
 from gristmill_trainer.publish.publisher import claim_publishing
-from gristmill_trainer.settings import TrainerSettings
+from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
+from gristmill_trainer.run import noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
+from gristmill_trainer.settings import (
+    TrainerSettings,
+    dataset_name,
+    longest_completion,
+    read_settings,
+    reward_names,
+    trainer_block,
+)
 from gristmill_trainer.stop import StopRequest, torchrun_grace
-from gristmill_trainer.tracking import WandbTracker
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
-TRAINER_CONFIG = "trainer.yaml"
 STALL = StallLimits(floor=1800, frozen=7200, multiple=10)
 """Limits are long because a first step may compile for minutes, and a checkpoint's disk may be slow."""
 # Seconds to retry an unresponsive API after an error ended the training.
@@ -66,27 +67,27 @@ _PATIENCE_AT_THE_END = 5.0
 
 
 @contextmanager
-def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) -> Iterator[Training]:
+def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContext) -> Iterator[Training]:
     """Waits for a run, takes it, and loads or resumes the model, on rank 0. Closes everything at the end."""
     flags = parse_flags(
         arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
     )
     deployment = Deployment.read(environ)
     # Settings for addresses and folders are needed before the run is known.
-    here = _layered(deployment.config_dir, {}, flags, "command line")
-    alone = world.size == 1
+    here = read_settings(deployment.config_dir, {}, flags, "command line")
+    alone = dist.size == 1
     stop = StopRequest(here.stop_grace_seconds if alone else torchrun_grace(environ), torchrun=not alone)
-    with stop.cutting_short(), ExitStack() as stack:
+    with stop.stop_on_timeout(), ExitStack() as stack:
         api_url = here.rollout_server_url or deployment.api_url or API_URL
         api = stack.enter_context(SyncClient(api_url, token=deployment.api_token, patience=stop.patience))
         urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
         servers = [ModelServer(url.strip(), patience=stop.patience) for url in urls]
         if here.atropos_run is None:
-            run = _wait_for_run(api, deployment.stack, stop)
+            run = wait_for_run(api, deployment.stack, stop)
         else:
             longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
-            run = atropos.open_run(api, here, longest)
-        settings = _layered(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
+            run = open_atropos_run(api, here, longest)
+        settings = read_settings(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
         if alone:
             stop.grace = settings.stop_grace_seconds
         hook = None if settings.on_step is None else load_hook(settings.on_step)
@@ -101,11 +102,11 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        plan = world.share(LearnerPlan(source, weights, settings, longest_completion(run)))
-        crew = stack.enter_context(build_crew(plan, world))
-        policy = crew.learner.policy
+        plan = dist.broadcast(LearnerPlan(source, weights, settings, longest_completion(run)))
+        ranks = stack.enter_context(build_rank_group(plan, dist))
+        policy = ranks.learner.policy
         if resumption is not None:
-            checkpoints.restore(resumption.checkpoint, crew, own=resumption.own)
+            checkpoints.restore(resumption.checkpoint, ranks, own=resumption.own)
         first_step = 0 if resumption is None else resumption.step
 
         covered = [] if resumption is None else resumption.covered
@@ -140,28 +141,28 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
         def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
             return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
 
-        feed = (
+        batches = (
             Prefetch(leases, amount, prepare, first_step + 1, settings.training_steps)
             if ahead
-            else Direct(leases, amount, prepare)
+            else OnDemand(leases, amount, prepare)
         )
-        stack.callback(feed.close)
+        stack.callback(batches.close)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
         if tracker is not None:
             stack.callback(tracker.close)
-        stack.enter_context(stop.cutting_short())  # Entered last, so that the crew gets StoppedError.
+        stack.enter_context(stop.stop_on_timeout())  # Entered last, so that the rank group gets StoppedError.
         guard = StallGuard("trainer", STALL)
         stack.callback(guard.close)
         yield Training(
             settings=settings,
             run=run,
             api=api,
-            crew=crew,
+            ranks=ranks,
             policy=policy,
             publisher=publisher,
             checkpoints=checkpoints,
             leases=leases,
-            feed=feed,
+            batches=batches,
             aside=Aside(run_dir / "aside"),
             skipped=skipped,
             watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
@@ -179,30 +180,10 @@ def prepare(arguments: Sequence[str], environ: Mapping[str, str], world: World) 
             origin=None if resumption is None else resumption.origin,
             facts=_facts(run, settings, source, arguments),
             hub=hub,
-            devices=world.size,
+            devices=dist.size,
             peak_tflops=peak_of(policy.device, settings.peak_tflops),
             final_model=run_dir / "model",
         )
-
-
-def _layered(config_dir: Path, block: dict[str, Any], flags: dict[str, Any], where: str) -> TrainerSettings:
-    file = config_dir / TRAINER_CONFIG
-    defaults = load_yaml(file) if file.is_file() else {}
-    return parse(
-        TrainerSettings, merge(merge(defaults, block), flags), f"trainer settings ({file}, trainer: block, {where})"
-    )
-
-
-def _wait_for_run(api: SyncClient, name: str, stop: StopRequest) -> RunRecord:
-    told = False
-    while True:
-        run = api.open_run(wait=5.0, stack=name)
-        if run is not None:
-            return run
-        stop.raise_if_requested()
-        if not told:
-            _LOG.info("waiting for a run; the environment brings it: python -m gristmill_env --config quickstart")
-            told = True
 
 
 def _manifest(models_dir: Path) -> Manifest | None:

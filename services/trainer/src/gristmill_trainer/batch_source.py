@@ -1,17 +1,66 @@
-"""Prefetch of the next batch: leased, checked and prepared while the current batch trains."""
+"""Sources of a step's batch: leased on demand, or prefetched one step ahead while the current step trains."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
-from gristmill import GristmillError
+from gristmill import GristmillError, TrajectoryGroup
+from gristmill_trainer.data.samples import Prepared
 from gristmill_trainer.errors import of_thread
-from gristmill_trainer.feed import Batch, Prepare
 from gristmill_trainer.leases import Leases
 
 # Seconds of one long-poll for groups; `close` waits at most for one poll.
 _POLL = 5.0
+
+Prepare = Callable[[int, list[TrajectoryGroup]], Prepared]
+"""Makes the samples of an optimizer step from its number and its groups."""
+
+
+@dataclass
+class Batch:
+    """The groups and samples of an optimizer step."""
+
+    step: int
+    groups: list[TrajectoryGroup]
+    prepare: Prepare
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """Samples of the step, computed at the first access."""
+        return self.prepare(self.step, self.groups)
+
+
+class BatchSource(Protocol):
+    """The batches of optimizer steps, in order."""
+
+    def get(self, step: int, wait: float) -> Batch | None:
+        """Returns the batch of `step`; None if its groups are not ready after `wait` seconds."""
+
+    def close(self) -> None:
+        """Gives back groups that were leased ahead."""
+
+
+class OnDemand:
+    """Leases a step's groups on demand."""
+
+    def __init__(self, leases: Leases, amount: int, prepare: Prepare) -> None:
+        """`amount`: groups per step, or sequences per step if the leases count sequences."""
+        self._leases = leases
+        self._amount = amount
+        self._prepare = prepare
+
+    def get(self, step: int, wait: float) -> Batch | None:
+        """Long-polls the API for the batch of `step`."""
+        groups = self._leases.take(step, self._amount, wait)
+        return None if groups is None else Batch(step, groups, self._prepare)
+
+    def close(self) -> None:
+        """Does nothing, because no groups are leased ahead."""
 
 
 class Prefetch:

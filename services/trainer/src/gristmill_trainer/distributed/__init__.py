@@ -1,1 +1,0 @@
-"""Distributed training: torchrun starts several processes, and FSDP2 shards the model among them."""
