@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM
 from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import Lora, ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.publisher import claim_publishing
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack
 
 RANK = 4
@@ -84,7 +83,7 @@ def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
 
     target = ModelServers([ModelServer(server.url, claim_publishing(server.weights_dir), patience=30)])
     folder = server.weights_dir / "followed"
-    publisher = FilesystemPublisher(target, folder, policy.source.served_weights, policy.describe_adapters)
+    publisher = FilesystemTransport(target, folder, policy.source.served_weights, policy.describe_adapters)
     torch.manual_seed(0)
     kinds = sorted({name.split(".lora_")[0].rpartition(".")[2] for name, _ in _adapters(policy)})
     assert len(kinds) == 7, kinds

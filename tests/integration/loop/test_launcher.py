@@ -21,8 +21,7 @@ from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 from gristmill import Manifest, PolicyVersion, read_rollouts
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.publisher import claim_publishing
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack, listens
 
 
@@ -71,7 +70,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
     untrained = Policy(ModelSource(source.weights_path, source.tokenizer_path, None, 512), "cpu")
-    FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "untrained", None).publish(
+    FilesystemTransport(ModelServers([server]), vllm.weights_dir / "untrained", None).publish(
         untrained.served_tensors(), PolicyVersion(1, 0)
     )
     assert exact_match(vllm.url) <= 0.35

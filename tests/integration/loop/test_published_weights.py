@@ -17,8 +17,7 @@ from tests.support.stack import Vllm
 from gristmill import Manifest, PolicyVersion
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.publisher import claim_publishing
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 
 PROMPT = [40 + place % 20 for place in range(300)]
 """Longer than a block of the prefix cache (128 tokens on a CPU), so that the cache takes part."""
@@ -36,10 +35,10 @@ def policy(vllm: Vllm) -> Policy:
 
 
 @pytest.fixture
-def publisher(vllm: Vllm) -> FilesystemPublisher:
+def publisher(vllm: Vllm) -> FilesystemTransport:
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     manifest = Manifest.read(vllm.models_dir)
-    return FilesystemPublisher(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
+    return FilesystemTransport(ModelServers([server]), vllm.weights_dir / "perturbed", Path(manifest.serve_path))
 
 
 def _served(vllm: Vllm) -> tuple[list[int], np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -60,7 +59,7 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
-def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
+def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:
     publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
     torch.manual_seed(0)
     step = 0
@@ -84,7 +83,7 @@ def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, pub
     assert sorted(path.name for path in (vllm.weights_dir / "perturbed").iterdir()) == [f"1.{step - 1}", f"1.{step}"]
 
 
-def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, publisher: FilesystemPublisher) -> None:
+def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:
     """Publishes the weights in bfloat16, as for a server on CUDA. This server computes in float32."""
     policy.source = dataclasses.replace(policy.source, served_dtype="bfloat16")
     publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
@@ -98,7 +97,7 @@ def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, 
 
 
 def test_another_shape_is_refused_before_it_can_kill_the_server(
-    vllm: Vllm, policy: Policy, publisher: FilesystemPublisher
+    vllm: Vllm, policy: Policy, publisher: FilesystemTransport
 ) -> None:
     policy.model.resize_token_embeddings(policy.model.config.vocab_size + 8)
     with raises(PublishError, "shape_mismatch", tensor="lm_head.weight") as raised:

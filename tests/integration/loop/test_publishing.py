@@ -24,8 +24,7 @@ from gristmill import Manifest, PolicyVersion, SyncClient
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
-from gristmill_trainer.publish.publisher import claim_publishing
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack
 
 PUBLISH = "/gristmill/publish"
@@ -42,7 +41,7 @@ def folder(vllm: Vllm, policy: Policy) -> Iterator[Path]:
     """Weights that the server can load, under any version."""
     token = claim_publishing(vllm.weights_dir)
     target = ModelServers([ModelServer(vllm.url, token, patience=30)])
-    FilesystemPublisher(target, vllm.weights_dir / "fenced", None).publish(policy.served_tensors(), PolicyVersion(1, 0))
+    FilesystemTransport(target, vllm.weights_dir / "fenced", None).publish(policy.served_tensors(), PolicyVersion(1, 0))
     target.close()
     yield vllm.weights_dir / "fenced" / "1.0"
     shutil.rmtree(vllm.weights_dir / "fenced")
@@ -232,13 +231,13 @@ def test_a_folder_that_the_server_does_not_see_is_asked_for_again(vllm: Vllm, fo
 _STOPS_ITSELF = """
 import os, signal, sys
 from gristmill_trainer.__main__ import main
-from gristmill_trainer.publish import FilesystemPublisher
-check = FilesystemPublisher._check
+from gristmill_trainer.publish import FilesystemTransport
+check = FilesystemTransport._check
 def stop_before_the_server_hears(self, path):
     check(self, path)
     if path.name == "1.2":
         os.kill(os.getpid(), signal.SIGSTOP)
-FilesystemPublisher._check = stop_before_the_server_hears
+FilesystemTransport._check = stop_before_the_server_hears
 sys.exit(main())
 """
 

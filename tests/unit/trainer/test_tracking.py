@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import wandb
 from tests.support.wandb_file import read_wandb
-from tests.unit.trainer.test_report import metrics, result, statistics
+from tests.unit.trainer.test_metrics import metrics, result, statistics
 
 from gristmill_trainer.display import WandbTracker
 from gristmill_trainer.settings import TrainerSettings

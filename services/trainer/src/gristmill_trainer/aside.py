@@ -16,7 +16,7 @@ from gristmill_trainer.errors import TrainerError
 _LOG = logging.getLogger(__name__)
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class SkipRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why a batch was quarantined: the JSON file next to its groups. Non-finite numbers are the words "nan", "inf"."""
 
     step: int
@@ -35,7 +35,7 @@ class Aside:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, groups: Sequence[TrajectoryGroup], reason: Reason) -> Path:
+    def write(self, groups: Sequence[TrajectoryGroup], reason: SkipRecord) -> Path:
         """Writes the groups in the API's batch format (BATCH_MEDIA_TYPE) under an unused number. Returns their file."""
         number = 1
         while (path := self.folder / f"step-{reason.step:06d}.{number}.groups").exists():
@@ -49,10 +49,10 @@ class Aside:
         return path
 
 
-def read_aside(path: Path) -> tuple[list[TrajectoryGroup], Reason]:
+def read_aside(path: Path) -> tuple[list[TrajectoryGroup], SkipRecord]:
     """Reads a .groups file and the .json file next to it."""
     groups = [TrajectoryGroup.decode(body) for body in msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])]
-    return groups, msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Reason)
+    return groups, msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=SkipRecord)
 
 
 @dataclass

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gristmill import ApiError, PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
-from gristmill.logs import line
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
-from gristmill_trainer.aside import Aside, Reason, SkippedSteps
+from gristmill_trainer.aside import Aside, SkippedSteps, SkipRecord
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
@@ -33,7 +32,7 @@ from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.publish import BackgroundPublisher, WeightPublisher
+from gristmill_trainer.publish import Publisher
 from gristmill_trainer.rank_group import RankGroup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -76,7 +75,7 @@ class Training:
     api: SyncClient
     ranks: RankGroup
     policy: Policy
-    publisher: WeightPublisher
+    publisher: Publisher
     checkpoints: CheckpointStore
     leases: Leases
     batches: BatchSource
@@ -108,7 +107,7 @@ def train(training: Training) -> None:
     """Trains to `training_steps`. Raises StoppedError if a stop is requested before."""
     settings = training.settings
     version = PolicyVersion(training.incarnation, training.first_step)
-    publish(training, version)
+    training.publisher.publish(training.ranks.served_tensors(), version)
 
     slowest: dict[str, float] = {}
     reward: float | None = None
@@ -139,7 +138,7 @@ def train(training: Training) -> None:
             slowest = phases.slower_than(slowest)
         training.skipped.raise_if_too_many()
         with phases("publish"), checkpoint_on_stop(training, version):
-            publish(training, version)
+            training.publisher.publish(training.ranks.served_tensors(), version)
         with checkpoint_on_stop(training, version):
             training.stop.raise_if_requested()  # Check before the hook, which may take minutes of the grace period.
         if training.hook is not None:
@@ -163,8 +162,7 @@ def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
                 return batch
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             training.publisher.ensure()
-            publishing = isinstance(training.publisher, BackgroundPublisher) and training.publisher.publishing
-            training.watchdog.look(str(version), publishing=publishing)
+            training.watchdog.look(str(version), publishing=training.publisher.publishing)
 
 
 def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:
@@ -193,7 +191,7 @@ def record_outcome(
         return
     file = training.aside.write(
         groups,
-        Reason(
+        SkipRecord(
             step=step,
             version=str(version),
             problem=problem,
@@ -261,19 +259,6 @@ def save(training: Training, version: PolicyVersion) -> None:
     )
 
 
-def publish(training: Training, version: PolicyVersion) -> None:
-    """Publishes the weights to the server, then reports the version to the API, which lets the environment continue."""
-    training.publisher.publish(training.ranks.served_tensors(), version)
-    if not isinstance(training.publisher, BackgroundPublisher):  # A BackgroundPublisher announces the version itself.
-        announce(training.api, training.run.run_id, version)
-
-
-def announce(api: SyncClient, run_id: str, version: PolicyVersion) -> None:
-    """Reports to the API that a version is served."""
-    api.record_version(run_id, version)
-    _LOG.info(line("published", run=run_id, version=version))
-
-
 def report(
     training: Training,
     version: PolicyVersion,
@@ -314,8 +299,7 @@ def report(
 
 def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:
     """Waits for the last publication, exports the model and finishes the run."""
-    if isinstance(training.publisher, BackgroundPublisher):
-        training.publisher.wait()
+    training.publisher.wait()
     facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
     export_model(training.final_model, training.ranks.save_whole, training.policy.source.tokenizer, facts)
     training.api.finish(training.run.run_id, training.incarnation)

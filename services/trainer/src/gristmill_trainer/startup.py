@@ -34,20 +34,20 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, told_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.leases import Leases
-from gristmill_trainer.loop import Training, announce
+from gristmill_trainer.loop import Training
 from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
-    BackgroundPublisher,
-    FilesystemPublisher,
+    FilesystemTransport,
     ModelServer,
     ModelServers,
-    NonePublisher,
-    WeightPublisher,
+    NoTransport,
+    Publisher,
+    WeightTransport,
+    claim_publishing,
 )
-from gristmill_trainer.publish.publisher import claim_publishing
 from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
-from gristmill_trainer.run import noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
+from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
     TrainerSettings,
     dataset_name,
@@ -125,9 +125,8 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
         stack.callback(leases.close)
         amount = run.groups_per_step or 0
         ahead = settings.max_staleness > 0
-        publisher = _publisher(settings, servers, deployment.weights_dir / run.run_id, policy, stop)
-        if ahead:
-            publisher = BackgroundPublisher(publisher, lambda version: announce(api, run.run_id, version), stop)
+        transport = _transport(settings, servers, deployment.weights_dir / run.run_id, policy, stop)
+        publisher = Publisher(transport, partial(announce, api, run.run_id), stop, background=ahead)
         stack.callback(publisher.close)
         limits = Limits(
             vocabulary=policy.vocabulary,
@@ -194,18 +193,18 @@ def _manifest(models_dir: Path) -> Manifest | None:
         return None
 
 
-def _publisher(
+def _transport(
     settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy, stop: StopRequest
-) -> WeightPublisher:
+) -> WeightTransport:
     if settings.publisher == "none":
-        return NonePublisher()
+        return NoTransport()
     together = ModelServers(
         servers,
         wait_for_all=settings.max_staleness == 0,
         closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
     )
     describe = policy.describe_adapters if policy.publishes_adapters else None
-    return FilesystemPublisher(together, folder, policy.source.served_weights, describe)
+    return FilesystemTransport(together, folder, policy.source.served_weights, describe)
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:

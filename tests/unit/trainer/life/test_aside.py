@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill_trainer.aside import Aside, Reason, SkippedSteps, read_aside
+from gristmill_trainer.aside import Aside, SkippedSteps, SkipRecord, read_aside
 from gristmill_trainer.errors import TrainerError
 
-REASON = Reason(
+REASON = SkipRecord(
     step=12, version="1.11", problem="the loss is nan", loss="nan", grad_norm="inf", group_ids=["g00000001"]
 )
 

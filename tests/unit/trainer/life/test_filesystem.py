@@ -11,7 +11,7 @@ from tests.unit.trainer.life.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import FilesystemPublisher, ModelServer, ModelServers
+from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers
 
 
 def test_publisher_removes_partial_weights_of_a_kill(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_publisher_removes_partial_weights_of_a_kill(tmp_path: Path) -> None:
     killed = tmp_path / ".1.20.partial"
     killed.mkdir()
     (killed / "model.safetensors").write_bytes(b"half")
-    publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
+    publisher = FilesystemTransport(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
     for step in range(20, 23):
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(2, step))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.21", "2.22"]
@@ -31,7 +31,7 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
     """Versions start again: the earlier run's versions are higher, and are still deleted first."""
     server = ModelServerStandIn()
     for version in (PolicyVersion(3, 59), PolicyVersion(3, 60), PolicyVersion(1, 0), PolicyVersion(1, 1)):
-        publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
+        publisher = FilesystemTransport(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
         publisher.publish({"w": torch.ones(1)}, version)
         assert (tmp_path / str(version)).is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.0", "1.1"]
@@ -40,7 +40,7 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
 
 def test_publication_to_a_full_disk_fails_with_one_line(tmp_path: Path) -> None:
     server = ModelServerStandIn()
-    publisher = FilesystemPublisher(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
+    publisher = FilesystemTransport(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:

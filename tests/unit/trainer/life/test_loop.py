@@ -7,6 +7,7 @@ import dataclasses
 import re
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -30,8 +31,9 @@ from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.publish import NonePublisher, WeightPublisher
+from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
 from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
+from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Wanted, Watchdog
@@ -56,7 +58,7 @@ class Trainer:
     def __init__(self, source: ModelSource, folder: Path, api: ApiStandIn) -> None:
         self.source, self.folder, self.api = source, folder, api
         self.incarnation = 0
-        self.publisher: WeightPublisher = NonePublisher()
+        self.transport: WeightTransport = NoTransport()
         self.settings = SKIPS
         self.grace = 50.0
         self.leased: Callable[[int], object] = lambda step: None
@@ -90,7 +92,7 @@ class Trainer:
                     api=self.api.client,
                     ranks=ranks,
                     policy=ranks.learner.policy,
-                    publisher=self.publisher,
+                    publisher=Publisher(self.transport, partial(announce, self.api.client, "run"), stop),
                     checkpoints=store,
                     leases=leases,
                     batches=_Source(leases, 2, self.leased),
@@ -150,16 +152,16 @@ def test_loop_continues_a_skip_count_below_the_bound(source: ModelSource, tmp_pa
 
     api = ApiStandIn(_steps([2, 3, 4], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
-    trainer.publisher = _Publisher(stopped)
+    trainer.transport = _Transport(stopped)
     with pytest.raises(StoppedError):
         trainer.run()
-    trainer.publisher = NonePublisher()
+    trainer.transport = NoTransport()
     with raises(TrainerError, "too_many_skipped_steps") as raised:
         trainer.run()
     assert len(raised.value.values["files"]) == 3
 
 
-class _Publisher(NonePublisher):
+class _Transport(NoTransport):
     """Calls a function with every version."""
 
     def __init__(self, called: Callable[[PolicyVersion], object]) -> None:
@@ -177,7 +179,7 @@ def test_loop_stopped_without_a_model_server_keeps_the_finished_steps(source: Mo
 
     api = ApiStandIn(_steps([], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
-    trainer.publisher = _Publisher(away)
+    trainer.transport = _Transport(away)
     with raises(StoppedError, "stopped", problem="model_server_unreachable"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
@@ -194,7 +196,7 @@ def test_loop_stopped_without_an_api_keeps_the_finished_steps(source: ModelSourc
 
     api = ApiStandIn(_steps([], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
-    trainer.publisher = _Publisher(away)
+    trainer.transport = _Transport(away)
     with raises(StoppedError, "stopped", problem="api_unreachable"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
@@ -213,7 +215,7 @@ def test_trainer_of_a_suspended_run_keeps_the_finished_steps(source: ModelSource
     api = ApiStandIn(_steps([], _all_unknown))
     trained = [group.group_id for group in api.ready[:4]]
     trainer = Trainer(source, tmp_path, api)
-    trainer.publisher = _Publisher(suspend)
+    trainer.transport = _Transport(suspend)
     with raises(ApiError, "suspended"):
         trainer.run()
     resumption = find_resumption(CheckpointStore(tmp_path / "checkpoints", 2, "c0ffee"), "auto")
@@ -229,10 +231,10 @@ def test_checkpointed_step_has_its_metrics_wherever_the_process_ends(source: Mod
     api = ApiStandIn(_steps([], _all_unknown))
     trainer = Trainer(source, tmp_path, api)
     trainer.settings = SKIPS.model_copy(update={"checkpoint_interval": 1, "training_steps": 3})
-    trainer.publisher = _Publisher(killed)
+    trainer.transport = _Transport(killed)
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
-    trainer.publisher = _Publisher(lambda version: None if version.step < 3 else killed(PolicyVersion(1, 2)))
+    trainer.transport = _Transport(lambda version: None if version.step < 3 else killed(PolicyVersion(1, 2)))
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS_FILE)] == api.rows == [1, 2, 3]
@@ -286,7 +288,7 @@ def test_on_step_is_called_after_each_step_is_served(source: ModelSource, tmp_pa
             raise ValueError("enough")
 
     trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
-    trainer.publisher, trainer.hook = _Publisher(served.append), hook
+    trainer.transport, trainer.hook = _Transport(served.append), hook
     with pytest.raises(ValueError, match="enough"):
         trainer.run()
     assert seen == [(1, 1), (2, 2), (3, 3)]
@@ -301,7 +303,7 @@ def test_loop_starts_no_work_on_a_step_after_a_stop_request(source: ModelSource,
             signal.raise_signal(signal.SIGTERM)
 
     trainer = Trainer(source, tmp_path, ApiStandIn(_steps([], _all_unknown)))
-    trainer.publisher, trainer.hook = _Publisher(stopped), lambda event: hooked.append(event.metrics.step)
+    trainer.transport, trainer.hook = _Transport(stopped), lambda event: hooked.append(event.metrics.step)
     with pytest.raises(StoppedError):
         trainer.run()
     assert hooked == [1]

@@ -1,20 +1,22 @@
-"""Publication of new weights to the running model server: one protocol, one file per transport."""
+"""Publication of new weights to the running model servers."""
 
 from gristmill_trainer.publish.publisher import (
-    BackgroundPublisher,
-    FilesystemPublisher,
-    NonePublisher,
+    FilesystemTransport,
+    NoTransport,
+    Publisher,
     Tensors,
-    WeightPublisher,
+    WeightTransport,
+    claim_publishing,
 )
 from gristmill_trainer.publish.servers import ModelServer, ModelServers
 
 __all__ = [
-    "BackgroundPublisher",
-    "FilesystemPublisher",
+    "FilesystemTransport",
     "ModelServer",
     "ModelServers",
-    "NonePublisher",
+    "NoTransport",
+    "Publisher",
     "Tensors",
-    "WeightPublisher",
+    "WeightTransport",
+    "claim_publishing",
 ]

@@ -1,6 +1,6 @@
-"""Publication of new weights through a shared folder, at once or in the background, and the token to publish.
+"""Publication of new weights, at once or in the background; the shared folder; the token to publish.
 
-Files are written under a temporary name, renamed, and loaded by the server.
+The transport writes files under a temporary name, renames them, and lets the servers load them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Tensors = Mapping[str, torch.Tensor]
 files."""
 
 
-class WeightPublisher(Protocol):
-    """Publishes weights to one or more model servers."""
+class WeightTransport(Protocol):
+    """Brings weights to one or more model servers."""
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Returns when these weights are served under this version. Raises PublishError."""
@@ -47,7 +47,87 @@ class WeightPublisher(Protocol):
         """Ends the background work."""
 
 
-class NonePublisher:
+class Publisher:
+    """Publishes weights and announces their versions: at once, or in the background on a copy of the weights.
+
+    The background is for runs whose environment may be a step behind (max_staleness > 0). A synchronous run would only
+    wait elsewhere. In the background, one publication runs at a time in a thread, while the trainer continues.
+    `publish`, `ensure` or `wait` raises the error of the thread.
+    """
+
+    def __init__(
+        self,
+        transport: WeightTransport,
+        announce: Callable[[PolicyVersion], object],
+        stop: StopRequest,
+        *,
+        background: bool = False,
+    ) -> None:
+        """`announce`: called once a version is served, to notify the API. `stop`: shortens waits."""
+        self._transport = transport
+        self._announce = announce
+        self._stop = stop
+        self._background = background
+        self._thread: threading.Thread | None = None
+        self._failure: GristmillError | None = None
+
+    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
+        """Returns when the version is served and announced. Raises PublishError.
+
+        In the background, copies the tensors and starts their publication. First waits for the previous one, as
+        versions only rise.
+        """
+        if not self._background:
+            self._transport.publish(tensors, version)
+            self._announce(version)
+            return
+        self.wait()
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
+        self._thread.start()
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a publication is in progress in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def ensure(self) -> None:
+        """Publishes the last weights again to restarted servers, unless a publication is in progress."""
+        if self.publishing:
+            return
+        self.wait()
+        self._transport.ensure()
+
+    def wait(self) -> None:
+        """Returns when the last publication is served and announced.
+
+        Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
+        """
+        if self._thread is not None:
+            while self.publishing:
+                self._thread.join(timeout=1.0)
+                if self.publishing:
+                    self._stop.raise_if_requested()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Waits within the grace period for the publication in progress, then closes the transport."""
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
+        self._transport.close()
+
+    def _run(self, tensors: Tensors, version: PolicyVersion) -> None:
+        try:
+            self._transport.publish(tensors, version)
+            self._announce(version)
+        except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
+            self._failure = of_thread(f"publishing version {version}", error)
+
+
+class NoTransport:
     """Never updates the server. Completions become more off-policy with every step; importance weights correct this."""
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
@@ -63,7 +143,7 @@ class NonePublisher:
 KEPT = 2
 
 
-class FilesystemPublisher:
+class FilesystemTransport:
     """Writes `folder`/<version>/model.safetensors or an adapter's files, and lets the running `servers` load them."""
 
     def __init__(
@@ -151,71 +231,6 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
             header = json.loads(file.read(size))
         shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
     return shapes
-
-
-class BackgroundPublisher:
-    """Runs one publication at a time in a thread, on a copy of the weights, while the trainer continues.
-
-    For runs whose environment may be a step behind (max_staleness > 0). A synchronous run would only wait elsewhere.
-    `publish`, `ensure` or `wait` raises the error of the thread.
-    """
-
-    def __init__(
-        self, publisher: WeightPublisher, published: Callable[[PolicyVersion], object], stop: StopRequest
-    ) -> None:
-        """`published`: called in the thread once a version is served, as to notify the API. `stop`: shortens waits."""
-        self._publisher = publisher
-        self._published = published
-        self._stop = stop
-        self._thread: threading.Thread | None = None
-        self._failure: GristmillError | None = None
-
-    def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Copies the tensors and starts their publication. First waits for the previous one, as versions only rise."""
-        self.wait()
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
-        self._thread.start()
-
-    @property
-    def publishing(self) -> bool:
-        """Whether a publication is in progress."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def ensure(self) -> None:
-        """Calls `ensure` of the wrapped publisher, unless a publication is in progress."""
-        if self.publishing:
-            return
-        self.wait()
-        self._publisher.ensure()
-
-    def wait(self) -> None:
-        """Returns when the last publication is served and announced.
-
-        Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
-        """
-        if self._thread is not None:
-            while self.publishing:
-                self._thread.join(timeout=1.0)
-                if self.publishing:
-                    self._stop.raise_if_requested()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def close(self) -> None:
-        """Waits within the grace period for the publication in progress, then closes the wrapped publisher."""
-        if self._thread is not None:
-            self._thread.join(timeout=max(0.0, min(self._stop.seconds_left, self._stop.grace)))
-        self._publisher.close()
-
-    def _run(self, tensors: Tensors, version: PolicyVersion) -> None:
-        try:
-            self._publisher.publish(tensors, version)
-            self._published(version)
-        except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
-            self._failure = of_thread(f"publishing version {version}", error)
 
 
 def claim_publishing(weights_dir: Path) -> str:

@@ -1,4 +1,4 @@
-"""A background publication uses the weights as they were at its start, and its error is not lost."""
+"""A publisher announces what is served. In the background it uses the weights of its start, and loses no error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.errors import raises
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError, TrainerError
-from gristmill_trainer.publish import BackgroundPublisher, Tensors
+from gristmill_trainer.publish import Publisher, Tensors
 from gristmill_trainer.stop import StoppedError, StopRequest
 
 
@@ -38,7 +38,7 @@ class _Slow:
 
 def test_background_publisher_copies_the_weights_and_the_trainer_continues() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
-    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher = Publisher(slow, told.append, StopRequest(50.0), background=True)
     weights = torch.ones(3)
     publisher.publish({"w": weights}, PolicyVersion(1, 1))
     weights.fill_(7.0)
@@ -50,11 +50,24 @@ def test_background_publisher_copies_the_weights_and_the_trainer_continues() -> 
     assert told == [PolicyVersion(1, 1), PolicyVersion(1, 2)]
 
 
+def test_publisher_announces_a_version_before_publish_returns() -> None:
+    slow, told = _Slow(), list[PolicyVersion]()
+    slow.go.set()
+    publisher = Publisher(slow, told.append, StopRequest(50.0))
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    assert told == [version for _, version in slow.seen] == [PolicyVersion(1, 1)]
+    assert not publisher.publishing
+    slow.error = PublishError("model_server_refused", "no")
+    with raises(PublishError, "model_server_refused"):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
+    assert told == [PolicyVersion(1, 1)]
+
+
 def test_background_publisher_raises_an_error_once_and_reports_no_version() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = PublishError("model_server_refused", "no")
     slow.go.set()
-    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher = Publisher(slow, told.append, StopRequest(50.0), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     with raises(PublishError, "model_server_refused") as raised:
         publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 2))
@@ -68,7 +81,7 @@ def test_background_publisher_raises_unexpected_errors_and_reports_no_version() 
     slow, told = _Slow(), list[PolicyVersion]()
     slow.error = OSError(28, "No space left on device")
     slow.go.set()
-    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher = Publisher(slow, told.append, StopRequest(50.0), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     with raises(TrainerError, "unexpected_error", what="publishing version 1.1", error="OSError") as raised:
         publisher.wait()
@@ -79,7 +92,7 @@ def test_background_publisher_raises_unexpected_errors_and_reports_no_version() 
 def test_background_publication_ends_before_the_process() -> None:
     """A publication that is cut off between pause and resume would leave the model server paused."""
     slow, told = _Slow(), list[PolicyVersion]()
-    publisher = BackgroundPublisher(slow, told.append, StopRequest(50.0))
+    publisher = Publisher(slow, told.append, StopRequest(50.0), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     signal.raise_signal(signal.SIGTERM)
     threading.Timer(0.2, slow.go.set).start()
@@ -89,7 +102,7 @@ def test_background_publication_ends_before_the_process() -> None:
 
 def test_close_waits_no_longer_than_the_grace_period() -> None:
     slow, told = _Slow(), list[PolicyVersion]()
-    publisher = BackgroundPublisher(slow, told.append, StopRequest(0.1))
+    publisher = Publisher(slow, told.append, StopRequest(0.1), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     signal.raise_signal(signal.SIGTERM)
     publisher.close()
@@ -99,7 +112,7 @@ def test_close_waits_no_longer_than_the_grace_period() -> None:
 
 def test_stop_request_ends_the_wait_for_the_previous_publication() -> None:
     slow = _Slow()
-    publisher = BackgroundPublisher(slow, list[PolicyVersion]().append, StopRequest(50.0))
+    publisher = Publisher(slow, list[PolicyVersion]().append, StopRequest(50.0), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(StoppedError):
