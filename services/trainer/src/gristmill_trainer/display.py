@@ -20,6 +20,7 @@ from gristmill.wandb_run import start_wandb
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
+_WANDB = "W&B"
 
 
 class Display:
@@ -78,9 +79,6 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-_WANDB = "W&B"
 
 
 class WandbTracker:

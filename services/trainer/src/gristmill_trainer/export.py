@@ -16,6 +16,11 @@ from gristmill.redaction import redact_arguments, redact_text
 from gristmill_trainer.disk import sync, writing
 from gristmill_trainer.errors import ModelError, TrainerError
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_LOG = logging.getLogger(__name__)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
 
 def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
     """Writes config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
@@ -55,10 +60,6 @@ def _save(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # The tokenizers package has no specific exception for a full disk.
         raise OSError(f"the tokenizer: {error}") from error
-
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,6 @@ def _public(text: str) -> str:
     if text.startswith(("/", "~", "./", "../")) or "\\" in text:
         return PurePath(text).name
     return text
-
-
-_LOG = logging.getLogger(__name__)
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from gristmill_trainer.errors import CheckpointError
 OPTIMIZER = "optimizer.pt"
 RANDOM = "random.pt"
 STATE = "trainer_state.json"
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,6 @@ class Checkpoint:
     @property
     def covered(self) -> list[str]:
         return self.progress.covered
-
-
-MANIFEST = "manifest.json"
 
 
 class File(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from gristmill_trainer.policy.scoring import prepare
 from gristmill_trainer.policy.source import ModelSource
 
 _LOG = logging.getLogger(__name__)
+_Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class Policy:
@@ -192,9 +193,6 @@ def _compare_ranks(folder: Path, lora: Lora | None) -> None:
             saved=saved or 0,
             lora_rank=asked or 0,
         )
-
-
-_Revert = Callable[[Any, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 def tied_head(model: Any) -> str | None:

@@ -14,6 +14,11 @@ from gristmill_trainer.errors import ModelError
 from gristmill_trainer.policy.attention import PACKED, packed_arguments, register
 from gristmill_trainer.policy.head import Entropy, Scores, head_scores
 
+# Nats. Kernels differ by about 1e-5 in float32. In a trained model, attention to another sequence or an unknown scale
+# of the head makes a much larger difference.
+_TOLERANCE = 1e-3
+_LENGTHS = (5, 9, 2)
+
 
 class Scorer(torch.nn.Module):
     """A causal language model whose forward pass returns scores instead of logits.
@@ -24,7 +29,7 @@ class Scorer(torch.nn.Module):
 
     def __init__(self, model: Any, *, packing: bool) -> None:
         """`model`: a transformers causal LM. Raises ModelError if the scorer cannot compute the model's head exactly,
-        or its attention with `packing`. `check.prepare` finds differences that the configuration does not show."""
+        or its attention with `packing`. `prepare` finds differences that the configuration does not show."""
         super().__init__()
         self.model = model
         self.packing = packing
@@ -120,12 +125,6 @@ def logit_scale(model: Any) -> float:
             model=config.name_or_path,
         )
     return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-
-
-# Nats. Kernels differ by about 1e-5 in float32. In a trained model, attention to another sequence or an unknown scale
-# of the head makes a much larger difference.
-_TOLERANCE = 1e-3
-_LENGTHS = (5, 9, 2)
 
 
 def prepare(model: Any, *, packing: bool, seq_len: int = 0) -> Scorer:

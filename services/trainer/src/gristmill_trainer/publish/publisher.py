@@ -29,6 +29,7 @@ from gristmill_trainer.stop import StopRequest
 Tensors = Mapping[str, torch.Tensor]
 """All tensors with the server's names and shapes, including the head; or an adapter's tensors with the names of peft's
 files."""
+KEPT = 2
 
 
 class WeightTransport(Protocol):
@@ -138,9 +139,6 @@ class NoTransport:
 
     def close(self) -> None:
         """Does nothing."""
-
-
-KEPT = 2
 
 
 class FilesystemTransport:

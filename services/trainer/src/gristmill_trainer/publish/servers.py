@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 # Seconds per call. Loading reads the whole model from disk.
 CALL_TIMEOUT = 30.0
 LOAD_TIMEOUT = 600.0
+# Seconds between two attempts at a server that does not answer or did not load the weights.
+_PAUSE = 0.5
 
 
 class ModelServer:
@@ -141,10 +143,6 @@ class ModelServer:
                 url=self.url,
                 request=f"{method} {path}",
             ) from error
-
-
-# Seconds between two attempts at a server that does not answer or did not load the weights.
-_PAUSE = 0.5
 
 
 @dataclass
