@@ -139,8 +139,6 @@ def our_loss(
     # TRL combines any aggregation with a ratio of the sequence. We offer only gspo, and can compute all of them.
     if variant.level == "sequence":
         objective = replace(objective, policy_loss=_of_sequences(variant))
-    else:
-        assert objective.policy_loss.__name__ == variant.loss_type
     trained = batch.mask.sum(dim=1).numpy()
     weights = token_weights(name, trained, len(trained) // variant.micro_batches, MAX_COMPLETION_LENGTH)
     sequence, column = batch.mask.nonzero(as_tuple=True)
