@@ -22,7 +22,7 @@ from benchmarks.trajectory.processes import cpu_seconds
 from gristmill_env.rewards.accuracy import accuracy
 from gristmill_env.rewards.answers import compare, read_answer
 from gristmill_env.rewards.extraction import final_answer, gold_answer
-from gristmill_env.running.errors import JobError
+from gristmill_env.running.processes import JobError
 from gristmill_env.symbolic.pool import symbolic_pool
 
 WANTED_PER_S = 1000

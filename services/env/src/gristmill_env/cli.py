@@ -21,7 +21,7 @@ from gristmill.logs import setup as set_up_logging
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.launch import Launch
-from gristmill_env.running.executor import DaemonExecutor
+from gristmill_env.running.threads import DaemonExecutor
 
 logger = logging.getLogger("gristmill_env")
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
-from gristmill_env.running.errors import JobDied, JobError, JobFailed, JobOverran, NoProcess
-from gristmill_env.running.processes import ProcessPool
-from gristmill_env.running.protocol import Order
+from gristmill_env.running.child import Order
+from gristmill_env.running.processes import JobDied, JobError, JobFailed, JobOverran, NoProcess, ProcessPool
 
 Make = Callable[..., ProcessPool]
 

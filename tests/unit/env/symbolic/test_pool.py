@@ -17,7 +17,7 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill_env.running import Limits
-from gristmill_env.running.errors import JobDied, JobError, JobOverran
+from gristmill_env.running.processes import JobDied, JobError, JobOverran
 from gristmill_env.symbolic.pool import SymbolicPool
 from gristmill_env.symbolic.protocol import Outcome
 

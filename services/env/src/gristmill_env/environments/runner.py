@@ -23,7 +23,7 @@ from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.messages import Message
 from gristmill_env.rewards.sample import private
 from gristmill_env.running import Call, Limits, Runner
-from gristmill_env.running.errors import CallError
+from gristmill_env.running.calls import CallError
 
 logger = logging.getLogger(__name__)
 

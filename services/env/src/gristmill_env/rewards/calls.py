@@ -13,7 +13,7 @@ from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.sample import Detailed, Failure, Sample
 from gristmill_env.running import Call
-from gristmill_env.running.errors import CallError
+from gristmill_env.running.calls import CallError
 
 Outcome = float | None | Failure
 """A value, None for no score, or a failure. A failure is never a 0."""

@@ -21,8 +21,8 @@ from gristmill_env.rewards.calls import Outcome, Parted, RewardCall, Said, Task
 from gristmill_env.rewards.inputs import Known
 from gristmill_env.rewards.reward import Reward
 from gristmill_env.rewards.sample import Detailed, Failure, Sample
+from gristmill_env.running.child import Order, plain
 from gristmill_env.running.processes import ProcessPool
-from gristmill_env.running.protocol import Order, plain
 
 
 class _Failure(msgspec.Struct, frozen=True, array_like=True):

@@ -10,9 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gristmill_env.running.errors import CallError
+from gristmill_env.errors import EnvError
 
 T = TypeVar("T")
+
+
+class CallError(EnvError):
+    """A call gave no result: it exceeded its limits, its event loop was blocked, or its result is not needed."""
 
 
 @dataclass(frozen=True)

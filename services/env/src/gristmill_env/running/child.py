@@ -1,8 +1,11 @@
-"""A worker process: `python -m gristmill_env.running.child`. Its first message is an `Order`, each later one a job.
+"""A worker process (`python -m gristmill_env.running.child`), and its messages.
 
-The process reads jobs from stdin and writes reports to stdout, one job at a time, until stdin closes. Jobs run on the
-main thread, so that code which uses signals works. The kernel kills the process when a job uses up its processor time.
-If no owner kills an overdue process, the kernel kills it after twice the elapsed-time limit.
+Each message is its length (4 bytes, little-endian) and then its body. The owner writes an `Order` and then jobs to the
+process's stdin. The target of the order defines the meaning of a job's bytes. The process writes reports to its stdout:
+`Ready` or `Failed` at the start, then `Done` or `Failed` for each job, in order. The process ends when stdin closes.
+
+Jobs run on the main thread, so that code which uses signals works. The kernel kills the process when a job uses up its
+processor time. If no owner kills an overdue process, the kernel kills it after twice the elapsed-time limit.
 """
 
 from __future__ import annotations
@@ -11,24 +14,107 @@ import importlib
 import os
 import resource
 import signal
+import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from gristmill_env.running.protocol import (
-    HEAD,
-    Broken,
-    Done,
-    Failed,
-    Ready,
-    Report,
-    decode_order,
-    error_code,
-    error_values,
-    framed,
-)
+import msgspec
+
+from gristmill import GristmillError
+
+HEAD = struct.Struct("<I")
+"""The length of a message."""
 
 _REASON = 300
+"""Most characters of an error's text in a message."""
+_PLAIN = frozenset({type(None), bool, float, str})
+_MOST = 1 << 63
+"""Integers from here on do not fit into a message."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """The task of a process, and the resources that it may use."""
+
+    target: str
+    """ "package.module:factory". The factory takes `settings`, warms up, and returns the function that runs a job, from
+    bytes to bytes."""
+    settings: bytes = b""
+    cpu: float
+    """Seconds of processor time that a job may take. The kernel kills the process after that."""
+    wall: float
+    """Elapsed seconds that a job may take. The owner kills the process after that."""
+    memory: int | None = None
+    """Limit of the address space, in bytes."""
+    grown: int | None = None
+    """Resident bytes above which the process asks to be replaced, because the caches of parsers only grow."""
+    niceness: int = 0
+    path: list[str] | None = None
+    """The owner's sys.path, if the process uses it."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The process is warm."""
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """The result of one job."""
+
+    result: bytes
+    last: bool = False
+    """The process has grown too large and ends now."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The job raised, and the process continues. As the first report: the process cannot do any job, and ends."""
+
+    reason: str
+    code: str | None
+    """Code of the error, if the error is a GristmillError."""
+    values: dict[str, Any]
+
+    @classmethod
+    def by(cls, error: Exception) -> Failed:
+        """Returns the report of an error that the target raised."""
+        reason = f"{type(error).__name__}: {error}"[:_REASON]
+        if not isinstance(error, GristmillError):
+            return cls(reason, None, {"error": type(error).__name__})
+        return cls(reason, error.code, {name: plain(value) for name, value in error.values.items()})
+
+
+Report = Ready | Done | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_orders = msgspec.msgpack.Decoder(Order)
+
+
+def framed(message: Order | Report | bytes) -> bytes:
+    """Returns the bytes of a message with its length. The bytes of a job are sent unchanged."""
+    body = message if isinstance(message, bytes) else _encoder.encode(message)
+    return HEAD.pack(len(body)) + body
+
+
+def plain(value: object) -> Any:
+    """Converts a value of an error to types that a message can hold. Other objects become text."""
+    if type(value) in _PLAIN or (type(value) is int and -_MOST <= value < _MOST):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    return str(value)
+
+
+def decode_order(body: bytes) -> Order:
+    """Returns the `Order` that is encoded as msgpack in `body`."""
+    return _orders.decode(body)
+
+
+def decode_report(body: bytes) -> Report:
+    """Returns the report that is encoded as msgpack in `body`."""
+    return _reports.decode(body)
 
 
 def main() -> None:
@@ -47,7 +133,7 @@ def main() -> None:
     try:
         work = getattr(importlib.import_module(module), factory)(order.settings)
     except Exception as error:  # noqa: BLE001  the owner tells it to whoever asks
-        _say(reports, Broken(_reason(error), error_code(error), error_values(error)))
+        _say(reports, Failed.by(error))
         return
     _say(reports, Ready())
     last = False
@@ -57,14 +143,10 @@ def main() -> None:
         try:
             report: Report = Done(work(job), last := order.grown is not None and _resident() > order.grown)
         except Exception as error:  # noqa: BLE001  what it raises belongs to this job
-            report = Failed(_reason(error), error_code(error), error_values(error))
+            report = Failed.by(error)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _say(reports, report)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_REASON]
 
 
 def _resident() -> int:

@@ -22,10 +22,8 @@ from typing import Any
 
 from gristmill import GristmillError
 from gristmill_env.errors import EnvError, RewardError
-from gristmill_env.running.calls import Batch, Call, Limits
-from gristmill_env.running.errors import CallError
-from gristmill_env.running.loop import LoopThread
-from gristmill_env.running.workers import Workers
+from gristmill_env.running.calls import Batch, Call, CallError, Limits
+from gristmill_env.running.threads import LoopThread, Workers
 
 MOST_HANGING = 16
 """Number of threads that may hang forever. One more hanging thread ends the run."""

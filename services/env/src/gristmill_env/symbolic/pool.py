@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from gristmill_env.running import Limits
+from gristmill_env.running.child import Order
 from gristmill_env.running.processes import ProcessPool
-from gristmill_env.running.protocol import Order
 from gristmill_env.symbolic.protocol import Check, Outcome, encode_check
 
 _MEMORY = 1 << 30

@@ -12,7 +12,7 @@ from tests.unit.env.rewards.running.misbehaving import BAD, GOOD, GROUP, Make, W
 
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
-from gristmill_env.running import workers
+from gristmill_env.running import threads as call_threads
 
 
 async def test_a_reward_that_waits_has_its_samples_waited_for_at_once(scorer: Make) -> None:
@@ -50,7 +50,7 @@ async def test_computing_reward_gets_few_threads_and_does_not_delay_others(
     scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads would only make all of them wait longer for the interpreter's lock."""
-    monkeypatch.setattr(workers, "STUCK", 1000.0)
+    monkeypatch.setattr(call_threads, "STUCK", 1000.0)
     called = 0
 
     def other(completions: list[str]) -> list[float]:
@@ -63,7 +63,7 @@ async def test_computing_reward_gets_few_threads_and_does_not_delay_others(
     while called < 20:  # noqa: ASYNC110  counted on a thread
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)  # time for as many threads as would come
-    assert computing.begun <= workers.MOST_COMPUTING + 1
+    assert computing.begun <= call_threads.MOST_COMPUTING + 1
     computing.let_go = True
     assert {score.total for scores in await asyncio.gather(*stuck) for score in scores} == {2.0}
 
@@ -71,7 +71,7 @@ async def test_computing_reward_gets_few_threads_and_does_not_delay_others(
 async def test_a_reward_that_computes_without_end_does_not_hold_up_its_other_calls(
     scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "STUCK", 0.1)
+    monkeypatch.setattr(call_threads, "STUCK", 0.1)
     made = scorer(computing)
     stuck = asyncio.create_task(made.score([BAD] * 8))
     while not computing.begun:  # noqa: ASYNC110  counted on a thread
@@ -83,7 +83,7 @@ async def test_a_reward_that_computes_without_end_does_not_hold_up_its_other_cal
 
 
 async def test_cheap_calls_stay_on_one_thread(scorer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SLOW", 1000.0)  # none is, however busy the machine
+    monkeypatch.setattr(call_threads, "SLOW", 1000.0)  # none is, however busy the machine
     threads: set[int] = set()
 
     def where(completion: str) -> float:
