@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from benchmarks.environment.answers import Case, gsm8k_like, math_like
 from benchmarks.trajectory.processes import cpu_seconds
 
+from gristmill_env.answers.comparison import compare, read_answer
+from gristmill_env.answers.extraction import final_answer, gold_answer
+from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.rewards.accuracy import accuracy
-from gristmill_env.rewards.answers import compare, read_answer
-from gristmill_env.rewards.extraction import final_answer, gold_answer
 from gristmill_env.running.processes import JobError
-from gristmill_env.symbolic.pool import symbolic_pool
 
 WANTED_PER_S = 1000
 WANTED_LAG_MS = 20

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from gristmill import Client, Manifest, ManifestError
+from gristmill_env.answers.symbolic_pool import check_limits, set_up_checks
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
@@ -22,7 +23,6 @@ from gristmill_env.rollouts.generator import Roller
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.running import Limits
 from gristmill_env.settings import DatasetConfig, EnvConfig
-from gristmill_env.symbolic.pool import check_limits, set_up_checks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from gristmill_env.answers.symbolic_pool import SymbolicPool, symbolic_pool
 from gristmill_env.rewards import accuracy
-from gristmill_env.symbolic.pool import SymbolicPool, symbolic_pool
 
 
 @pytest.fixture

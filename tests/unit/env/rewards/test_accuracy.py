@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.rewards.accuracy import accuracy
-from gristmill_env.symbolic.pool import SymbolicPool
 
 EXACTLY_RIGHT = [
     ("72", "The answer is 72."),

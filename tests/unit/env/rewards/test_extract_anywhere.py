@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from math_verify import parse, verify
 from tests.unit.env.rewards.test_accuracy import EXACTLY_RIGHT, EXACTLY_WRONG, RIGHT_BY_ALGEBRA, WRONG_BY_ALGEBRA
 
+from gristmill_env.answers.comparison import one_form
+from gristmill_env.answers.extraction import after_thinking, gold_answer
+from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards import create_reward
 from gristmill_env.rewards.accuracy import accuracy, as_latex, surely_same
-from gristmill_env.rewards.answers import one_form
-from gristmill_env.rewards.extraction import after_thinking, gold_answer
-from gristmill_env.symbolic.pool import SymbolicPool
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 

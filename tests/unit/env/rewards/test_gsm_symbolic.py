@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import reasoning_gym
 
+from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.rewards.accuracy import accuracy
-from gristmill_env.symbolic.pool import SymbolicPool
 
 
 async def test_solutions_of_gsm_symbolic_verify(untouched_pool: SymbolicPool) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.support.errors import raises
 
+from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.errors import RewardError
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import Execution, Sample, Score, Scorer, WeightedReward, create_reward
 from gristmill_env.running import Limits
 from gristmill_env.session import Task
 from gristmill_env.settings import EnvConfig, RewardSpec
-from gristmill_env.symbolic.pool import symbolic_pool
 
 CODE = """
 import asyncio, os, re, sys, time

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
+from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.console import Steps, plain, say
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
@@ -19,7 +20,6 @@ from gristmill_env.launch import Launch
 from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.deciding import FULL
-from gristmill_env.rewards.extraction import gold_answer
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.saved.summary import quantile
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from gristmill_env.answers.extraction import final_answer, gold_answer
+from gristmill_env.answers.numbers import read_number
 from gristmill_env.data import Item
 from gristmill_env.environments.base import Environment, Reply, Turn, environment
 from gristmill_env.errors import DatasetError
 from gristmill_env.messages import Message, user
-from gristmill_env.rewards.answers.number import read_number
-from gristmill_env.rewards.extraction import final_answer, gold_answer
 
 
 @environment("guess")

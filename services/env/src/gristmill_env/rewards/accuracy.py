@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gristmill_env.rewards.answers import compare, one_form, read_answer
-from gristmill_env.rewards.boxes import count_boxes
-from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer, last_mathematics
+from gristmill_env.answers.comparison import compare, one_form, read_answer
+from gristmill_env.answers.extraction import after_thinking, count_boxes, final_answer, gold_answer, last_mathematics
+from gristmill_env.answers.symbolic_pool import Outcome, symbolic_pool
 from gristmill_env.rewards.registry import reward
-from gristmill_env.symbolic.pool import symbolic_pool
-from gristmill_env.symbolic.protocol import Outcome
 
 Extract = Literal["marked", "anywhere"]
 """The answers that count: only answers that the completion marks as final, or all answers that Math-Verify finds."""

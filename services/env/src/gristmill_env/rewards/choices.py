@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill_env.answers.latex import plain_words, undressed
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.answers.dress import plain_words, undressed
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill_env.rewards.answers.dress import TEXT, undressed
-from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
+from gristmill_env.answers.extraction import after_thinking, final_answer, gold_answer
+from gristmill_env.answers.latex import TEXT, undressed
 from gristmill_env.rewards.registry import reward
 
 

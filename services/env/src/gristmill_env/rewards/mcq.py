@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gristmill_env.rewards.answers.dress import TEXT, plain_words, undressed
-from gristmill_env.rewards.boxes import boxes
+from gristmill_env.answers.extraction import ANSWER_BLOCK, ANSWER_IS, after_thinking, boxes, gold_answer
+from gristmill_env.answers.latex import TEXT, plain_words, undressed
 from gristmill_env.rewards.choices import Choices
-from gristmill_env.rewards.extraction import ANSWER_BLOCK, ANSWER_IS, after_thinking, gold_answer
 from gristmill_env.rewards.registry import reward
 
 LETTERS = "ABCDEFGHIJ"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from gristmill_env.answers.comparison import one_form
+from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.answers import one_form
 from gristmill_env.rewards.calls import Task
-from gristmill_env.rewards.extraction import final_answer
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, Known, resolve
 from gristmill_env.rewards.library import score_now
 from gristmill_env.rewards.plan import Branch, Combination, Node

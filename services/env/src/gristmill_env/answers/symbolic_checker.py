@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from gristmill_env.symbolic.protocol import Check, Outcome, decode_check
+from gristmill_env.answers.symbolic_pool import Check, Outcome
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -28,7 +29,8 @@ _APART = sympy.Float("1e-12", _DIGITS)
 def checker(settings: bytes) -> Callable[[bytes], bytes]:
     """Builds the parser, and returns the function of a process's jobs: encoded `Check` to value of an `Outcome`."""
     _decide(r"3\sqrt{2}", r"\frac{\sqrt{72}}{2}", 0.0)
-    return lambda body: decide(decode_check(body)).value.encode()
+    checks = msgspec.msgpack.Decoder(Check)
+    return lambda body: decide(checks.decode(body)).value.encode()
 
 
 def decide(check: Check) -> Outcome:

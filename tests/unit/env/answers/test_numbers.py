@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_env.rewards.answers.number import Number, equal, read_number
+from gristmill_env.answers.numbers import Number, equal, read_number
 
 NUMBERS = [
     ("72", 72), ("72.", 72), ("72.00", 72), ("072", 72), ("+72", 72), ("-5", -5), ("- 5", -5), ("−5", -5), ("–5", -5),

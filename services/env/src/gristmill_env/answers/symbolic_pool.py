@@ -1,17 +1,20 @@
-"""The pool of processes that decide symbolic checks."""
+"""Checks whether two mathematical expressions are equal, in a pool of processes that can be killed."""
 
 from __future__ import annotations
 
+import enum
 import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 
+import msgspec
+
 from gristmill_env.running import Limits
 from gristmill_env.running.child import Order
 from gristmill_env.running.processes import ProcessPool
-from gristmill_env.symbolic.protocol import Check, Outcome, encode_check
 
+_SHOWN = 60
 _MEMORY = 1 << 30
 """Limit of the address space, in bytes. sympy with Math-Verify takes about 0.2 GB."""
 _GROWN = 512 << 20
@@ -19,6 +22,33 @@ _NICENESS = 5
 _WALL = 20
 """Elapsed-time limit of a check, as a multiple of its processor-time limit. Large, because a trainer on the same
 machine may delay the check."""
+
+
+class Outcome(enum.Enum):
+    """The result of a check."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    """The answers differ, or the extracted answer cannot be parsed."""
+    UNREADABLE_GOLD = "unreadable gold"
+    """The reference answer cannot be parsed, so the check decides nothing."""
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True):
+    """The question whether every extracted answer equals its reference."""
+
+    pairs: tuple[tuple[str, str], ...]
+    """Pairs of reference and extracted answer, as LaTeX without delimiters."""
+    tolerance: float
+    """Relative tolerance; 0 requires exact equality."""
+    extract: bool = False
+    """Whether the pairs are whole texts in which Math-Verify finds the answers."""
+
+    @property
+    def shown(self) -> str:
+        """The checked answers, short enough for a message."""
+        stated = ", ".join(pair[1] for pair in self.pairs)
+        return f"the check of {stated if len(stated) <= _SHOWN else stated[: _SHOWN - 1] + '…'!r}"
 
 
 def check_limits(cpu: float) -> Limits:
@@ -33,7 +63,7 @@ class SymbolicPool:
         """`limits`: the limits of one check; by default 3 s of processor time."""
         self.size, self.limits = size, limits or check_limits(3.0)
         order = Order(
-            target="gristmill_env.symbolic.equality:checker",
+            target="gristmill_env.answers.symbolic_checker:checker",
             cpu=self.limits.cpu,
             wall=self.limits.wall,
             memory=_MEMORY,
@@ -57,7 +87,7 @@ class SymbolicPool:
     ) -> Future[bytes]:
         """Submits a check like `check`, for callers without an event loop. The result is the value of an Outcome."""
         check = Check(tuple(pairs), tolerance, extract)
-        return self._processes.submit(encode_check(check), check.shown)
+        return self._processes.submit(msgspec.msgpack.encode(check), check.shown)
 
     async def check(
         self, pairs: Iterable[tuple[str, str]], tolerance: float = 0.0, *, extract: bool = False
@@ -68,7 +98,7 @@ class SymbolicPool:
         subclass, when a check does not finish.
         """
         check = Check(tuple(pairs), tolerance, extract)
-        return Outcome((await self._processes.do(encode_check(check), check.shown)).decode())
+        return Outcome((await self._processes.do(msgspec.msgpack.encode(check), check.shown)).decode())
 
     def close(self) -> None:
         """Kills the processes. Waiting and running checks end with JobError."""

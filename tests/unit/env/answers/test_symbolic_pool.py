@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from tests.support.errors import raises
 
+from gristmill_env.answers.symbolic_pool import Outcome, SymbolicPool
 from gristmill_env.running import Limits
 from gristmill_env.running.processes import JobDied, JobError, JobOverran
-from gristmill_env.symbolic.pool import SymbolicPool
-from gristmill_env.symbolic.protocol import Outcome
 
 GOOD = (r"3\sqrt{2}", r"\sqrt{18}")
 BOMB = ("72", "9^{9^{9^{9}}}")
@@ -206,7 +205,7 @@ def test_no_checker_outlives_a_killed_parent(busy: bool) -> None:
     script = f"""
         import time
         from gristmill_env.running import Limits
-        from gristmill_env.symbolic.pool import SymbolicPool
+        from gristmill_env.answers.symbolic_pool import SymbolicPool
 
         pool = SymbolicPool(size=1, limits=Limits(4.0, 600.0))
         pool.submit([{GOOD!r}]).result()

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_env.rewards.boxes import count_boxes, last_boxed
-from gristmill_env.rewards.extraction import after_thinking, final_answer, gold_answer
+from gristmill_env.answers.extraction import after_thinking, count_boxes, final_answer, gold_answer, last_boxed
 
 STATED = [
     ("#### 5", "5"),

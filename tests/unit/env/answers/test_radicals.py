@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_env.rewards.answers import compare, read_answer
-from gristmill_env.rewards.answers.radicals import Radical, read_radical
+from gristmill_env.answers.comparison import compare, read_answer
+from gristmill_env.answers.numbers import Radical, read_radical
 
 
 @pytest.mark.parametrize(

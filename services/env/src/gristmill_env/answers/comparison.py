@@ -1,0 +1,252 @@
+"""Compares two answers without algebra if possible. Otherwise returns the pairs that algebra must decide."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from gristmill_env.answers.latex import MAX_CHARS, mathematics, plain_words, undressed, words_of
+from gristmill_env.answers.numbers import Number, Radical, equal, radical_of, read_radical, undressed_number
+
+_NAMED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
+_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|leq|geq|neq|lt|gt|subset|equiv|approx|sim)(?![A-Za-z])")
+_LOOSE_BLANK = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One extracted or reference answer, parsed once."""
+
+    bare: str
+    """The answer's text after normalization by `undressed`."""
+    number: Number | None
+    """Set if the answer is one number and nothing else."""
+    words: str | None
+    """The words, if the whole answer is `\\text{...}`. They are compared as words."""
+    latex: str | None
+    """The LaTeX for the symbolic checker; None if the answer is prose."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether the answer can be compared with other answers."""
+        return self.number is not None or self.words is not None or self.latex is not None
+
+    @property
+    def is_relation(self) -> bool:
+        """Whether the answer is an equation, an inequality, or a membership."""
+        return _RELATION.search(self.bare) is not None
+
+    @cached_property
+    def radical(self) -> Radical | None:
+        """The answer as a product of fractions, square roots and π; None if it does not have this form."""
+        if self.number is not None:
+            return radical_of(self.number)
+        return None if self.latex is None else read_radical(self.latex)
+
+    @cached_property
+    def tight(self) -> str:
+        """The text of `bare` without insignificant blanks."""
+        return _LOOSE_BLANK.sub("", self.bare)
+
+    @cached_property
+    def named(self) -> tuple[str, Answer] | None:
+        """The letter and the value, if the answer has the form `x = 5`; else None."""
+        match = _NAMED.fullmatch(self.bare)
+        if match is None or re.search(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", match[2]):
+            return None
+        value = read_answer(match[2])
+        return None if value.is_relation else (match[1], value)
+
+    @cached_property
+    def elements(self) -> Elements | None:
+        """The elements, if the answer is a tuple, an interval, a set or a list; else None."""
+        return None if self.latex is None or self.is_relation else split_elements(self.latex)
+
+
+def read_answer(text: str) -> Answer:
+    """Parses an extracted answer. Results are cached, because a group has few different answers."""
+    if len(text) > 2 * MAX_CHARS:
+        return Answer(bare="", number=None, words=None, latex=None)
+    return _read(text)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> Answer:
+    bare = undressed(text)
+    number = undressed_number(bare)
+    return Answer(bare, number, words_of(bare), mathematics(bare) if number is None else number.latex)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A reference answer and an extracted answer, as LaTeX. Only algebra can decide whether they are equal."""
+
+    gold: str
+    stated: str
+
+
+Decision = bool | tuple[Pair, ...]
+"""True if equal, False if not; or pairs, if the answers are equal exactly when every pair is equal."""
+
+
+def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
+    """Decides whether `stated` equals the answer `gold`, which must be readable.
+
+    Numbers (see `number.equal`) and products of roots and π are compared exactly. `\\text{}` is compared as words,
+    tuples and intervals element by element. Answers with the same text are equal. Algebra decides all other cases.
+    """
+    if gold.number is not None and stated.number is not None:
+        return equal(gold.number, stated.number, tolerance)
+    if gold.words is not None:
+        return plain_words(stated.bare) == gold.words
+    if gold.tight == stated.tight:
+        return True
+    if gold.latex is None or stated.latex is None:
+        return False
+    if gold.radical is not None and stated.radical is not None and not tolerance:
+        return gold.radical == stated.radical
+    whole = (Pair(gold.latex, stated.latex),)
+    if unwrapped := _values(gold, stated):
+        return compare(*unwrapped, tolerance)
+    if gold.elements is not None and stated.elements is not None:
+        return _compare_elements(gold.elements, stated.elements, whole, tolerance)
+    return whole
+
+
+def _values(gold: Answer, stated: Answer) -> tuple[Answer, Answer] | None:
+    """Returns both values without `x =`, if both answers name the same letter or only one names a letter."""
+    if gold.named and stated.named:
+        return (gold.named[1], stated.named[1]) if gold.named[0] == stated.named[0] else None
+    if gold.named and not stated.is_relation:
+        return gold.named[1], stated
+    if stated.named and not gold.is_relation:
+        return gold, stated.named[1]
+    return None
+
+
+def _compare_elements(gold: Elements, stated: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
+    if gold.brackets != stated.brackets:
+        return whole
+    golds, found = ([read_answer(item) for item in side.items] for side in (gold, stated))
+    if not all(answer.readable for answer in golds):
+        return whole
+    if not gold.ordered:
+        return _same_set(golds, found, whole, tolerance)
+    if len(golds) != len(found):
+        return False
+    asked: list[Pair] = []
+    for one, other in zip(golds, found, strict=True):
+        decision = compare(one, other, tolerance)
+        if decision is False:
+            return False
+        if decision is not True:
+            asked.extend(decision)
+    return tuple(asked) or True
+
+
+def _same_set(golds: list[Answer], found: list[Answer], whole: tuple[Pair, ...], tolerance: float) -> Decision:
+    """Compares two sets of numbers without regard to order and repetition."""
+    if not all(answer.number is not None for answer in (*golds, *found)):
+        return whole
+    return all(any(compare(one, other, tolerance) for other in found) for one in golds) and all(
+        any(compare(one, other, tolerance) for one in golds) for other in found
+    )
+
+
+def one_form(text: str) -> str:
+    """Returns the canonical form of an extracted answer: "72" for `$72.00`, `\\sqrt{2}` for `\\sqrt2`, "paris" for
+    `**Paris.**`.
+
+    Answers that `compare` finds equal without algebra have the same form, except percents and rounded decimals.
+    Answers that are equal only by algebra may have different forms, for example `x + 1` and `1 + x`.
+    """
+    return _form(read_answer(text)) or " ".join(text.split())
+
+
+def _form(answer: Answer) -> str:
+    if answer.number is not None:
+        return str(answer.number.value) + "%" * answer.number.percent
+    if answer.words is not None:
+        return answer.words
+    if answer.latex is None or (answer.bare.isalpha() and len(answer.bare) > 1):  # "No" is a word, "N" a variable
+        return plain_words(answer.bare)
+    if answer.named is not None:
+        return _form(answer.named[1])
+    if answer.radical is not None:
+        return _radical(answer.radical)
+    if answer.elements is None:
+        return answer.tight
+    items = [one_form(item) for item in answer.elements.items]
+    if not answer.elements.ordered:
+        items = sorted(set(items))
+    opening, closing = _split(answer.elements.brackets)
+    return f"{opening}{', '.join(items)}{closing}"
+
+
+def _radical(radical: Radical) -> str:
+    root = f"\\sqrt{{{radical.square}}}" if radical.square != 1 or not radical.pi else ""
+    pi = f"\\pi^{{{radical.pi}}}" if radical.pi else ""
+    return "-" * (radical.sign < 0) + root + pi
+
+
+def _split(brackets: str) -> tuple[str, str]:
+    """Splits a pair of brackets such as "[)" or "\\{\\}" in two."""
+    half = len(brackets) // 2
+    return brackets[:half], brackets[half:]
+
+
+_TOKEN = re.compile(r"\\[{}]|\\[A-Za-z]+|[()\[\]{},]")
+_OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1}
+_CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1}
+_ROUND_OR_SQUARE = ("(", "[", ")", "]")
+_THOUSANDS = re.compile(r"[0-9],[0-9]{3}(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements in a pair of brackets."""
+
+    brackets: str
+    """Both brackets, such as "[)" for a half-open interval; empty for a list without brackets."""
+    items: tuple[str, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the elements form a tuple or an interval, not a set or a list."""
+        return bool(self.brackets) and self.brackets[0] in _ROUND_OR_SQUARE
+
+
+def split_elements(latex: str) -> Elements | None:
+    """Returns the elements of `latex`, at least two; None if `latex` is not a tuple, an interval, a set or a list.
+
+    If commas in a list may also separate thousands, only a comma before a blank separates elements: "1,234, 5,678" are
+    two numbers.
+    """
+    tokens = list(_TOKEN.finditer(latex))
+    if not any(token[0] == "," for token in tokens):
+        return None
+    first, last = tokens[0], tokens[-1]
+    enclosed = first.start() == 0 and last.end() == len(latex) and first[0] in _OPENING and last[0] in _CLOSING
+    depth, cuts = 0, []
+    for token in tokens:
+        depth += _OPENING.get(token[0], 0) - _CLOSING.get(token[0], 0)
+        if depth < 0:
+            return None
+        if depth == 0 and token is not last:
+            enclosed = False  # the first bracket closes before the end: "(1,2) ∪ (3,4)"
+    if depth:
+        return None
+    for token in tokens:
+        depth += _OPENING.get(token[0], 0) - _CLOSING.get(token[0], 0)
+        if token[0] == "," and depth == int(enclosed):
+            cuts.append(token.start())
+    brackets = first[0] + last[0] if enclosed else ""
+    if brackets[:1] not in _ROUND_OR_SQUARE and _THOUSANDS.search(latex):
+        cuts = [cut for cut in cuts if latex[cut + 1 : cut + 2] == " "]
+    if not cuts:
+        return None
+    start, end = (first.end(), last.start()) if enclosed else (0, len(latex))
+    edges = [start, *(cut + 1 for cut in cuts)], [*cuts, end]
+    elements = Elements(brackets, tuple(latex[a:b].strip() for a, b in zip(*edges, strict=True)))
+    return elements if all(elements.items) else None
