@@ -47,9 +47,9 @@ fmt: $(DEV_READY) ## format the Python files and apply ruff's safe fixes
 
 # Left out of `make quick`: tests that import large packages (torch, reasoning_gym), start processes, or wait for time
 # limits. Paths are below tests/unit. No unit test needs the plug-in schemathesis, whose import takes seconds.
-SLOW_UNIT := benchmarks model trainer api/test_archive_writer.py env/evaluation/test_samples.py env/inference env/plugs \
+SLOW_UNIT := benchmarks model trainer api/test_archive_writer.py env/evaluation/test_samples.py env/inference \
   env/running env/answers/test_symbolic_pool.py env/tracking env/test_environment_runner.py env/test_cli.py env/test_secrets.py env/rewards/running \
-  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere gsm_symbolic in_process trl) \
+  $(patsubst %,env/rewards/test_%.py,accuracy cosine_scaled extract_anywhere gsm_symbolic in_process trl verifiers) \
   scripts/test_launcher_checks.py scripts/test_make_venv.py docs/test_remote_code.py
 
 quick: $(DEV_READY) ## run the fast unit tests: less than a minute on two cores

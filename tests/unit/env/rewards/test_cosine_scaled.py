@@ -18,7 +18,7 @@ from tests.support.errors import raises
 from tests.support.scoring import scored
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Sample, cosine_scaled, create_reward
+from gristmill_env.rewards import Sample, create_reward, embeddings
 from gristmill_env.rewards.embeddings import cosine_distances
 from gristmill_env.settings import EnvConfig
 
@@ -27,7 +27,7 @@ KEY = "sk-do-not-tell"
 
 @pytest.fixture
 def server() -> Iterator[LettersServer]:
-    cosine_scaled._answers.clear()  # a port may be used again
+    embeddings._answers.clear()  # a port may be used again
     server = LettersServer()
     yield server
     server.close()

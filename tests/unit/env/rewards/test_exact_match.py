@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill_env.rewards.exact_match import exact_match
+from gristmill_env.rewards.builtin import exact_match
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gristmill_env.data import Item
 from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
 from gristmill_env.messages import Message
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, reward
-from gristmill_env.rewards.sample import private
+from gristmill_env.rewards.inputs import private
 
 ROW: dict[str, Any] = {
     "level": "hard", "tests": ["a", "b"], "info": {"keys": [{"deep": 1}], "array": np.arange(3)}, "answer": "5"

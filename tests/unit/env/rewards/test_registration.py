@@ -203,7 +203,7 @@ def test_user_code_that_fails_on_import_is_shown_with_its_traceback(folder: Path
 def test_two_rewards_cannot_have_one_name() -> None:
     with raises(RewardError, "reward_registered_twice", reward="length") as raised:
         reward("length")(lambda completion: 0.0)
-    assert raised.value.values["places"][0].startswith("gristmill_env.rewards.length.")
+    assert raised.value.values["places"][0].startswith("gristmill_env.rewards.builtin.")
 
 
 def test_a_definition_that_is_run_again_replaces_itself() -> None:

@@ -19,7 +19,7 @@ from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptE
 from gristmill_env.launch import Launch
 from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
-from gristmill_env.rewards.deciding import FULL
+from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
 from gristmill_env.saved.summary import quantile
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name

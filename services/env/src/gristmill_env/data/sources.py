@@ -211,7 +211,7 @@ def _from_folder(folder: Path, split: str, label: str) -> Rows:
 
 
 def _from_verifiers(config: DatasetConfig) -> Rows:
-    from gristmill_env.plugs.verifiers import environment_rows  # here: it is an extra, and slow to import
+    from gristmill_env.rewards.verifiers import environment_rows  # here: it is an extra, and slow to import
 
     assert config.verifiers_id is not None
     built = environment_rows(config.verifiers_id, config.dataset_args, _base(config.split))

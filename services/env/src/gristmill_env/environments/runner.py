@@ -21,7 +21,7 @@ from gristmill_env.data import Item
 from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, Turn
 from gristmill_env.errors import EnvError, EpisodeError
 from gristmill_env.messages import Message
-from gristmill_env.rewards.sample import private
+from gristmill_env.rewards.inputs import private
 from gristmill_env.running import Call, Limits, Runner
 from gristmill_env.running.calls import CallError
 

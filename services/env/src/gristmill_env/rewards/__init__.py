@@ -6,26 +6,14 @@ As a library::
     reward.score(["... \\\\boxed{72}"], answer="#### 72")  # [1.0]
 """
 
-# Importing a module registers its reward.
-import gristmill_env.rewards.accuracy
-import gristmill_env.rewards.cosine_length
-import gristmill_env.rewards.cosine_scaled
-import gristmill_env.rewards.episode
-import gristmill_env.rewards.exact_match
-import gristmill_env.rewards.format
-import gristmill_env.rewards.length
-import gristmill_env.rewards.mcq
-import gristmill_env.rewards.reasoning_steps
-import gristmill_env.rewards.repetition_penalty
-import gristmill_env.rewards.soft_overlong
-import gristmill_env.rewards.tag_count  # noqa: F401
+# Importing a module registers its rewards.
+from gristmill_env.rewards import accuracy, builtin, composed, embeddings, mcq  # noqa: F401
+from gristmill_env.rewards.calls import Detailed, Failure
 from gristmill_env.rewards.create import create_reward
-from gristmill_env.rewards.deciding import Decision, deciding_reward
-from gristmill_env.rewards.inputs import Execution
+from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.registry import reward, reward_names
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Detailed, Failure, Sample, Score
-from gristmill_env.rewards.scorer import Scorer, WeightedReward
+from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.scorer import Decision, Score, Scorer, WeightedReward, deciding_reward
 
 __all__ = [
     "Decision",

@@ -1,33 +1,54 @@
-"""Calls of rewards, and their outcomes."""
+"""Calls of rewards, and what rewards return: a value, no score, or a failure."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from numbers import Real
 from typing import Any
 
 from gristmill.redaction import redact_text
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import Detailed, Failure, Sample
+from gristmill_env.rewards.inputs import Sample
 from gristmill_env.running import Call
 from gristmill_env.running.calls import CallError
 
-Outcome = float | None | Failure
-"""A value, None for no score, or a failure. A failure is never a 0."""
+
+@dataclass(frozen=True)
+class Detailed:
+    """A value with its parts. A reward may return this instead of a number."""
+
+    value: float | None
+    parts: Mapping[str, float | Exception | None]
+    """The parts by name, shown as "reward/part". An exception means that the part failed; the value remains valid."""
 
 
 @dataclass(frozen=True)
-class Parted:
-    """The outcome of a reward together with the outcomes of its parts (`Detailed`)."""
+class Failure:
+    """The failure of a reward on one completion."""
 
-    whole: Outcome
-    parts: Mapping[str, Outcome]
+    reward: str
+    text: str
+    """The error message, without secrets."""
+    code: str
+    """The error's code; "reward_raised" if the error of the reward has no code."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The error's values."""
+    cause: BaseException | None = field(default=None, compare=False)
+    """The error that the reward raised; None if a worker process reported the failure."""
+
+    def __str__(self) -> str:
+        return f"{self.reward}: {self.text}"
 
 
-Said = Outcome | Parted
+Outcome = float | Failure | None
+"""A value, None for no score, or a failure. A failure is never a 0."""
+
+Outcomes = dict[str, Outcome]
+"""The outcomes of one reward on one completion: first its own, then those of its parts ("judge", "judge/style")."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +58,6 @@ class Task:
     name: str
     """The reward's name in the run, for example "combined/accuracy" inside a composed reward."""
     function: Callable[..., Any]
-    is_async: bool
     group_level: bool
     """Whether the reward is called once for all samples of a group and returns a list."""
     gather: Callable[[Sequence[Sample]], Mapping[str, Any]]
@@ -47,20 +67,29 @@ class Task:
     close: Callable[[], None] = lambda: None
     """Ends the threads and processes that the reward has started."""
 
+    @cached_property
+    def is_async(self) -> bool:
+        """Whether a call returns an awaitable: `async def`, also under decorators, partial or as `__call__`."""
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        function = inspect.unwrap(function)
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
     def calls(self, samples: Sequence[Sample]) -> list[RewardCall]:
         """Returns the calls that score a group."""
         return [RewardCall(self, samples)] if self.group_level else [RewardCall(self, [sample]) for sample in samples]
 
 
-class RewardCall(Call[list[Said]]):
-    """One call, for one sample or, if the reward is group-level, for all samples of a group. One outcome per sample."""
+class RewardCall(Call[list[Outcomes]]):
+    """One call, for one sample or, if the reward is group-level, for all samples of a group. One result per sample."""
 
     def __init__(self, task: Task, samples: Sequence[Sample]) -> None:
         super().__init__(task.name, is_async=task.is_async)
         self.task = task
         self.samples = samples
 
-    def run(self) -> list[Said]:
+    def run(self) -> list[Outcomes]:
         if not self.needed:
             return self.not_needed()
         try:
@@ -73,7 +102,7 @@ class RewardCall(Call[list[Said]]):
         except BaseException as error:  # noqa: BLE001  sys.exit() in a reward must not end this thread
             return self.failed(error)
 
-    async def run_async(self) -> list[Said]:
+    async def run_async(self) -> list[Outcomes]:
         if not self.needed:
             return self.not_needed()
         try:
@@ -81,13 +110,13 @@ class RewardCall(Call[list[Said]]):
         except BaseException as error:  # noqa: BLE001  as above; the outcomes of a cancelled call are not read
             return self.failed(error)
 
-    def failed(self, why: BaseException) -> list[Said]:
+    def failed(self, why: BaseException) -> list[Outcomes]:
         """Returns the same failure for all samples of the call."""
-        return [_failure(self.task.name, why, self.task.hint)] * len(self.samples)
+        return [{self.task.name: _failure(self.task.name, why, self.task.hint)} for _ in self.samples]
 
-    def _read(self, value: object) -> list[Said]:
+    def _read(self, value: object) -> list[Outcomes]:
         if not self.task.group_level:
-            return [_said(self.task.name, value)]
+            return [_outcomes(self.task.name, value)]
         if hasattr(value, "tolist"):  # array or tensor
             value = value.tolist()
         if not isinstance(value, list | tuple):
@@ -101,15 +130,22 @@ class RewardCall(Call[list[Said]]):
                 values=len(value),
                 completions=len(self.samples),
             )
-        return [_said(self.task.name, item) for item in value]
+        return [_outcomes(self.task.name, item) for item in value]
 
 
-def _said(reward: str, value: object) -> Said:
+def columns(calls: Sequence[RewardCall]) -> dict[str, Sequence[Outcome]]:
+    """Returns the outcomes of one task's settled calls by name, one item per sample. A part that a sample lacks is None
+    there."""
+    results = [outcomes for call in calls for outcomes in call.result]
+    names = dict.fromkeys(name for outcomes in results for name in outcomes)
+    return {name: [outcomes.get(name) for outcomes in results] for name in names}
+
+
+def _outcomes(reward: str, value: object) -> Outcomes:
     if not isinstance(value, Detailed):
-        return _outcome(reward, value)
-    return Parted(
-        _outcome(reward, value.value), {part: _outcome(f"{reward}/{part}", item) for part, item in value.parts.items()}
-    )
+        return {reward: _outcome(reward, value)}
+    parts = {f"{reward}/{part}": item for part, item in value.parts.items()}
+    return {name: _outcome(name, item) for name, item in {reward: value.value, **parts}.items()}
 
 
 def _outcome(reward: str, value: object) -> Outcome:

@@ -6,15 +6,19 @@ fails on a completion, the composed reward fails on that completion, unless the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.plan import weighted_sum
+from gristmill_env.rewards.calls import Failure, Outcome, Task
+from gristmill_env.rewards.inputs import RowSchema
 from gristmill_env.rewards.registry import reward
+from gristmill_env.rewards.reward import Called, Execution, Reward
 from gristmill_env.settings import RewardSpec
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
@@ -32,6 +36,68 @@ class Composed(ABC):
     @abstractmethod
     def combine(self, parts: Mapping[str, Sequence[float | None]]) -> Sequence[float | None]:
         """Computes one value per completion. `parts`: a list of values over completions for each of `self.parts`."""
+
+
+@dataclass(frozen=True)
+class ComposedReward(Reward):
+    """A reward computed from other rewards, each of which is called and shown separately."""
+
+    name: str
+    parts: Mapping[str, Reward]
+    """The parts by their names inside the composed reward."""
+    metrics: frozenset[str]
+    """Parts with weight 0. If such a part fails, the composed reward still has a value."""
+    composed: Composed
+
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset().union(*(part.asks_for for part in self.parts.values()))
+
+    def leaves(self) -> dict[str, Reward]:
+        inner = [found for part in self.parts.values() for found in part.leaves().items()]
+        return {f"{self.name}/{name}": leaf for name, leaf in inner}
+
+    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+        bound = (part.bind(schema, f"{name}/{short}", execution) for short, part in self.parts.items())
+        return [task for tasks in bound for task in tasks]
+
+    def outcomes(self, name: str, called: Called) -> dict[str, Sequence[Outcome]]:
+        inner: dict[str, Sequence[Outcome]] = {}
+        for short, part in self.parts.items():
+            inner |= part.outcomes(f"{name}/{short}", called)
+        return {name: self._combined(name, {short: inner[f"{name}/{short}"] for short in self.parts}), **inner}
+
+    def _combined(self, name: str, columns: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
+        """Returns the outcomes of the whole. A part's failure on a completion is the whole's outcome there."""
+        size = len(next(iter(columns.values())))
+        failures = [self._failure(columns, at) for at in range(size)]
+        good = [at for at in range(size) if failures[at] is None]
+        values: dict[str, list[float | None]] = {}
+        for short, column in columns.items():
+            values[short] = [None if isinstance(item := column[at], Failure) else item for at in good]
+        outcomes: list[Outcome] = list(failures)
+        for at, value in zip(good, self.composed.combine(values) if good else [], strict=True):
+            overflows = value is not None and not math.isfinite(value)
+            outcomes[at] = Failure(name, "its sum overflows", "sum_overflows") if overflows else value
+        return outcomes
+
+    def _failure(self, columns: Mapping[str, Sequence[Outcome]], at: int) -> Failure | None:
+        for short, column in columns.items():
+            if short not in self.metrics and isinstance(failure := column[at], Failure):
+                return failure
+        return None
+
+
+def weighted_sum(values: Iterable[tuple[float, float | None]]) -> float | None:
+    """Returns Σ weight × value over (weight, value) pairs with a nonzero weight and a value. None without such a pair.
+
+    The sum is rounded once, so that the order of rewards does not matter. An overflow gives infinity.
+    """
+    products = [weight * value for weight, value in values if weight != 0 and value is not None]
+    try:
+        return math.fsum(products) if products else None
+    except (OverflowError, ValueError):  # ValueError: the products contain both infinities
+        return math.inf
 
 
 @reward("combined")

@@ -11,10 +11,10 @@ from gristmill.errors import PluginError
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.settings import parse
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.composed import Composed
+from gristmill_env.rewards.composed import Composed, ComposedReward
 from gristmill_env.rewards.in_process import ProcessReward
 from gristmill_env.rewards.registry import Definition, find, registered
-from gristmill_env.rewards.reward import ComposedReward, FunctionReward, Reward
+from gristmill_env.rewards.reward import FunctionReward, Reward
 from gristmill_env.rewards.trl import trl_reward
 from gristmill_env.settings import VERIFIERS, RewardSpec
 
@@ -56,7 +56,7 @@ def _of(spec: RewardSpec, params: Mapping[str, Any] | None, name: str | None, fo
         reference = spec.type.removeprefix(_TRL)
         return trl_reward(name or reference.rpartition(":")[2], _loaded(reference, folder), params)
     if spec.type == VERIFIERS:
-        from gristmill_env.plugs.verifiers import rubric_reward  # here, because it is an extra and slow to import
+        from gristmill_env.rewards.verifiers import rubric_reward  # here, because it is an extra and slow to import
 
         return rubric_reward(name or VERIFIERS, params)
     if is_plugin(spec.type):
@@ -117,4 +117,4 @@ def _made(definition: Definition, params: Mapping[str, Any], name: str | None, f
             parts[part.name] = part
         metrics = frozenset(part for part, spec in zip(parts, function.parts, strict=True) if spec.weight == 0)
         return ComposedReward(name, parts, metrics, function)
-    return FunctionReward(name, function, definition.signature.inputs, states)
+    return FunctionReward(name, function, definition.inputs, states)

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Outcome, Parted, RewardCall, Said, Task
-from gristmill_env.rewards.inputs import Known
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Detailed, Failure, Sample
+from gristmill_env.rewards.calls import Detailed, Failure, Outcome, RewardCall, Task
+from gristmill_env.rewards.composed import ComposedReward
+from gristmill_env.rewards.inputs import RowSchema, Sample
+from gristmill_env.rewards.reward import Execution, Reward
 from gristmill_env.running.child import Order, plain
 from gristmill_env.running.processes import ProcessPool
 
@@ -33,14 +33,8 @@ class _Failure(msgspec.Struct, frozen=True, array_like=True):
     values: dict[str, Any]
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One outcome, in the form that the process sends back. Not a pickle, because the process runs third-party code."""
-
-    said: float | _Failure | None
-    parts: dict[str, float | _Failure | None] | None = None
-
-
-_ANSWERS = msgspec.msgpack.Decoder(list[_Answer])
+_RESULTS = msgspec.msgpack.Decoder(list[dict[str, float | _Failure | None]])
+"""The outcomes of a call for each sample, by name. Not a pickle, because the process runs third-party code."""
 
 
 @dataclass(frozen=True)
@@ -68,34 +62,36 @@ class ProcessReward(Reward):
     def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
         return self.inner.stated(completion, row)
 
-    def bind(self, known: Known, name: str) -> Task:
-        here = self.inner.bind(known, name)
-        if not isinstance(here, Task):
+    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+        if isinstance(self.inner, ComposedReward):
             raise RewardError(
                 "composed_in_process",
                 f"reward '{self.name}' is made of others; set process: true on those, not on the whole",
                 reward=self.name,
             )
-        remote = _Remote(self.spec, self.folder, known, here)
+        (here,) = self.inner.bind(schema, name, execution)
+        remote = _Remote(self.spec, self.folder, schema, execution, here)
         gather = lambda samples: {"samples": samples}  # noqa: E731
-        return Task(name, remote, True, here.group_level, gather, here.hint, remote.close)
+        return [Task(name, remote, here.group_level, gather, here.hint, remote.close)]
 
 
 class _Remote:
     """Calls the reward in a process. The pool starts with the first call."""
 
-    def __init__(self, spec: Mapping[str, Any], folder: Path | None, known: Known, here: Task) -> None:
+    def __init__(
+        self, spec: Mapping[str, Any], folder: Path | None, schema: RowSchema, execution: Execution, here: Task
+    ) -> None:
         """`here`: the task with which this process would call the reward."""
-        limits = known.execution.limits
+        limits = execution.limits
         order = Order(
             target=f"{__name__}:serve",
-            settings=pickle.dumps((dict(spec), folder, known, here.name)),
+            settings=pickle.dumps((dict(spec), folder, schema, here.name)),
             cpu=limits.cpu,
             wall=limits.wall,
             path=list(sys.path),
         )
-        self._group_level = here.group_level
-        self._pool = ProcessPool(order, known.execution.processes, f"reward '{here.name}'")
+        self._name, self._group_level = here.name, here.group_level
+        self._pool = ProcessPool(order, execution.processes, f"reward '{here.name}'")
 
     async def __call__(self, samples: Sequence[Sample]) -> Any:
         try:
@@ -106,8 +102,16 @@ class _Remote:
                 f"its samples cannot be sent to a process: {type(error).__name__}: {error}",
                 error=type(error).__name__,
             ) from error
-        values = [_value(answer) for answer in _ANSWERS.decode(await self._pool.do(job, "the call"))]
+        values = [self._value(result) for result in _RESULTS.decode(await self._pool.do(job, "the call"))]
         return values if self._group_level else values[0]
+
+    def _value(self, result: Mapping[str, float | _Failure | None]) -> float | Exception | Detailed | None:
+        """Returns what the reward returned for one sample, with an error in place of each failure."""
+        values = {name: _received(outcome) for name, outcome in result.items()}
+        whole = values.pop(self._name)
+        if isinstance(whole, Exception) or not values:
+            return whole
+        return Detailed(whole, {name.removeprefix(f"{self._name}/"): value for name, value in values.items()})
 
     def close(self) -> None:
         """Kills the processes."""
@@ -115,25 +119,18 @@ class _Remote:
 
 
 def serve(settings: bytes) -> Callable[[bytes], bytes]:
-    """Returns the function that runs a process's jobs: from pickled samples to encoded answers."""
+    """Returns the function that runs a process's jobs: from pickled samples to encoded results."""
     from gristmill_env.rewards.create import create_reward  # here, because that module imports this one
 
-    spec, folder, known, name = pickle.loads(settings)
-    task = create_reward(spec, folder=folder).bind(known, name)
-    assert isinstance(task, Task)
+    spec, folder, schema, name = pickle.loads(settings)
+    (task,) = create_reward(spec, folder=folder).bind(schema, name, Execution())
 
     def work(job: bytes) -> bytes:
         call = RewardCall(task, pickle.loads(job))
-        said = asyncio.run(call.run_async()) if task.is_async else call.run()
-        return msgspec.msgpack.encode([_answer(one) for one in said])
+        results = asyncio.run(call.run_async()) if task.is_async else call.run()
+        return msgspec.msgpack.encode([{name: _sent(one) for name, one in result.items()} for result in results])
 
     return work
-
-
-def _answer(said: Said) -> _Answer:
-    if isinstance(said, Parted):
-        return _Answer(_sent(said.whole), {name: _sent(part) for name, part in said.parts.items()})
-    return _Answer(_sent(said))
 
 
 def _sent(outcome: Outcome) -> float | _Failure | None:
@@ -142,12 +139,5 @@ def _sent(outcome: Outcome) -> float | _Failure | None:
     return _Failure(outcome.text, outcome.code, {name: plain(value) for name, value in outcome.values.items()})
 
 
-def _value(answer: _Answer) -> float | Exception | Detailed | None:
-    said = _received(answer.said)
-    if answer.parts is None or isinstance(said, Exception):
-        return said
-    return Detailed(said, {name: _received(part) for name, part in answer.parts.items()})
-
-
-def _received(said: float | _Failure | None) -> float | RewardError | None:
-    return RewardError(said.code, said.text, **said.values) if isinstance(said, _Failure) else said
+def _received(outcome: float | _Failure | None) -> float | RewardError | None:
+    return RewardError(outcome.code, outcome.text, **outcome.values) if isinstance(outcome, _Failure) else outcome

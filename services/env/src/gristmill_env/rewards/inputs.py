@@ -1,4 +1,4 @@
-"""Signature injection: the arguments of a reward are filled by their names.
+"""The sample that a reward can read, and signature injection: the arguments of a reward are filled by their names.
 
 A reward can ask for inputs of one completion: `completion`, `tokens`, `finish_reason`, and with several turns
 `conversation` and `episode_reward`. A reward can also ask for inputs of the row: `answer`, `ground_truth`, `prompt`,
@@ -10,16 +10,15 @@ the singular.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import Parameter
 from operator import attrgetter
 from typing import Any
 
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.sample import Sample, private
-from gristmill_env.rewards.signature import Argument
-from gristmill_env.running import Limits
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")
 OF_ROW = ("answer", "ground_truth", "prompt", "messages", "row")
@@ -40,30 +39,50 @@ PLURALS = {
 ANSWER = ("answer", "ground_truth")
 """Both names of the row's answer."""
 
-Getter = Callable[[Sample], Any]
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 @dataclass(frozen=True)
-class Execution:
-    """The limits, threads and processes for the calls of a run's rewards."""
+class Sample:
+    """One completion to score, and the row that the completion answers."""
 
-    limits: Limits = field(default_factory=lambda: Limits(cpu=60.0, wall=600.0))
-    """The limits of one call."""
-    threads: int = 32
-    """Maximum number of threads for rewards that are not async."""
-    processes: int = 2
-    """Number of processes for each reward that runs in processes."""
+    completion: str
+    """The completion's text without special tokens. Includes the start of the answer that is part of the prompt: the
+    prefill, and a `<think>` that the chat template opened."""
+    answer: str | None = None
+    """The reference answer: the row's `ground_truth_field` if set, else its `answer_field`; None if the run has
+    neither."""
+    prompt: str = ""
+    """The row's `prompt_field`."""
+    tokens: Sequence[int] | None = None
+    """The sampled token ids; None if unknown. A reward that asks for unknown token ids fails."""
+    finish_reason: str = "stop"
+    """The reason why the completion ended: "stop", or "length" if the completion is truncated."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """All columns of the row."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The prompt as chat messages ({role, content}), with the system message and without the completion."""
+    conversation: Sequence[Mapping[str, Any]] = ()
+    """All messages of the attempt, including the model's messages."""
+    episode_reward: float | None = None
+    """The reward that the run's `environment` returned for the attempt; None if it returned no reward."""
+    conversational: bool = False
+    """Whether the row's prompt is a list of messages. Decides whether a TRL reward gets messages or text."""
+    step: int | None = None
+    """Number of optimizer steps of the sampling weights; None outside of training. For TRL rewards."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """The inputs that all samples of a run have, and the execution of its rewards."""
+class RowSchema:
+    """The inputs that all samples of a run have."""
 
     columns: Sequence[str] = ()
     """The data set's columns."""
     has_answer: bool = True
     """Whether rows have an answer."""
-    execution: Execution = Execution()
+
+
+Getter = Callable[[Sample], Any]
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,7 @@ class Inputs:
         return {name: private(value) for name, value in given.items()}
 
 
-def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
+def resolve(reward: str, arguments: Iterable[Parameter], schema: RowSchema) -> Inputs:
     """Finds a source for each argument. An argument without a source keeps its default.
 
     Raises RewardError if an argument has neither a source nor a default; the message suggests the nearest name. Also
@@ -107,24 +126,24 @@ def resolve(reward: str, arguments: Iterable[Argument], known: Known) -> Inputs:
         name = argument.name
         field, getters = (PLURALS[name], plural) if name in PLURALS else (name, singular)
         if field in OF_COMPLETION or field in OF_ROW:
-            if field not in ANSWER or known.has_answer:
+            if field not in ANSWER or schema.has_answer:
                 getters[name] = _getter(field)
-            elif not argument.optional:
+            elif argument.default is argument.empty:
                 remedy = "set dataset.answer_field or dataset.ground_truth_field"
                 raise RewardError(
                     "no_answer_field", f"reward '{reward}' compares with the row's answer; {remedy}", reward=reward
                 )
-        elif name in known.columns:
+        elif name in schema.columns:
             singular[name] = _column(name)
-        elif (column := _singular(name, known.columns)) is not None:
+        elif (column := _singular(name, schema.columns)) is not None:
             plural[name] = _column(column)
-        elif not argument.optional:
+        elif argument.default is argument.empty:
             raise RewardError(
                 "unknown_input",
-                _unknown(reward, name, known),
+                _unknown(reward, name, schema),
                 reward=reward,
                 input=name,
-                columns=list(known.columns),
+                columns=list(schema.columns),
             )
     if plural and (mixed := [name for name in singular if name in OF_COMPLETION]):
         remedy = ", ".join(f"'{more}' for '{one}'" for more, one in PLURALS.items() if one in mixed)
@@ -178,10 +197,30 @@ def _singular(name: str, columns: Sequence[str]) -> str | None:
     return next((form for form in forms if form in columns), None)
 
 
-def _unknown(reward: str, name: str, known: Known) -> str:
-    columns = f"its row has {', '.join(known.columns)}" if known.columns else "its row has no columns"
-    candidates = [*OF_COMPLETION, *OF_ROW, *PLURALS, *known.columns]
+def _unknown(reward: str, name: str, schema: RowSchema) -> str:
+    columns = f"its row has {', '.join(schema.columns)}" if schema.columns else "its row has no columns"
+    candidates = [*OF_COMPLETION, *OF_ROW, *PLURALS, *schema.columns]
     return (
         f"reward '{reward}' asks for '{name}'; a sample has {', '.join((*OF_COMPLETION, *OF_ROW))}, and {columns} "
         f"(an option of the reward comes after a *).{did_you_mean(name, candidates)}"
     )
+
+
+def private(value: Any) -> Any:
+    """Returns a copy, so that changes by one reward do not affect other rewards. Texts and numbers are not copied.
+
+    Returns an object that cannot be copied unchanged.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        return [item if type(item) in _IMMUTABLE else private(item) for item in value]
+    if kind is dict:
+        return {name: item if type(item) in _IMMUTABLE else private(item) for name, item in value.items()}
+    if kind is tuple:
+        return tuple(map(private, value))
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  an object that does not support copies may raise any error
+        return value

@@ -13,16 +13,22 @@ is an error, never a score::
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
 from gristmill.plugins import import_error
+from gristmill.redaction import redact
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.signature import Signature, place, read_signature
 from gristmill_env.settings import VERIFIERS
 
 ENTRY_POINTS = "gristmill.rewards"
@@ -31,6 +37,8 @@ ENTRY_POINTS = "gristmill.rewards"
 States = Callable[..., str | None]
 """Returns the answer of a completion in canonical form. Arguments: the completion, its row, and the reward's options by
 name."""
+REQUIRED = Parameter.empty
+"""Marks an option without a default."""
 _LEGACY = "_reward"
 """Suffix of reward names in Atropos configurations: accuracy_reward is accuracy."""
 
@@ -38,25 +46,36 @@ _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class Option:
+    """A parameter of a reward that a configuration sets under `params`."""
+
+    type: TypeAdapter[Any]
+    default: Any
+    """REQUIRED if the option has no default."""
+
+
+@dataclass(frozen=True)
 class Definition:
-    """A reward function or class, and its signature."""
+    """A reward function or class, with its inputs and options."""
 
     name: str
     target: Callable[..., Any]
-    signature: Signature
+    inputs: tuple[Parameter, ...]
+    """The arguments that are filled by their names. An argument with a default may be missing in a run."""
+    options: Mapping[str, Option]
     states: States | None = None
 
     @classmethod
     def of(cls, name: str, target: Callable[..., Any], states: States | None = None) -> Definition:
         """Reads the target's signature. Raises RewardError when the target cannot be a reward."""
-        return cls(name, target, read_signature(name, target), states)
+        return cls(name, target, *_signature(name, target), states)
 
     def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], States | None]:
         """Returns the function that scores inputs, and the function that extracts the answer. Both have their options.
 
         Raises RewardError for invalid params.
         """
-        options = self.signature.check(self.name, params)
+        options = self._checked(params)
         states = partial(self.states, **options) if self.states is not None and options else self.states
         if not inspect.isclass(self.target):
             return partial(self.target, **options) if options else self.target, states
@@ -68,6 +87,42 @@ class Definition:
         except Exception as error:  # the user's __init__
             reason = f"reward '{self.name}' cannot be made with these params: {type(error).__name__}: {error}"
             raise RewardError("reward_not_made", reason, reward=self.name, error=type(error).__name__) from error
+
+    def _checked(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns `params` converted to the types that the options declare.
+
+        Raises RewardError if an option does not exist; the message lists all options and suggests the nearest. Also
+        raises RewardError if a value has another type, or if an option without a default is not set.
+        """
+        reward, options = self.name, self.options
+        checked = {}
+        for key, value in params.items():
+            if key not in options:
+                has = ", ".join(options) or "none"
+                raise RewardError(
+                    "unknown_parameter",
+                    f"reward '{reward}' has no parameter '{key}'; it has {has}.{did_you_mean(str(key), options)}",
+                    reward=reward,
+                    parameter=key,
+                    known=list(options),
+                )
+            try:
+                checked[key] = options[key].type.validate_python(value)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = "".join(f"[{step!r}]" for step in first["loc"])
+                reason = f"parameter '{key}'{where} of reward '{reward}': {first['msg']} (found {redact(value, key)!r})"
+                raise RewardError(
+                    "parameter_invalid", reason, reward=reward, parameter=f"{key}{where}", problem=first["type"]
+                ) from error
+        if missing := [key for key, option in options.items() if option.default is REQUIRED and key not in params]:
+            raise RewardError(
+                "parameter_missing",
+                f"reward '{reward}' needs the parameter '{missing[0]}'; set it under params",
+                reward=reward,
+                parameter=missing[0],
+            )
+        return checked
 
 
 _REGISTRY: dict[str, Definition] = {}
@@ -148,3 +203,87 @@ def _load(entry: EntryPoint) -> Definition:
             )
         _REGISTRY[entry.name] = Definition.of(entry.name, target)
     return _REGISTRY[entry.name]
+
+
+def _signature(reward: str, target: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Option]]:
+    """Returns the inputs and the options of a function, a class, or another callable.
+
+    Raises RewardError for arguments that cannot be filled by name: *args, **kwargs, positional-only arguments. Also
+    raises RewardError for options in the wrong place, and for an option's annotation that cannot be read.
+    """
+    if not inspect.isclass(target):
+        return _split(reward, target)
+    if not any("__call__" in vars(base) for base in target.__mro__):
+        raise RewardError(
+            "reward_not_callable",
+            f"reward '{reward}' is a class ({place(target)}) without __call__; its inputs belong there",
+            reward=reward,
+        )
+    inputs, stray = _split(reward, target.__call__, method=True)
+    wrong, options = _split(reward, target)
+    if stray or wrong:
+        names = [*stray, *(argument.name for argument in wrong)]
+        raise RewardError(
+            "argument_misplaced",
+            f"reward '{reward}' ({place(target)}): {', '.join(names)} in the wrong place; __init__ takes the options "
+            "(after a *), __call__ the inputs (no * there)",
+            reward=reward,
+            arguments=names,
+        )
+    return inputs, options
+
+
+def place(target: object) -> str:
+    """Returns the module and qualified name of a function or class, for messages."""
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def _split(
+    reward: str, target: Callable[..., Any], *, method: bool = False
+) -> tuple[tuple[Parameter, ...], dict[str, Option]]:
+    """Splits arguments into inputs and options. `method`: skips the first argument, self."""
+    try:
+        parameters = [*inspect.signature(target).parameters.values()][int(method) :]
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            "signature_unreadable",
+            f"reward '{reward}' ({place(target)}): {error}; wrap it in a function",
+            reward=reward,
+        ) from error
+    inputs: list[Parameter] = []
+    options: list[Parameter] = []
+    for parameter in parameters:
+        if parameter.kind is Parameter.KEYWORD_ONLY:
+            options.append(parameter)
+        elif parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
+            inputs.append(parameter)
+        else:
+            what = f"{parameter.replace(annotation=parameter.empty)} ({parameter.kind.description})"
+            raise RewardError(
+                "argument_without_name",
+                f"reward '{reward}' ({place(target)}) takes {what}; name the inputs that it needs, each is passed by "
+                "its name. (A TRL reward function runs as it is: type: trl:<module or file.py>:<function>)",
+                reward=reward,
+                argument=parameter.name,
+            )
+    types = _types(reward, target, options)
+    return tuple(inputs), {option.name: Option(types[option.name], option.default) for option in options}
+
+
+def _types(reward: str, target: Callable[..., Any], options: list[Parameter]) -> dict[str, TypeAdapter[Any]]:
+    """Returns the types of the options. Ignores inputs, whose annotations may exist only for a type checker."""
+    declared = {option.name: option.annotation for option in options if option.annotation is not option.empty}
+    bare = target
+    while isinstance(bare, partial):
+        bare = bare.func
+    bare = bare.__init__ if inspect.isclass(bare) else inspect.unwrap(bare)
+    names = getattr(bare, "__globals__", {})
+    try:
+        hints = typing.get_type_hints(SimpleNamespace(__annotations__=declared), globalns=names, include_extras=True)
+        return {option.name: TypeAdapter(hints.get(option.name, Any)) for option in options}
+    except (NameError, TypeError, PydanticUserError) as error:
+        raise RewardError(
+            "annotation_unreadable",
+            f"reward '{reward}' ({place(target)}): an option's annotation cannot be read: {error}",
+            reward=reward,
+        ) from error

@@ -1,22 +1,38 @@
-"""Rewards with their options set. They can be bound to a run's columns, or used as a library."""
+"""A reward with its options set. A run binds it to its columns; a library scores with it directly."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import cache
+from inspect import Parameter
 from typing import Any, overload
 
 from gristmill_env.answers.comparison import one_form
 from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Task
-from gristmill_env.rewards.inputs import ANSWER, PLURALS, Known, resolve
-from gristmill_env.rewards.library import score_now
-from gristmill_env.rewards.plan import Branch, Combination, Node
+from gristmill_env.rewards.calls import Failure, Outcome, Task, columns
+from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
 from gristmill_env.rewards.registry import States
-from gristmill_env.rewards.sample import Sample, private
-from gristmill_env.rewards.signature import Argument, is_async
+from gristmill_env.running import Limits, Runner
+
+_FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
+
+Called = Mapping[str, Mapping[str, Sequence[Outcome]]]
+"""The outcomes of each task of a group by the task's name: the task's own and those of its parts, by full name."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The limits, threads and processes for the calls of a run's rewards."""
+
+    limits: Limits = field(default_factory=lambda: Limits(cpu=60.0, wall=600.0))
+    """The limits of one call."""
+    threads: int = 32
+    """Maximum number of threads for rewards that are not async."""
+    processes: int = 2
+    """Number of processes for each reward that runs in processes."""
 
 
 class Reward(ABC):
@@ -30,11 +46,18 @@ class Reward(ABC):
         """The fields of `Sample` and the columns that the reward reads, in the singular."""
 
     @abstractmethod
-    def bind(self, known: Known, name: str) -> Node:
-        """Resolves the reward's inputs to the inputs of a run. `name`: the reward's full name in the run.
+    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+        """Resolves the reward's inputs to the inputs of a run. Returns the tasks that are called for each group.
 
-        Raises RewardError when the reward asks for an input that the run does not have.
+        `name`: the reward's full name in the run. Raises RewardError when the reward asks for an input that the run
+        does not have.
         """
+
+    def outcomes(self, name: str, called: Called) -> Mapping[str, Sequence[Outcome]]:
+        """Returns the outcomes of this reward and of its parts, by full name: first its own, one item per completion.
+
+        `name`: as for `bind`. `called`: the outcomes of the tasks."""
+        return called[name]
 
     @property
     def compares(self) -> bool:
@@ -74,8 +97,34 @@ class Reward(ABC):
         Raises RewardError when the reward fails or lacks an input.
         """
         if isinstance(completions, Sample):
-            return score_now(self.bind, self.name, [completions], inputs)[0]
-        return score_now(self.bind, self.name, completions, inputs)
+            return self._score_group(_samples(self.name, [completions], inputs))[0]
+        if isinstance(completions, str):
+            raise RewardError(
+                "completions_not_a_list",
+                f"reward '{self.name}': score() takes a list of completions; write [completion]",
+                reward=self.name,
+            )
+        return self._score_group(_samples(self.name, completions, inputs))
+
+    def _score_group(self, samples: Sequence[Sample]) -> list[float | None]:
+        """Scores the samples as one group, on threads that all library calls share."""
+        if not samples:
+            return []
+        names = tuple(dict.fromkeys(str(column) for sample in samples for column in sample.row))
+        schema = RowSchema(names, has_answer=any(sample.answer is not None for sample in samples))
+        try:
+            tasks = self.bind(schema, self.name, Execution())
+        except RewardError as error:
+            raise RewardError(
+                error.code, f"{error} (In score(), give it by its name: score(completions, answer=...))", **error.values
+            ) from error
+        calls = {task.name: task.calls(samples) for task in tasks}
+        _shared_runner().submit(call for made in calls.values() for call in made).done.result()
+        found = self.outcomes(self.name, {name: columns(made) for name, made in calls.items()})[self.name]
+        for outcome in found:
+            if isinstance(outcome, Failure):
+                raise RewardError(outcome.code, str(outcome), **outcome.values) from outcome.cause
+        return [None if isinstance(outcome, Failure) else outcome for outcome in found]
 
 
 @dataclass(frozen=True)
@@ -84,7 +133,7 @@ class FunctionReward(Reward):
 
     name: str
     function: Callable[..., Any]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Parameter, ...]
     states: States | None = None
     """Extracts a completion's answer; None if the reward does not extract answers itself."""
 
@@ -105,29 +154,65 @@ class FunctionReward(Reward):
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
             raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error
 
-    def bind(self, known: Known, name: str) -> Task:
-        inputs = resolve(self.name, self.arguments, known)
-        return Task(name, self.function, is_async(self.function), inputs.group_level, inputs.gather)
+    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+        inputs = resolve(self.name, self.arguments, schema)
+        return [Task(name, self.function, inputs.group_level, inputs.gather)]
 
 
-@dataclass(frozen=True)
-class ComposedReward(Reward):
-    """A reward computed from other rewards, each of which is called and shown separately."""
+@cache
+def _shared_runner() -> Runner:
+    return Runner(Execution().limits)
 
-    name: str
-    parts: Mapping[str, Reward]
-    metrics: frozenset[str]
-    """Parts with weight 0."""
-    combination: Combination
 
-    @property
-    def asks_for(self) -> frozenset[str]:
-        return frozenset().union(*(part.asks_for for part in self.parts.values()))
+def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str, Any]) -> list[Sample]:
+    if any(isinstance(completion, Sample) for completion in completions):
+        if inputs or not all(isinstance(completion, Sample) for completion in completions):
+            raise RewardError(
+                "samples_and_inputs",
+                f"reward '{name}': a Sample holds all inputs; give samples only, or texts and inputs",
+                reward=name,
+            )
+        return [completion for completion in completions if isinstance(completion, Sample)]
+    size = len(completions)
+    columns: dict[str, list[Any]] = {}
+    for key, value in inputs.items():
+        if isinstance(value, list) and not _one_message_list(key, value):
+            if len(value) != size:
+                raise RewardError(
+                    "length_mismatch",
+                    f"reward '{name}': {key} has {len(value)} items for {size} completions; a list holds one each, "
+                    'anything else is shared by all. (Share a list as a column: row={"name": [...]})',
+                    reward=name,
+                    field=key,
+                )
+            columns[_singular(key)] = value
+        else:
+            columns[_singular(key)] = [value] * size
+    samples = []
+    for at, completion in enumerate(completions):
+        if not isinstance(completion, str):
+            raise RewardError(
+                "completion_not_text",
+                f"reward '{name}': completion {at} is {completion!r:.60}; text is wanted",
+                reward=name,
+                at=at,
+            )
+        own = {key: _as_text(key, values[at]) for key, values in columns.items()}
+        row = {**own.pop("row", {}), **{key: own.pop(key) for key in [*own] if key not in _FIELDS}}
+        samples.append(Sample(completion, row=row, **own))
+    return samples
 
-    def leaves(self) -> dict[str, Reward]:
-        inner = [found for part in self.parts.values() for found in part.leaves().items()]
-        return {f"{self.name}/{name}": leaf for name, leaf in inner}
 
-    def bind(self, known: Known, name: str) -> Branch:
-        parts = {short: part.bind(known, f"{name}/{short}") for short, part in self.parts.items()}
-        return Branch(name, parts, self.metrics, self.combination)
+def _singular(key: str) -> str:
+    key = PLURALS.get(key, key)
+    return "answer" if key == "ground_truth" else key
+
+
+def _one_message_list(key: str, value: list[Any]) -> bool:
+    return key == "messages" and bool(value) and isinstance(value[0], Mapping)
+
+
+def _as_text(key: str, value: Any) -> Any:
+    """Converts a number given as an answer to text, because answers are text in a run."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if number and key == "answer" else value

@@ -7,21 +7,21 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Outcome
-from gristmill_env.rewards.deciding import Decision, deciding_reward
-from gristmill_env.rewards.inputs import Execution, Known
-from gristmill_env.rewards.plan import calls, outcomes, tasks, weighted_sum
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Failure, Sample, Score
+from gristmill_env.rewards.calls import Failure, Outcome, columns
+from gristmill_env.rewards.composed import weighted_sum
+from gristmill_env.rewards.inputs import RowSchema, Sample
+from gristmill_env.rewards.reward import Execution, Reward
 from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)
 
+FULL = 1 - 1e-9
+"""Values from here on count as 1, to allow for rounding errors."""
 _WINDOW = 64
 """Number of last completions in which the failures of a reward are counted."""
 _FEW = 3
@@ -34,6 +34,22 @@ class WeightedReward:
 
     reward: Reward
     weight: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """The results of all rewards for one completion."""
+
+    total: float | None
+    """Sum of weight × value over the rewards that have a value. None if no reward has a value, or if a reward with a
+    nonzero weight failed."""
+    parts: Mapping[str, float | None]
+    """Unweighted value of each reward, including the parts of composed rewards ("combined/accuracy"). None if the
+    reward returned None or failed."""
+    error: str | None = None
+    """The name and error of the first failed reward with a nonzero weight."""
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+    """Every failed reward and its failure. A failed metric (weight 0) is listed here, and `total` remains valid."""
 
 
 class Scorer:
@@ -78,8 +94,9 @@ class Scorer:
                 "all of reward_functions have weight 0: they are metrics, and nothing is left to score by",
             )
         self.execution = execution
-        known = Known(columns, has_answer, execution)
-        self._nodes = [weighted.reward.bind(known, weighted.reward.name) for weighted in self.rewards]
+        schema = RowSchema(columns, has_answer)
+        bound = (weighted.reward.bind(schema, weighted.reward.name, execution) for weighted in self.rewards)
+        self._tasks = [task for tasks in bound for task in tasks]
         self._runner = Runner(execution.limits, threads=execution.threads)
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
@@ -109,14 +126,17 @@ class Scorer:
         """
         if not samples:
             return []
-        made = calls(self._nodes, samples)
-        batch = self._runner.submit(call for group in made.values() for call in group)
+        calls = {task.name: task.calls(samples) for task in self._tasks}
+        batch = self._runner.submit(call for made in calls.values() for call in made)
         try:
             await asyncio.wrap_future(batch.done)
         except asyncio.CancelledError:
             self._runner.drop(batch)
             raise
-        found = outcomes(self._nodes, made)
+        called = {name: columns(made) for name, made in calls.items()}
+        found: dict[str, Sequence[Outcome]] = {}
+        for weighted in self.rewards:
+            found |= weighted.reward.outcomes(weighted.reward.name, called)
         for name, column in found.items():
             self._count(name, column)
         for weighted in self.rewards:
@@ -126,7 +146,7 @@ class Scorer:
     async def close(self) -> None:
         """Ends the threads and processes. A hanging thread remains, and ends with this process."""
         self._runner.close()
-        for task in tasks(self._nodes):
+        for task in self._tasks:
             task.close()
 
     async def __aenter__(self) -> Self:
@@ -185,3 +205,40 @@ class Scorer:
                 logger.error("reward '%s' failed: %s", name, outcome.text, exc_info=outcome.cause)
             elif str(count).strip("0") == "1":
                 logger.error("reward '%s' has failed %d times, last: %s", name, count, outcome.text)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The reward that decides whether a completion is right."""
+
+    name: str
+    """The name in Score.parts, for example "r1/accuracy" for a part of a composed reward."""
+    reward: Reward
+    compares: bool
+    """Whether the reward compares the completion with the row's answer, so that completions can be right and can
+    vote."""
+
+    def is_right(self, value: float | None) -> bool | None:
+        """Decides from the unweighted value; None if the reward returned None or failed."""
+        return None if value is None else value >= FULL
+
+
+def deciding_reward(rewards: Sequence[Reward]) -> Decision:
+    """Returns the reward that decides whether a completion is right, for evaluations and for training metrics.
+
+    1. The first reward that extracts answers: accuracy, exact_match, mcq, or a user's reward with `states`.
+    2. If no reward extracts answers, the first reward that asks for the row's answer.
+    3. If no reward asks for the answer, the first reward. It measures the quality of a completion, not its correctness.
+
+    "First" refers to the order in the configuration. For a composed reward its parts are considered, not their sum,
+    because the weights determine the scale of the sum: `r1/accuracy` decides, not `r1`. `rewards`: a run's rewards, at
+    least one.
+    """
+    leaves = {name: leaf for reward in rewards for name, leaf in reward.leaves().items()}
+    for name, leaf in leaves.items():
+        if leaf.reads_answers:
+            return Decision(name, leaf, compares=True)
+    for name, leaf in leaves.items():
+        if leaf.compares:
+            return Decision(name, leaf, compares=True)
+    return Decision(rewards[0].name, rewards[0], compares=False)

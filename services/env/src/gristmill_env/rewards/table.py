@@ -6,8 +6,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from gristmill_env.rewards.registry import Definition, find, reward_names
-from gristmill_env.rewards.signature import REQUIRED
+from gristmill_env.rewards.registry import REQUIRED, Definition, find, reward_names
 
 BEGIN = "<!-- rewards: made by python -m gristmill_env.rewards.table docs/rewards.md -->"
 END = "<!-- rewards: end -->"
@@ -32,7 +31,7 @@ def with_table(text: str) -> str:
 def _row(definition: Definition) -> str:
     options = ", ".join(
         f"`{name}`" if option.default is REQUIRED else f"`{name}: {_yaml(option.default)}`"
-        for name, option in definition.signature.options.items()
+        for name, option in definition.options.items()
     )
     rule = (inspect.getdoc(definition.target) or "").partition("\n")[0]
     return f"| `{definition.name}` | {options or 'none'} | {rule} |".replace("\n", " ")

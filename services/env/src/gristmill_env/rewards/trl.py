@@ -17,10 +17,8 @@ from typing import Any
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.calls import Task
-from gristmill_env.rewards.inputs import Known, known_tokens
-from gristmill_env.rewards.reward import Reward
-from gristmill_env.rewards.sample import Sample, private
-from gristmill_env.rewards.signature import is_async
+from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
+from gristmill_env.rewards.reward import Execution, Reward
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})
@@ -70,20 +68,20 @@ class TrlReward(Reward):
     def _counts_tokens(self) -> bool:
         return _IDS in self.named and self.named[_IDS].default is inspect.Parameter.empty
 
-    def bind(self, known: Known, name: str) -> Task:
-        given = {*_COMPLETIONS, *_TRAINER, *known.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
+    def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
+        given = {*_COMPLETIONS, *_TRAINER, *schema.columns, *self.params} - (_NOT_COLUMNS - _COMPLETIONS)
         for argument in self.named.values():
             if argument.default is argument.empty and argument.name not in given:
-                has = ", ".join(known.columns) or "no columns"
+                has = ", ".join(schema.columns) or "no columns"
                 raise RewardError(
                     "unknown_input",
                     f"TRL reward '{self.name}' wants '{argument.name}', a column; the data set has {has}."
                     f"{did_you_mean(argument.name, sorted(given))}",
                     reward=self.name,
                     input=argument.name,
-                    columns=list(known.columns),
+                    columns=list(schema.columns),
                 )
-        return Task(name, self.function, is_async(self.function), True, self._gather, _HINT)
+        return [Task(name, self.function, True, self._gather, _HINT)]
 
     def _gather(self, samples: Sequence[Sample]) -> dict[str, Any]:
         arguments: dict[str, Any] = {

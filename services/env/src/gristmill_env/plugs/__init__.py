@@ -1,1 +1,0 @@
-"""Integrations that run code of other frameworks unchanged. They are imported only if a configuration uses them."""
