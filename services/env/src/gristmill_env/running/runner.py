@@ -240,15 +240,17 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def _in_own_code(frame: FrameType | None) -> bool:
-    """Whether a thread with this innermost frame runs the code of a call, and not standard library code that the call
-    uses."""
+    """Whether a thread with this innermost frame runs the code of a call. The standard library, which the call may use,
+    and the event loop and the worker, which run the call, are not code of the call."""
+    own = False
     while frame is not None:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.startswith((f"{__package__}.", "asyncio.")):
-            return True
+            return own
         if file.startswith("<frozen"):
             return False
         if file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _PACKAGES):
             return False
+        own = True
         frame = frame.f_back
     return False

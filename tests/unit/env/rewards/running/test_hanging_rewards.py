@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from tests.support.errors import raises
@@ -157,6 +158,30 @@ async def test_thread_is_not_interrupted_inside_of_the_standard_library(
     assert not thread.is_alive()
     assert inside == []
     logger.removeHandler(handler)
+
+
+async def test_thread_is_interrupted_in_code_of_the_reward_only(scorer: Make) -> None:
+    """An exception in an event loop or in a worker could leave a lock or a count of theirs in a wrong state."""
+    interrupted: dict[str, bool] = {}
+
+    def notes(completion: str) -> float:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            interrupted[str(frame.f_globals.get("__name__"))] = runner._in_own_code(frame)
+            frame = frame.f_back
+        return 1.0
+
+    async def notes_async(completion: str) -> float:
+        return notes(completion)
+
+    await scorer(notes).score([GOOD])
+    assert interrupted[__name__]
+    assert not interrupted["gristmill_env.running.threads"]
+    interrupted.clear()
+    await scorer(notes_async).score([GOOD])
+    assert interrupted[__name__]
+    assert not interrupted["gristmill_env.running.threads"]
+    assert not interrupted["asyncio.events"]
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_async", "blocks"])
