@@ -53,9 +53,9 @@ async def accuracy(
 ) -> float | None:
     """1 when the completion's final answer is the row's; 0 when it is not, or none is stated.
 
-    Numbers are compared exactly; only what is no plain number and not written alike is compared by
-    algebra, in processes of its own. None (no score) when the row's own answer is no mathematics:
-    nothing can be said of the completion then. Raises JobError when algebra does not finish.
+    Numbers are compared exactly. Algebra, in separate processes, compares other answers that are not
+    written alike. None (no score) if the row's own answer is not mathematics, because then no completion
+    can be judged. Raises JobError if algebra does not finish.
 
     Options: `extract: anywhere` gives 1 to the completions that Math-Verify's own `parse` and `verify`
     accept, whether they mark an answer or not; `last_number` takes the last number of a completion that

@@ -239,5 +239,5 @@ def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:
 
 @reward("episode")
 def episode(episode_reward: float | None) -> float | None:
-    """What the run's `environment` gave for the attempt (the sum over its turns); None where it gave nothing."""
+    """The reward of the run's `environment` for the rollout, summed over its turns; None if it returned no reward."""
     return episode_reward

@@ -142,7 +142,7 @@ def _check(vf: Any, environment_id: str, environment: Any) -> None:
         reason = f"is a {found}, no vf.SingleTurnEnv: its turns would not be played"
     elif environment.tool_defs:
         found = "tools"
-        reason = "gives the model tools, which nobody would answer"
+        reason = "gives the model tools, and their calls are not executed"
     elif environment.message_type != "chat":
         found = environment.message_type
         reason = f"has message_type '{found}', and prompts here are chat messages"
@@ -290,7 +290,9 @@ def _replay_client() -> type[Any]:
         async def to_native_tool(self, tool: Any) -> Any:
             """Raises RewardError, because the model did not get any tools."""
             raise RewardError(
-                "tool_in_row", f"the row gives the model a tool, {tool.name}, which nobody would answer", tool=tool.name
+                "tool_in_row",
+                f"the row gives the model a tool, {tool.name}, whose calls are not executed",
+                tool=tool.name,
             )
 
         async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
