@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from math_verify import parse, verify
 from tests.unit.env.rewards.test_accuracy import EXACTLY_RIGHT, EXACTLY_WRONG, RIGHT_BY_ALGEBRA, WRONG_BY_ALGEBRA
 
-from gristmill_env.answers.comparison import one_form
+from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.answers.extraction import after_thinking, gold_answer
 from gristmill_env.answers.symbolic_pool import SymbolicPool
 from gristmill_env.errors import RewardError
@@ -132,7 +132,7 @@ async def test_a_gold_without_mathematics_gives_no_score(gold: str, untouched_po
 )  # fmt: skip
 def test_votes_are_counted_for_unmarked_answers_too(completion: str, stated: str | None) -> None:
     reward = create_reward({"type": "accuracy", "params": {"extract": "anywhere"}})
-    assert reward.stated(completion, {}) == (None if stated is None else one_form(stated))
+    assert reward.stated(completion, {}) == (None if stated is None else canonical_answer(stated))
     assert create_reward("accuracy").stated(completion, {}) == ("5" if "boxed" in completion else None)
 
 

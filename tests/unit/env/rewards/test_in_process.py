@@ -21,7 +21,7 @@ from gristmill_env.settings import EnvConfig, RewardSpec
 CODE = """
 import asyncio, os, re, sys, time
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards import Detailed
+from gristmill_env.rewards import RewardResult
 
 def words(completion: str, *, most: int = 10) -> float:
     return min(most, len(completion.split()))
@@ -37,15 +37,15 @@ async def judged(completion: str, answer: str) -> float | None:
     await asyncio.sleep(0)
     return None if completion == "silent" else float(answer in completion)
 
-def detailed(completion: str) -> Detailed:
-    return Detailed(0.5, {"short": 1.0, "polite": ValueError("no idea")})
+def detailed(completion: str) -> RewardResult:
+    return RewardResult(0.5, {"short": 1.0, "polite": ValueError("no idea")})
 
 def fails(completion: str) -> float:
     raise KeyError(completion)
 
 def refuses(completions: list[str]) -> list[float | Exception]:
     error = RewardError("picture_missing", "no picture", path="a.png", sizes=[1, 2])
-    return [Detailed(1.0, {"picture": error}) if text == "silent" else error for text in completions]
+    return [RewardResult(1.0, {"picture": error}) if text == "silent" else error for text in completions]
 
 def stuck(completion: str) -> float:
     if completion == "bad":

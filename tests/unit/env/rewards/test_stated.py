@@ -69,7 +69,7 @@ def test_custom_reward_may_define_its_canonical_answer() -> None:
 
     try:
 
-        @reward("final_word", states=last_word)
+        @reward("final_word", extract_answer=last_word)
         def judge(completion: str, answer: str, *, upper: bool = False) -> float:
             return float(completion.split()[-1] == answer)
 

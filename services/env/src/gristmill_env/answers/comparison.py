@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gristmill_env.answers.latex import MAX_CHARS, mathematics, plain_words, undressed, words_of
-from gristmill_env.answers.numbers import Number, Radical, equal, radical_of, read_radical, undressed_number
+from gristmill_env.answers.latex import MAX_CHARS, mathematics, normalize_latex, plain_words, words_of
+from gristmill_env.answers.numbers import Number, Radical, equal, normalized_number, radical_of, read_radical
 
 _NAMED = re.compile(r"([A-Za-z]) ?= ?([^=<>]+)")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in|leq|geq|neq|lt|gt|subset|equiv|approx|sim)(?![A-Za-z])")
@@ -19,7 +19,7 @@ class Answer:
     """One extracted or reference answer, parsed once."""
 
     bare: str
-    """The answer's text after normalization by `undressed`."""
+    """The answer's text after normalization by `normalize_latex`."""
     number: Number | None
     """Set if the answer is one number and nothing else."""
     words: str | None
@@ -73,8 +73,8 @@ def read_answer(text: str) -> Answer:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> Answer:
-    bare = undressed(text)
-    number = undressed_number(bare)
+    bare = normalize_latex(text)
+    number = normalized_number(bare)
     return Answer(bare, number, words_of(bare), mathematics(bare) if number is None else number.latex)
 
 
@@ -154,7 +154,7 @@ def _same_set(golds: list[Answer], found: list[Answer], whole: tuple[Pair, ...],
     )
 
 
-def one_form(text: str) -> str:
+def canonical_answer(text: str) -> str:
     """Returns the canonical form of an extracted answer: "72" for `$72.00`, `\\sqrt{2}` for `\\sqrt2`, "paris" for
     `**Paris.**`.
 
@@ -177,7 +177,7 @@ def _form(answer: Answer) -> str:
         return _radical(answer.radical)
     if answer.elements is None:
         return answer.tight
-    items = [one_form(item) for item in answer.elements.items]
+    items = [canonical_answer(item) for item in answer.elements.items]
     if not answer.elements.ordered:
         items = sorted(set(items))
     opening, closing = _split(answer.elements.brackets)

@@ -25,7 +25,7 @@ _MEANT = str.maketrans({
 })  # fmt: skip
 
 
-def undressed(text: str) -> str:
+def normalize_latex(text: str) -> str:
     """Removes mathematics delimiters, `$`, emphasis, sizes, and a trailing full stop, comma or colon from `text`.
 
     Thousands separators of any kind become commas. Unicode signs become the equivalent LaTeX, and runs of blanks become
@@ -87,7 +87,7 @@ _LONG_EXPONENT = re.compile(r"\^ ?(-?[0-9]{2,}|-[0-9])")
 
 
 def mathematics(bare: str) -> str | None:
-    """Returns `bare` (normalized by `undressed`) as LaTeX, or None if it is not a single mathematical expression.
+    """Returns `bare` (normalized by `normalize_latex`) as LaTeX, or None if it is not a single mathematical expression.
 
     Returns None in these cases:
 

@@ -8,7 +8,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Literal
 
-from gristmill_env.answers.latex import TEXT, undressed
+from gristmill_env.answers.latex import TEXT, normalize_latex
 
 _MAX_CHARS = 150  # longer "numbers" are noise, and exact arithmetic on them is slow
 _PLACES = 6  # as in Math-Verify, for a decimal compared with a fraction that does not terminate
@@ -50,11 +50,11 @@ def read_number(text: str) -> Number | None:
     Accepts decimals, correctly placed thousands separators, fractions (`9/7`, `\\frac{9}{7}`), mixed numbers (`3 1/2`),
     percents, a leading currency sign and a trailing unit. Rejects "72 or 73", "72,73", "1 234" and "72 million".
     """
-    return undressed_number(undressed(text)) if len(text) <= _MAX_CHARS else None
+    return normalized_number(normalize_latex(text)) if len(text) <= _MAX_CHARS else None
 
 
-def undressed_number(bare: str) -> Number | None:
-    """Parses a number like `read_number`, from text already normalized by `undressed`."""
+def normalized_number(bare: str) -> Number | None:
+    """Parses a number like `read_number`, from text already normalized by `normalize_latex`."""
     if len(bare) > _MAX_CHARS:
         return None
     if inside := TEXT.fullmatch(bare):

@@ -8,7 +8,7 @@ As a library::
 
 # Importing a module registers its rewards.
 from gristmill_env.rewards import accuracy, builtin, composed, embeddings, mcq  # noqa: F401
-from gristmill_env.rewards.calls import Detailed, Failure
+from gristmill_env.rewards.calls import Detailed, Failure, RewardResult
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.registry import reward, reward_names
@@ -21,6 +21,7 @@ __all__ = [
     "Execution",
     "Failure",
     "Reward",
+    "RewardResult",
     "Sample",
     "Score",
     "Scorer",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gristmill_env.answers.comparison import compare, one_form, read_answer
+from gristmill_env.answers.comparison import canonical_answer, compare, read_answer
 from gristmill_env.answers.extraction import after_thinking, count_boxes, final_answer, gold_answer, last_mathematics
 from gristmill_env.answers.symbolic_pool import Outcome, symbolic_pool
 from gristmill_env.rewards.registry import reward
@@ -25,7 +25,7 @@ _ANY_BOX = re.compile(r"\\(?:boxed|fbox)")
 _OTHER_READING = re.compile(r"(?i:final answer)|%|(?i:percent|pct)")
 
 
-def _stated(
+def _extracted(
     completion: str,
     row: Mapping[str, Any],
     *,
@@ -37,10 +37,10 @@ def _stated(
     answer = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
     if answer is None and extract == "anywhere":
         answer = last_mathematics(after_thinking(completion) if split_on_think_tag else completion)
-    return None if answer is None else one_form(answer)
+    return None if answer is None else canonical_answer(answer)
 
 
-@reward("accuracy", states=_stated)
+@reward("accuracy", extract_answer=_extracted)
 async def accuracy(
     completion: str,
     answer: str,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gristmill_env.answers.extraction import after_thinking, final_answer, gold_answer
-from gristmill_env.answers.latex import TEXT, undressed
+from gristmill_env.answers.latex import TEXT, normalize_latex
 from gristmill_env.rewards.registry import reward
 
 # Length, in tokens.
@@ -187,7 +187,7 @@ def repetition_penalty(
     return repeated * max_penalty if repeated > threshold else 0.0
 
 
-def _stated_text(
+def _extracted_text(
     completion: str,
     row: Mapping[str, Any],
     *,
@@ -199,7 +199,7 @@ def _stated_text(
     return None if stated is None else _normal(stated, ignore_case, ignore_punctuation) or None
 
 
-@reward("exact_match", states=_stated_text)
+@reward("exact_match", extract_answer=_extracted_text)
 def exact_match(
     completion: str,
     answer: str,
@@ -227,7 +227,7 @@ def _said(completion: str, whole_if_unmarked: bool) -> str | None:
 
 
 def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:
-    text = TEXT.sub(r"\1", undressed(text))
+    text = TEXT.sub(r"\1", normalize_latex(text))
     if ignore_punctuation:
         text = "".join(char for char in text if not unicodedata.category(char).startswith("P"))
     text = " ".join(text.split()).rstrip(".,;:!? ")

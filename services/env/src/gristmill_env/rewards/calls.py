@@ -18,12 +18,16 @@ from gristmill_env.running.calls import CallError
 
 
 @dataclass(frozen=True)
-class Detailed:
+class RewardResult:
     """A value with its parts. A reward may return this instead of a number."""
 
     value: float | None
     parts: Mapping[str, float | Exception | None]
     """The parts by name, shown as "reward/part". An exception means that the part failed; the value remains valid."""
+
+
+Detailed = RewardResult
+"""The earlier name of `RewardResult`."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def columns(calls: Sequence[RewardCall]) -> dict[str, Sequence[Outcome]]:
 
 
 def _outcomes(reward: str, value: object) -> Outcomes:
-    if not isinstance(value, Detailed):
+    if not isinstance(value, RewardResult):
         return {reward: _outcome(reward, value)}
     parts = {f"{reward}/{part}": item for part, item in value.parts.items()}
     return {name: _outcome(name, item) for name, item in {reward: value.value, **parts}.items()}

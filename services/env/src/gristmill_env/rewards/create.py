@@ -101,7 +101,7 @@ def _own_name(target: Callable[..., Any]) -> str:
 
 
 def _made(definition: Definition, params: Mapping[str, Any], name: str | None, folder: Path | None) -> Reward:
-    function, states = definition.build(params)
+    function, extract_answer = definition.build(params)
     name = name or definition.name
     if isinstance(function, Composed):
         parts: dict[str, Reward] = {}
@@ -117,4 +117,4 @@ def _made(definition: Definition, params: Mapping[str, Any], name: str | None, f
             parts[part.name] = part
         metrics = frozenset(part for part, spec in zip(parts, function.parts, strict=True) if spec.weight == 0)
         return ComposedReward(name, parts, metrics, function)
-    return FunctionReward(name, function, definition.inputs, states)
+    return FunctionReward(name, function, definition.inputs, extract_answer)

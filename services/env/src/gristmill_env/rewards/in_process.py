@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Detailed, Failure, Outcome, RewardCall, Task
+from gristmill_env.rewards.calls import Failure, Outcome, RewardCall, RewardResult, Task
 from gristmill_env.rewards.composed import ComposedReward
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.reward import Execution, Reward
@@ -105,13 +105,13 @@ class _Remote:
         values = [self._value(result) for result in _RESULTS.decode(await self._pool.do(job, "the call"))]
         return values if self._group_level else values[0]
 
-    def _value(self, result: Mapping[str, float | _Failure | None]) -> float | Exception | Detailed | None:
+    def _value(self, result: Mapping[str, float | _Failure | None]) -> float | Exception | RewardResult | None:
         """Returns what the reward returned for one sample, with an error in place of each failure."""
         values = {name: _received(outcome) for name, outcome in result.items()}
         whole = values.pop(self._name)
         if isinstance(whole, Exception) or not values:
             return whole
-        return Detailed(whole, {name.removeprefix(f"{self._name}/"): value for name, value in values.items()})
+        return RewardResult(whole, {name.removeprefix(f"{self._name}/"): value for name, value in values.items()})
 
     def close(self) -> None:
         """Kills the processes."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gristmill_env.answers.extraction import ANSWER_BLOCK, ANSWER_IS, after_thinking, boxes, gold_answer
-from gristmill_env.answers.latex import TEXT, plain_words, undressed
+from gristmill_env.answers.latex import TEXT, normalize_latex, plain_words
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.registry import reward
 
@@ -24,13 +24,13 @@ _REASON = re.compile(r"\s+(?:as|because|due|for|is|since|which)\b", re.IGNORECAS
 _WORD_AFTER = re.compile(r"\s+[A-Za-z]")
 
 
-def _stated(completion: str, row: Mapping[str, Any], *, letters: str = LETTERS, **_: Any) -> str | None:
+def _extracted(completion: str, row: Mapping[str, Any], *, letters: str = LETTERS, **_: Any) -> str | None:
     """Returns the marked choice, such as "B", or "B, C" if marks disagree."""
     choices = Choices.of(row.get("choices"), letters)
     return ", ".join(choices.name(place) for place in sorted(set(_settled_on(completion, choices)))) or None
 
 
-@reward("mcq", states=_stated)
+@reward("mcq", extract_answer=_extracted)
 def mcq(
     completion: str,
     answer: str,
@@ -86,7 +86,7 @@ def _is_bare(line: str) -> bool:
 
 def _places(text: str, choices: Choices) -> Sequence[int]:
     """Returns the choices that a marked text names; an empty list for prose."""
-    bare = TEXT.sub(r" \1 ", undressed(text)).strip()
+    bare = TEXT.sub(r" \1 ", normalize_latex(text)).strip()
     words = plain_words(bare)  # "c" counts if it is the whole text
     if (alone := choices.find_letter(words)) is not None or (alone := choices.find_text(bare)) is not None:
         return [alone]
@@ -180,4 +180,4 @@ class Choices:
 
 
 def _words(text: str) -> str:
-    return plain_words(undressed(text))
+    return plain_words(normalize_latex(text))

@@ -34,7 +34,7 @@ from gristmill_env.settings import VERIFIERS
 ENTRY_POINTS = "gristmill.rewards"
 """Entry point group with which a package provides rewards."""
 
-States = Callable[..., str | None]
+ExtractAnswer = Callable[..., str | None]
 """Returns the answer of a completion in canonical form. Arguments: the completion, its row, and the reward's options by
 name."""
 REQUIRED = Parameter.empty
@@ -63,25 +63,27 @@ class Definition:
     inputs: tuple[Parameter, ...]
     """The arguments that are filled by their names. An argument with a default may be missing in a run."""
     options: Mapping[str, Option]
-    states: States | None = None
+    extract_answer: ExtractAnswer | None = None
 
     @classmethod
-    def of(cls, name: str, target: Callable[..., Any], states: States | None = None) -> Definition:
+    def of(cls, name: str, target: Callable[..., Any], extract_answer: ExtractAnswer | None = None) -> Definition:
         """Reads the target's signature. Raises RewardError when the target cannot be a reward."""
-        return cls(name, target, *_signature(name, target), states)
+        return cls(name, target, *_signature(name, target), extract_answer)
 
-    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], States | None]:
+    def build(self, params: Mapping[str, Any]) -> tuple[Callable[..., Any], ExtractAnswer | None]:
         """Returns the function that scores inputs, and the function that extracts the answer. Both have their options.
 
         Raises RewardError for invalid params.
         """
         options = self._checked(params)
-        states = partial(self.states, **options) if self.states is not None and options else self.states
+        extract = self.extract_answer
+        if extract is not None and options:
+            extract = partial(extract, **options)
         if not inspect.isclass(self.target):
-            return partial(self.target, **options) if options else self.target, states
+            return partial(self.target, **options) if options else self.target, extract
         try:
             instance: Any = self.target(**options)
-            return instance, states
+            return instance, extract
         except RewardError:
             raise
         except Exception as error:  # the user's __init__
@@ -128,18 +130,21 @@ class Definition:
 _REGISTRY: dict[str, Definition] = {}
 
 
-def reward(name: str, *, states: States | None = None) -> Callable[[_Target], _Target]:
+def reward(
+    name: str, *, extract_answer: ExtractAnswer | None = None, states: ExtractAnswer | None = None
+) -> Callable[[_Target], _Target]:
     """Registers the decorated function or class as the reward `name`.
 
-    `states`: for a reward that extracts an answer from the completion. states(completion, row, **options) returns the
-    extracted answer in canonical form, or None. Evaluations use this form to count votes.
+    `extract_answer`: for a reward that extracts an answer from the completion. extract_answer(completion, row,
+    **options) returns the extracted answer in canonical form, or None. Evaluations use this form to count votes.
+    `states`: the earlier name of `extract_answer`.
 
     Raises RewardError when the name is taken, or the signature cannot be filled. The same definition may run again, as
     in a notebook, and replaces the earlier definition.
     """
 
     def register(target: _Target) -> _Target:
-        definition = Definition.of(name, target, states)
+        definition = Definition.of(name, target, extract_answer or states)
         if name in _REGISTRY and (there := place(_REGISTRY[name].target)) != place(target):
             raise RewardError(
                 "reward_registered_twice",

@@ -9,12 +9,12 @@ from functools import cache
 from inspect import Parameter
 from typing import Any, overload
 
-from gristmill_env.answers.comparison import one_form
+from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.calls import Failure, Outcome, Task, columns
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
-from gristmill_env.rewards.registry import States
+from gristmill_env.rewards.registry import ExtractAnswer
 from gristmill_env.running import Limits, Runner
 
 _FIELDS = frozenset(one.name for one in fields(Sample)) - {"completion", "row"}
@@ -75,7 +75,7 @@ class Reward(ABC):
         Raises RewardError when the reward's extraction fails.
         """
         answer = final_answer(completion)
-        return None if answer is None else one_form(answer)
+        return None if answer is None else canonical_answer(answer)
 
     def leaves(self) -> dict[str, Reward]:
         """Returns the reward's parts by their full names ("r1/accuracy"). A reward without parts returns itself."""
@@ -134,7 +134,7 @@ class FunctionReward(Reward):
     name: str
     function: Callable[..., Any]
     arguments: tuple[Parameter, ...]
-    states: States | None = None
+    extract_answer: ExtractAnswer | None = None
     """Extracts a completion's answer; None if the reward does not extract answers itself."""
 
     @property
@@ -143,13 +143,13 @@ class FunctionReward(Reward):
 
     @property
     def reads_answers(self) -> bool:
-        return self.states is not None
+        return self.extract_answer is not None
 
     def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
-        if self.states is None:
+        if self.extract_answer is None:
             return super().stated(completion, row)
         try:
-            return self.states(completion, private(row))
+            return self.extract_answer(completion, private(row))
         except Exception as error:  # the user's code
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
             raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error

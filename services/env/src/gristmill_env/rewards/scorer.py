@@ -226,7 +226,7 @@ class Decision:
 def deciding_reward(rewards: Sequence[Reward]) -> Decision:
     """Returns the reward that decides whether a completion is right, for evaluations and for training metrics.
 
-    1. The first reward that extracts answers: accuracy, exact_match, mcq, or a user's reward with `states`.
+    1. The first reward that extracts answers: accuracy, exact_match, mcq, or a user's reward with `extract_answer`.
     2. If no reward extracts answers, the first reward that asks for the row's answer.
     3. If no reward asks for the answer, the first reward. It measures the quality of a completion, not its correctness.
 

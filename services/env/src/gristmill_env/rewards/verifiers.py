@@ -33,7 +33,7 @@ from gristmill.errors import PluginError
 from gristmill.settings import Settings, parse
 from gristmill.settings.nearest import did_you_mean
 from gristmill_env.errors import DatasetError, RewardError
-from gristmill_env.rewards.calls import Detailed, Task
+from gristmill_env.rewards.calls import RewardResult, Task
 from gristmill_env.rewards.inputs import RowSchema, Sample, private
 from gristmill_env.rewards.reward import Execution, Reward
 
@@ -206,11 +206,11 @@ class RubricReward(Reward):
         function = self._score if in_group else self._score_one
         return [Task(name, function, in_group, lambda samples: {"samples": samples})]
 
-    async def _score_one(self, samples: Sequence[Sample]) -> Detailed:
+    async def _score_one(self, samples: Sequence[Sample]) -> RewardResult:
         (detailed,) = await self._score(samples)
         return detailed
 
-    async def _score(self, samples: Sequence[Sample]) -> list[Detailed]:
+    async def _score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         rubric = self.environment.rubric
         with noted_failures() as failures:
             states = await asyncio.gather(*(self._state(sample) for sample in samples))
@@ -221,7 +221,7 @@ class RubricReward(Reward):
             if failure.counts:
                 raise _named(function, failure.error) from failure.error
         failed = {function: failure.error for function, failure in failures.items()}
-        return [Detailed(state["reward"], {**state["metrics"], **failed}) for state in states]
+        return [RewardResult(state["reward"], {**state["metrics"], **failed}) for state in states]
 
     async def _state(self, sample: Sample) -> Any:
         """Returns the final state of the environment's rollout."""
