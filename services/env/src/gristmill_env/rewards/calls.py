@@ -137,7 +137,7 @@ class RewardCall(Call[list[Outcomes]]):
         return [_outcomes(self.task.name, item) for item in value]
 
 
-def columns(calls: Sequence[RewardCall]) -> dict[str, Sequence[Outcome]]:
+def outcomes_by_name(calls: Sequence[RewardCall]) -> dict[str, Sequence[Outcome]]:
     """Returns the outcomes of one task's settled calls by name, one item per sample. A part that a sample lacks is None
     there."""
     results = [outcomes for call in calls for outcomes in call.result]

@@ -12,7 +12,7 @@ from typing import Any, overload
 from gristmill_env.answers.comparison import canonical_answer
 from gristmill_env.answers.extraction import final_answer
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, Task, columns
+from gristmill_env.rewards.calls import Failure, Outcome, Task, outcomes_by_name
 from gristmill_env.rewards.inputs import ANSWER, PLURALS, RowSchema, Sample, private, resolve
 from gristmill_env.rewards.registry import ExtractAnswer
 from gristmill_env.running import Limits, Runner
@@ -120,7 +120,7 @@ class Reward(ABC):
             ) from error
         calls = {task.name: task.calls(samples) for task in tasks}
         _shared_runner().submit(call for made in calls.values() for call in made).done.result()
-        found = self.outcomes(self.name, {name: columns(made) for name, made in calls.items()})[self.name]
+        found = self.outcomes(self.name, {name: outcomes_by_name(made) for name, made in calls.items()})[self.name]
         for outcome in found:
             if isinstance(outcome, Failure):
                 raise RewardError(outcome.code, str(outcome), **outcome.values) from outcome.cause

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, columns
+from gristmill_env.rewards.calls import Failure, Outcome, outcomes_by_name
 from gristmill_env.rewards.composed import weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
 from gristmill_env.rewards.reward import Execution, Reward
@@ -133,7 +133,7 @@ class Scorer:
         except asyncio.CancelledError:
             self._runner.drop(batch)
             raise
-        called = {name: columns(made) for name, made in calls.items()}
+        called = {name: outcomes_by_name(made) for name, made in calls.items()}
         found: dict[str, Sequence[Outcome]] = {}
         for weighted in self.rewards:
             found |= weighted.reward.outcomes(weighted.reward.name, called)
