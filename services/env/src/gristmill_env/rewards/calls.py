@@ -149,7 +149,7 @@ def _outcomes(reward: str, value: object) -> Outcomes:
     if not isinstance(value, RewardResult):
         return {reward: _outcome(reward, value)}
     parts = {f"{reward}/{part}": item for part, item in value.parts.items()}
-    return {name: _outcome(name, item) for name, item in {reward: value.value, **parts}.items()}
+    return {reward: _outcome(reward, value.value)} | {name: _outcome(name, item) for name, item in parts.items()}
 
 
 def _outcome(reward: str, value: object) -> Outcome:

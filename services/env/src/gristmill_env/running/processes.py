@@ -33,6 +33,9 @@ _WAITING = 65_536
 _REMEMBERED_S = 60.0
 """Seconds for which the pool refuses a job that overran. A group of similar completions repeats such jobs."""
 _REMEMBERED = 256
+_MODULE = "gristmill_env.running.child"
+_START_S = 120.0
+"""Seconds to start. Importing sympy takes one second, but many on a busy machine with a cold disk cache."""
 
 
 class JobError(RewardError):
@@ -57,17 +60,6 @@ class NoProcess(JobError):
 
 class TooManyJobs(JobError):
     """The pool's queue of waiting jobs is full."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    body: bytes
-    shown: str
-    future: Future[bytes] = field(default_factory=Future)
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.body).digest()
 
 
 class ProcessPool:
@@ -225,24 +217,6 @@ class ProcessPool:
             self._overran[job.digest] = time.monotonic() + _REMEMBERED_S
 
 
-_POOLS: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for pool in list(_POOLS):
-        pool.close()
-
-
-atexit.register(_close_all)
-# A forked child has none of its parent's threads, and must not end its parent's processes.
-os.register_at_fork(after_in_child=_POOLS.clear)
-
-
-_MODULE = "gristmill_env.running.child"
-_START_S = 120.0
-"""Seconds to start. Importing sympy takes one second, but many on a busy machine with a cold disk cache."""
-
-
 class WorkerProcess:
     """A child process that does one job at a time. Not thread-safe: one thread owns it."""
 
@@ -383,3 +357,27 @@ class WorkerProcess:
 
 def _exit(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    body: bytes
+    shown: str
+    future: Future[bytes] = field(default_factory=Future)
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.body).digest()
+
+
+_POOLS: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for pool in list(_POOLS):
+        pool.close()
+
+
+atexit.register(_close_all)
+# A forked child has none of its parent's threads, and must not end its parent's processes.
+os.register_at_fork(after_in_child=_POOLS.clear)
