@@ -148,7 +148,7 @@ class Combined(Composed):
 
 
 @reward("r1")
-class R1(Composed):
+class R1(Combined):
     """format_weight × format + accuracy_weight × accuracy.
 
     Options: the two weights.
@@ -159,15 +159,12 @@ class R1(Composed):
             raise RewardError(
                 "all_weights_zero", "reward 'r1': both of its weights are 0; nothing is left to add up", reward="r1"
             )
-        self.parts = [
-            RewardSpec(type="format", weight=format_weight),
-            RewardSpec(type="accuracy", weight=accuracy_weight),
-        ]
-
-    def combine(self, parts: Mapping[str, Sequence[float | None]]) -> list[float | None]:
-        """Sum them up, completion by completion."""
-        weights = [part.weight for part in self.parts]
-        return [weighted_sum(zip(weights, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+        super().__init__(
+            rewards=[
+                RewardSpec(type="format", weight=format_weight),
+                RewardSpec(type="accuracy", weight=accuracy_weight),
+            ]
+        )
 
 
 @reward("cascading_r1")
