@@ -116,7 +116,8 @@ class RewardCall(Call[list[Outcomes]]):
 
     def failed(self, why: BaseException) -> list[Outcomes]:
         """Returns the same failure for all samples of the call."""
-        return [{self.task.name: _failure(self.task.name, why, self.task.hint)} for _ in self.samples]
+        failure = _failure(self.task.name, why, self.task.hint)
+        return [{self.task.name: failure} for _ in self.samples]
 
     def _read(self, value: object) -> list[Outcomes]:
         if not self.task.group_level:
