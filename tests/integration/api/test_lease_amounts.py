@@ -62,6 +62,13 @@ async def test_a_group_as_old_as_allowed_is_leased(bench: Bench) -> None:
     assert await lease(bench, incarnation, "b1", "groups", 1, max_staleness=2) == [group]
 
 
+async def test_a_lease_before_the_first_version_is_empty(bench: Bench) -> None:
+    """No permit can be issued then, so the lease keeps no room for an environment with a share."""
+    incarnation = (await bench.store.runs.take(RUN, trainer(), [])).incarnation
+    await bench.store.envs.register(RUN, "env-1", None, 0.5)
+    assert await bench.lease(incarnation, "b1", 4) is None
+
+
 async def test_the_walk_has_a_bound(redis: Redis) -> None:
     """An environment that holds a share but sends nothing must not make each lease read a long queue completely. It
     must not delay a lease that finds enough groups."""
