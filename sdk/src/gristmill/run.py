@@ -68,7 +68,7 @@ class Permit(_Record):
 
 
 class AtroposRegistration(_Record):
-    """What a trainer tells environments of Atropos', in the words of their protocol (POST /register)."""
+    """The trainer's settings for Atropos' environments, named as in their protocol (POST /register)."""
 
     batch_size: int
     """Sequences an optimizer step."""

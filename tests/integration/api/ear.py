@@ -52,6 +52,6 @@ class Ear:
         events = [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
         # Every notification of a run wakes the readers of its stream; `events` is published when no other name applies.
         own = {topic for topic in topics if topic.endswith(f" {self._prefix}")}
-        assert own or not events, "who reads the stream is woken by what is written to it"
+        assert own or not events, "a write to the stream wakes its reader"
         assert events or self._topic not in topics, "and not when nothing was"
         return topics - {self._topic}, events

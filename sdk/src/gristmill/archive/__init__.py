@@ -33,7 +33,7 @@ def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
         if archived.schema != "group":
             raise ArchiveError(
                 "archive_schema",
-                f"{folder} holds groups of schema {archived.schema!r}, which are no TrajectoryGroups; "
+                f"{folder} holds groups of schema {archived.schema!r}, which are not TrajectoryGroups; "
                 "gristmill.read_archive gives their bytes",
                 schema=archived.schema,
             )

@@ -100,7 +100,7 @@ def _numbers(ranges: str, listed: str) -> Iterator[str]:
 def _no_list(listed: str) -> ConfigError:
     return ConfigError(
         "not_a_node_list",
-        f"SLURM_JOB_NODELIST='{listed}' is no node list such as gpu[01-03,07],login",
+        f"SLURM_JOB_NODELIST='{listed}' is not a node list such as gpu[01-03,07],login",
         variable="SLURM_JOB_NODELIST",
         value=listed,
     )

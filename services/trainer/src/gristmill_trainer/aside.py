@@ -83,7 +83,7 @@ class SkippedSteps:
             raise TrainerError(
                 "too_many_skipped_steps",
                 f"{len(self.files)} steps in a row were not trained on, or not on all of them. Their groups are kept, "
-                f"with the reasons in the .json beside: {', '.join(self.files)}. Look at them; begin another from a "
+                f"each with its reasons in a .json file: {', '.join(self.files)}. Look at them; begin a run from a "
                 "checkpoint (RUN_ID=..., --resume PATH), as with a lower learning_rate or max_grad_norm, or with a "
                 "higher max_skipped_steps",
                 files=list(self.files),

@@ -94,7 +94,7 @@ def _noticing_losses(context: DistContext) -> Iterator[None]:
         raise RankLostError(
             "rank_lost",
             f"rank {context.rank} of {context.size} lost another process of this training, whose own last lines say "
-            f"why ({first_line}). Start all of them again; they go on from the last checkpoint",
+            f"why ({first_line}). Start all of them again; they continue from the last checkpoint",
             rank=context.rank,
             size=context.size,
         ) from error

@@ -156,7 +156,7 @@ class Hub:
         if not token:
             raise TrainerError(
                 "hub_token_missing",
-                f"push_to_hub is '{repository}', but there is no token with write access: set HF_TOKEN, or in Compose "
+                f"push_to_hub is '{repository}', but no token with write access is set: set HF_TOKEN, or in Compose "
                 "HF_WRITE_TOKEN_FILE (docs/security.md), or leave push_to_hub out",
                 repository=repository,
             )

@@ -210,7 +210,7 @@ def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedE
     training.leases.give_back(version.step + 1)
     raise StoppedError(
         "stopped",
-        "stopped on request within a step; its groups are ready again, and the next start goes on from the last "
+        "stopped on request within a step; its groups are ready again, and the next start continues from the last "
         "checkpoint",
         given_back=version.step + 1,
     ) from abandoned

@@ -49,7 +49,7 @@ def build_rank_group(plan: LearnerPlan, dist: DistContext) -> RankGroup:
     if settings.objective == "dr_grpo" and (settings.max_completion_length or plan.max_completion_length) is None:
         raise TrainerError(
             "max_completion_length_missing",
-            "objective dr_grpo divides by the longest completion, and this run does not tell its max_tokens; set "
+            "objective dr_grpo divides by the longest completion, and this run does not report its max_tokens; set "
             "max_completion_length in the trainer's settings",
             objective=settings.objective,
         )

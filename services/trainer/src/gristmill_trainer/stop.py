@@ -98,7 +98,7 @@ class StopRequest:
                 raise
             raise StoppedError(
                 "stopped",
-                f"stopped on request; the next start goes on from the last checkpoint. {error}",
+                f"stopped on request; the next start continues from the last checkpoint. {error}",
                 problem=error.code,
             ) from error
 
@@ -112,7 +112,7 @@ class StopRequest:
     def raise_if_requested(self) -> None:
         if self.requested:
             raise StoppedError(
-                "stopped", "stopped on request; start the trainer again to go on from the last checkpoint"
+                "stopped", "stopped on request; start the trainer again to continue from the last checkpoint"
             )
 
     def _note(self, number: int, frame: FrameType | None) -> None:

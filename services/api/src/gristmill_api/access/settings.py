@@ -146,7 +146,7 @@ def _read(path: Path) -> str:
         token = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
         raise ConfigError(
-            "token_file_missing", f"API_AUTH=token, but there is no token file {path}; {_REMEDY}.", path=path
+            "token_file_missing", f"API_AUTH=token, but the token file is missing: {path}; {_REMEDY}.", path=path
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(

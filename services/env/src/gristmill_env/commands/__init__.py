@@ -27,8 +27,8 @@ class ProcessOptions(Settings):
     """Rows to process, from the first of the run's order on; a group each."""
 
     out: Path | None = None
-    """Where to: a .jsonl file, or a folder for groups.jsonl. The page lies beside it, as .html. What is in the file
-    already is kept and not made again. Unset: runs/<run id>/groups.jsonl."""
+    """The output: a .jsonl file, or a folder for groups.jsonl. The page has the same name, with .html. Groups that the
+    file already contains are kept and not made again. Unset: runs/<run id>/groups.jsonl."""
 
 
 class EvaluateOptions(Settings):

@@ -148,14 +148,14 @@ class PromptDataset:
             if not fits or not isinstance(message.get("content"), str):
                 raise DatasetError(
                     "not_a_message",
-                    f"{where} is a list, but {message!r:.60} in it is no message with role and content",
+                    f"{where} is a list, but {message!r:.60} in it is not a message with role and content",
                     row=index,
                     field=path,
                 )
         if value[-1]["role"] == "assistant":
             raise DatasetError(
                 "ends_with_assistant",
-                f"{where} ends with the assistant's message; a prompt ends with what it is to answer",
+                f"{where} ends with the assistant's message; a prompt must end with the message to answer",
                 row=index,
                 field=path,
             )

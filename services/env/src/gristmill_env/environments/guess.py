@@ -32,7 +32,7 @@ class Guess(Environment):
         if number is None:
             raise DatasetError(
                 "answer_not_a_number",
-                f"the answer of row {item.index} is {item.answer!r:.60}; guess wants a number",
+                f"the answer of row {item.index} is {item.answer!r:.60}; guess needs a number",
                 row=item.index,
             )
         self._number = number.value

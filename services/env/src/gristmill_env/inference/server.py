@@ -136,7 +136,7 @@ class ModelServer:
         if wanted is not None:
             raise InferenceError(
                 "model_not_served",
-                f"the configuration wants model '{wanted}', but the model server at {self.url} serves "
+                f"the configuration names model '{wanted}', but the model server at {self.url} serves "
                 f"'{cards[0].id}'{_and_others(cards)}; set MODEL={wanted} in .env and restart the model service, "
                 "or leave model_name out to use what is served",
                 url=self.url,

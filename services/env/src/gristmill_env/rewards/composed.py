@@ -126,7 +126,7 @@ class Combined(Composed):
         if normalization == "sum" and any(part.weight < 0 for part in self.parts):
             raise RewardError(
                 "negative_weight",
-                "reward 'combined': a weight is negative; there is no weighted mean, use none or minmax",
+                "reward 'combined': a weight is negative; a weighted mean does not exist, use none or minmax",
                 reward="combined",
             )
 

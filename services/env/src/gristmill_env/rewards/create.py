@@ -86,7 +86,7 @@ def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
     if not callable(target):
         raise RewardError(
             "reward_not_callable",
-            f"reward '{reference}' is {target!r:.60}; a function or a class is wanted",
+            f"reward '{reference}' is {target!r:.60}; it must be a function or a class",
             reward=reference,
         )
     found: Callable[..., Any] = target
@@ -96,7 +96,7 @@ def _loaded(reference: str, folder: Path | None) -> Callable[..., Any]:
 def _own_name(target: Callable[..., Any]) -> str:
     name = getattr(target, "__name__", None) or type(target).__name__
     if name == "<lambda>":
-        raise RewardError("reward_unnamed", "a lambda has no name to stand in scores: create_reward(..., name='...')")
+        raise RewardError("reward_unnamed", "a lambda has no name to show in scores: create_reward(..., name='...')")
     return str(name)
 
 
@@ -110,7 +110,7 @@ def _made(definition: Definition, params: Mapping[str, Any], name: str | None, f
             if part.name in parts:
                 raise RewardError(
                     "duplicate_name",
-                    f"reward '{name}' has two parts '{part.name}'; give each a name of its own (name:)",
+                    f"reward '{name}' has two parts '{part.name}'; give each a different name (name:)",
                     reward=name,
                     names=[part.name],
                 )

@@ -55,7 +55,7 @@ class CosineScaled:
         if local == (base_url is not None):
             raise RewardError(
                 "embeddings_source",
-                "cosine_scaled wants base_url, of an embeddings server, or local: true; set one of both",
+                "cosine_scaled needs base_url, of an embeddings server, or local: true; set one of them",
             )
         self._embedder: Embedder = (
             LocalModel(model_name) if base_url is None else EmbeddingServer(base_url, model_name, api_key)

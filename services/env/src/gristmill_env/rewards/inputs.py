@@ -169,7 +169,7 @@ def known_tokens(sample: Sample) -> Sequence[int]:
         raise RewardError(
             "tokens_unknown",
             "it counts tokens, and those of the completion are not known; take a model server that gives token ids, "
-            "not text only. (In score(), give a list a completion: score(completions, tokens=[[...], ...]))",
+            "not text only. (In score(), give one list per completion: score(completions, tokens=[[...], ...]))",
         )
     return sample.tokens
 

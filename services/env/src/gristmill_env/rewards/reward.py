@@ -193,7 +193,7 @@ def _samples(name: str, completions: Sequence[str | Sample], inputs: Mapping[str
         if not isinstance(completion, str):
             raise RewardError(
                 "completion_not_text",
-                f"reward '{name}': completion {at} is {completion!r:.60}; text is wanted",
+                f"reward '{name}': completion {at} is {completion!r:.60}; it must be text",
                 reward=name,
                 at=at,
             )

@@ -141,7 +141,7 @@ class PromptBuilder:
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Returns the text of a completion's tokens, without special tokens unless `special`."""
         if self._tokenizer is None:
-            raise PromptError("no_tokenizer", "there is no tokenizer to read token ids with")
+            raise PromptError("no_tokenizer", "no tokenizer is loaded that could read token ids")
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         )

@@ -305,7 +305,7 @@ def _no_checkpoint(store: CheckpointStore, resume: str) -> CheckpointError:
     known = sorted(store.folder.glob("step-*"))
     return CheckpointError(
         "checkpoint_missing",
-        f"resume is '{resume}', which is no folder of a checkpoint; "
+        f"resume is '{resume}', which is not a folder of a checkpoint; "
         f"it is auto, never, or a folder such as runs/RUN/checkpoints/step-000020. This run's: "
         f"{', '.join(map(str, known)) or 'none'}",
         resume=resume,

@@ -153,7 +153,7 @@ def _of_each(asked: Sequence[bool], size: int) -> Bool:
     if any(asked):
         raise OverridesError(
             "length_mismatch",
-            f"{len(asked)} overrides for {size} sequences: it cannot be told whose they are",
+            f"{len(asked)} overrides for {size} sequences: the trainer cannot assign them to sequences",
             field="overrides",
         )
     return np.zeros(size, np.bool_)

@@ -128,7 +128,7 @@ class Policy:
             raise ModelError(
                 "reference_missing",
                 "kl_beta is above 0, groups bring no log-probabilities of a reference model, and a policy that is "
-                "trained whole has none of its own; give the Learner a reference, or set kl_beta to 0",
+                "trained whole has no reference; give the Learner a reference, or set kl_beta to 0",
             )
         return without_adapters(self.model)
 
