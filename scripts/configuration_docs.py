@@ -26,8 +26,7 @@ from pydantic.fields import FieldInfo
 
 from error_codes import table_rows
 from gristmill.hyperparameters import TRAINER_ONLY, Hyperparameters
-from gristmill.settings.flags import flag_names
-from gristmill.settings.layers import inner_model
+from gristmill.settings import flag_names, inner_model
 from gristmill_api.settings import Limits
 from gristmill_env.atropos.keys import KEYS, OPTIONS, REWARDS, Key, Part, Verdict
 from gristmill_env.settings import EnvConfig

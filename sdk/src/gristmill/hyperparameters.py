@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.errors import ConfigError
-from gristmill.settings.layers import Settings, parse
+from gristmill.settings import Settings, parse
 
 ObjectiveName = Literal["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo"]
 

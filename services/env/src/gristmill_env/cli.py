@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gristmill import ConfigError, GristmillError
 from gristmill.logs import setup as set_up_logging
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.launch import Launch
 from gristmill_env.running.threads import DaemonExecutor

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gristmill.settings.layers import inner_model
+from gristmill.settings import inner_model
 from gristmill_env.atropos.keys import KEYS, OTHER_KEYS, SERVER_KEYS, Part, Verdict
 from gristmill_env.settings import DatasetConfig, EnvConfig
 

@@ -23,9 +23,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gristmill import ConfigError
-from gristmill.settings import load_yaml
-from gristmill.settings.layers import inner_model
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean, inner_model, load_yaml
 from gristmill_env.atropos.keys import (
     OPENAI_URL,
     OPTIONS_BY_NAME,

@@ -18,7 +18,7 @@ import jinja2.sandbox
 import numpy as np
 import numpy.typing as npt
 
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.data.sources import load_rows
 from gristmill_env.errors import DatasetError
 from gristmill_env.messages import Message, user

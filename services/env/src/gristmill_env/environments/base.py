@@ -28,7 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.redaction import redact
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.data import Item
 from gristmill_env.errors import EpisodeError
 from gristmill_env.messages import Message

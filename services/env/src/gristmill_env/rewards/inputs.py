@@ -17,7 +17,7 @@ from inspect import Parameter
 from operator import attrgetter
 from typing import Any
 
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 
 OF_COMPLETION = ("completion", "tokens", "finish_reason", "conversation", "episode_reward")

@@ -27,7 +27,7 @@ from pydantic.errors import PydanticUserError
 
 from gristmill.plugins import import_error
 from gristmill.redaction import redact
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.settings import VERIFIERS
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
 from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private

@@ -30,8 +30,7 @@ from pydantic import Field
 
 from gristmill import ConfigError
 from gristmill.errors import PluginError
-from gristmill.settings import Settings, parse
-from gristmill.settings.nearest import did_you_mean
+from gristmill.settings import Settings, did_you_mean, parse
 from gristmill_env.errors import DatasetError, RewardError
 from gristmill_env.rewards.calls import RewardResult, Task
 from gristmill_env.rewards.inputs import RowSchema, Sample, private

@@ -1,0 +1,359 @@
+"""Settings: a service reads them once at start, validates and freezes them, and passes them in.
+
+A value comes from the first source that has one: command line, GRISTMILL_* (URLs, directories, ids only), YAML,
+default. `load_yaml` and `parse_flags` read the sources, `merge` overlays them, and `parse` validates the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from gristmill.errors import ConfigError, UnknownKeyError
+from gristmill.redaction import is_secret, redact, remember, remember_secrets
+
+M = TypeVar("M", bound=BaseModel)
+
+_PROBLEMS = {"extra_forbidden": "unknown_key"}
+"""Gristmill's codes for pydantic's error types."""
+_INSTANCE = re.compile(r" or instance of \w+")
+"""Text that pydantic adds for callers in Python. A configuration file cannot hold an instance."""
+_VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
+"""${VAR}, ${VAR:-default} and $$."""
+
+
+class Settings(BaseModel):
+    """Frozen; an unknown key is an error; the string under a field is its help text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+def parse(model: type[M], values: Mapping[str, Any], where: str) -> M:
+    """Validates `values` as `model`. Secrets in `values` are redacted from then on.
+
+    Raises ConfigError with one line for every wrong key. Each line names `where`, the source of the values.
+    """
+    remember_secrets(values)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        found = _as_written(error, values)
+        lines = [_explain(model, item, where) for item in found]
+        unknown = any(item["type"] == "extra_forbidden" for item in found)
+        problems = {_key(item): _PROBLEMS.get(item["type"], item["type"]) for item in found}
+        message = "\n".join(dict.fromkeys(lines))
+        if unknown:
+            raise UnknownKeyError("unknown_key", message, where=where, problems=problems) from error
+        raise ConfigError("invalid_settings", message, where=where, problems=problems) from error
+
+
+def load_yaml(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Reads a YAML mapping and replaces ${VAR} and ${VAR:-default} from `environ` (os.environ by default).
+
+    `$$` is a plain dollar sign. The value of a variable with a secret's name (API_KEY) is redacted from then on. Raises
+    ConfigError for a missing file, broken YAML or an unset variable.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError("config_unreadable", f"cannot read config {path}: {error.strerror}", path=path) from error
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError("invalid_yaml", f"{path} is not valid YAML: {error}", path=path) from error
+    if not isinstance(loaded, dict):
+        raise ConfigError("not_a_mapping", f"{path} must hold key: value pairs at its top level", path=path)
+    filled = _fill(loaded, os.environ if environ is None else environ, str(path))
+    assert isinstance(filled, dict)
+    return filled
+
+
+def find_config(name: str, config_dir: Path) -> Path:
+    """Returns the file that `--config NAME` means: NAME as a path if that file exists, else `config_dir`/NAME.yaml.
+
+    Raises ConfigError with a list of the existing names.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    for suffix in ("", ".yaml", ".yml"):
+        candidate = config_dir / f"{name}{suffix}"
+        if candidate.is_file():
+            return candidate
+    names = sorted(path.stem for path in config_dir.glob("*.y*ml")) if config_dir.is_dir() else []
+    there = ", ".join(names) if names else "none"
+    hint = did_you_mean(name, names)
+    raise ConfigError(
+        "config_missing",
+        f"no config '{name}': it is neither a file nor a name in {config_dir}/ (there: {there}).{hint}",
+        name=name,
+    )
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Overlays `low` with `high`. Mappings merge by key, lists of mappings by position; other values are replaced."""
+    merged = dict(low)
+    for key, value in high.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(under, value)
+        elif _mappings(under) and _mappings(value):
+            pairs = zip(under, value, strict=False)
+            longer = value if len(value) > len(under) else under
+            merged[key] = [merge(a, b) for a, b in pairs] + list(longer[min(len(under), len(value)) :])
+        else:
+            merged[key] = value
+    return merged
+
+
+def parse_flags(arguments: Sequence[str], model: type[BaseModel], prog: str, description: str = "") -> dict[str, Any]:
+    """Reads `--group_size 4`, `--group-size 4`, `--use_wandb`, `--no-use_wandb`, `--reward_functions length format`.
+
+    Returns only the given values, nested as in `model`: `--split x` becomes {"dataset": {"split": "x"}}. If a setting
+    is a list of sections, its flags set the first section. Values stay strings, which the model converts. Raises
+    ConfigError for an unknown flag, with its nearest match.
+    """
+    return parse_flag_sets(arguments, {"settings": model}, prog, description)[0]
+
+
+def parse_flag_sets(
+    arguments: Sequence[str], models: Mapping[str, type[BaseModel]], prog: str, description: str = ""
+) -> list[dict[str, Any]]:
+    """Reads the flags of several models from one command line, as `parse_flags` does. Returns one dict per model.
+
+    `models`: the models by the title of their flags in `--help`. Raises ValueError if two models have the same flag.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [flags]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    flags: dict[str, tuple[int, _Flag]] = {}
+    for number, (title, model) in enumerate(models.items()):
+        group = parser.add_argument_group(title)
+        own = {flag.name: flag for flag in _flags(model, ())}
+        if twice := flags.keys() & own.keys():
+            raise ValueError(f"{title} of {prog}: the flag --{min(twice)} is taken")
+        for flag in own.values():
+            _add(group, flag)
+        flags |= {name: (number, flag) for name, flag in own.items()}
+    try:
+        known, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError("invalid_flag", f"command line: {error}") from error
+    for word in unknown:
+        name = word.lstrip("-").split("=")[0].replace("-", "_")
+        hint = did_you_mean(name, flags)
+        shown = word.split("=")[0] if word.startswith("-") else word
+        if word.startswith("-"):
+            raise ConfigError("unknown_flag", f"command line: unknown flag '{shown}'.{hint}", name=shown)
+        raise ConfigError("unknown_argument", f"command line: unknown argument '{shown}'.{hint}", name=shown)
+    values: list[dict[str, Any]] = [{} for _ in models]
+    for name, value in vars(known).items():
+        number, flag = flags[name]
+        _set(values[number], flag.path, value)
+    return values
+
+
+def flag_names(model: type[BaseModel]) -> dict[str, str]:
+    """Returns the flag of every setting that has a flag, by the setting's place: {"dataset.split": "--split"}.
+
+    If a setting is a list of sections, its flags belong to the first: {"server_configs.base_url": "--base_url"}.
+    """
+    return {
+        ".".join(part for part in flag.path if isinstance(part, str)): f"--{flag.name}" for flag in _flags(model, ())
+    }
+
+
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """Returns the settings model inside `Model`, `Model | None` or `list[Model]`, or None for other annotations."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    origin = typing.get_origin(annotation)
+    if origin in (list, tuple, typing.Union, types.UnionType):
+        for argument in typing.get_args(annotation):
+            found = inner_model(argument)
+            if found is not None:
+                return found
+    return None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" with the leading blank, or an empty string if no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def _fill(value: Any, environ: Mapping[str, str], where: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill(item, environ, f"{where}: {key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, environ, where) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        if name is None:
+            return "$"
+        # As in a shell, ":-" also replaces a variable that is set but empty.
+        if environ.get(name) or (name in environ and default is None):
+            if is_secret(name):
+                remember(environ[name])
+            return environ[name]
+        if default is None:
+            raise ConfigError(
+                "variable_unset",
+                f"{where}: ${{{name}}} is not set; export {name}, or give a default: ${{{name}:-value}}",
+                where=where,
+                variable=name,
+            )
+        return default
+
+    return _VARIABLE.sub(replace, value)
+
+
+def _mappings(value: Any) -> typing.TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _as_written(error: ValidationError, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the errors with the keys of the user's settings as their locations.
+
+    For a setting with several possible types, pydantic reports the errors of each type. The location then contains the
+    type's name: dataset.reward_functions.0.str. This function removes the type's name. It also drops the error "not of
+    that type" if the value has another of the types and errors inside.
+    """
+    found: list[dict[str, Any]] = [
+        {**item, "loc": _keys(dict(item), values), "typed": item["loc"]} for item in error.errors()
+    ]
+    inside = {item["loc"][:depth] for item in found for depth in range(len(item["loc"]))}
+    return [item for item in found if item["loc"] == item["typed"] or item["loc"] not in inside]
+
+
+def _keys(error: dict[str, Any], values: Any) -> tuple[int | str, ...]:
+    """Returns the parts of the error's location that are in `values`, and the missing key if a key is missing."""
+    keys: list[int | str] = []
+    here: Any = values
+    for part in error["loc"]:
+        if (isinstance(here, Mapping) and part in here) or (
+            isinstance(here, list | tuple) and part in range(len(here))
+        ):
+            keys.append(part)
+            here = here[part]
+    return (*keys, error["loc"][-1]) if error["type"] == "missing" else tuple(keys)
+
+
+def _explain(model: type[BaseModel], error: dict[str, Any], where: str) -> str:
+    location, key = error["loc"], _key(error)
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, location[:-1])
+        hint = did_you_mean(str(location[-1]), known)
+        return f"{where}: unknown key '{key}'.{hint or ' Known here: ' + ', '.join(known) + '.'}"
+    if error["type"] == "missing":
+        return f"{where}: '{key}' is missing; it is required."
+    written = error["type"] == "value_error" or "url" not in error  # Gristmill wrote the sentence
+    message = _INSTANCE.sub("", error["msg"]).removeprefix("Value error, ")
+    found = redact(error["input"], str(location[-1]) if location else "")
+    return f"{where}: '{key}': {message}" + ("" if written else f" (found {found!r}).")
+
+
+def _key(error: Mapping[str, Any]) -> str:
+    return ".".join(str(part) for part in error["loc"]) or "settings"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    here = model
+    for part in location:
+        if isinstance(part, str) and part in here.model_fields:
+            inner = inner_model(here.model_fields[part].annotation)
+            here = inner if inner is not None else here
+    return sorted(here.model_fields)
+
+
+@dataclass(frozen=True)
+class _Flag:
+    path: tuple[str | int, ...]
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        return str(self.path[-1])
+
+
+def _flags(model: type[BaseModel], prefix: tuple[str | int, ...]) -> list[_Flag]:
+    found: list[_Flag] = []
+    for name, field in model.model_fields.items():
+        section = inner_model(field.annotation)
+        if section is None:
+            if not _is_mapping(field.annotation):
+                found.append(_Flag((*prefix, name), field))
+        elif typing.get_origin(field.annotation) is list and _only_models(field.annotation):
+            found += _flags(section, (*prefix, name, 0))
+        elif typing.get_origin(field.annotation) is list:
+            found.append(_Flag((*prefix, name), field))
+        else:
+            found += _flags(section, (*prefix, name))
+    return found
+
+
+def _add(parser: argparse._ArgumentGroup, flag: _Flag) -> None:
+    spellings = dict.fromkeys([f"--{flag.name}", f"--{flag.name.replace('_', '-')}"])
+    help_text = (flag.field.description or "").replace("%", "%%")
+    kinds = _kinds(flag.field.annotation)
+    if bool in kinds:
+        parser.add_argument(
+            *spellings, dest=flag.name, nargs="?", const=True, default=argparse.SUPPRESS, metavar="BOOL", help=help_text
+        )
+        negated = dict.fromkeys([f"--no_{flag.name}", f"--no-{flag.name}", f"--no-{flag.name.replace('_', '-')}"])
+        parser.add_argument(
+            *negated,
+            dest=flag.name,
+            action="store_const",
+            const=False,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    elif typing.get_origin(flag.field.annotation) is list:
+        parser.add_argument(*spellings, dest=flag.name, nargs="+", default=argparse.SUPPRESS, help=help_text)
+    else:
+        parser.add_argument(*spellings, dest=flag.name, default=argparse.SUPPRESS, metavar="VALUE", help=help_text)
+
+
+def _set(values: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+    here: Any = values
+    for part, following in itertools.pairwise(path):
+        if isinstance(part, int):
+            here = here[part]
+        else:
+            here = here.setdefault(part, [{}] if isinstance(following, int) else {})
+    here[path[-1]] = value
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return any(typing.get_origin(kind) is dict or kind is dict for kind in _kinds(annotation))
+
+
+def _only_models(annotation: Any) -> bool:
+    return all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in typing.get_args(annotation))
