@@ -127,7 +127,7 @@ def test_container_is_limited(stack: ComposeStack, service: str) -> None:
 OFFLINE_WANDB_RUN = """
 import os
 from pathlib import Path
-from gristmill.wandb_run import start_wandb
+from gristmill.tracking import start_wandb
 run = start_wandb("probe", "env", {}, Path("/runs/probe"), os.environ)
 run.log({"x": 1})
 run.finish()

@@ -2,7 +2,7 @@
 
 from gristmill.archive import ArchivedGroup, ArchiveError, read_archive, read_rollouts
 from gristmill.client import Client
-from gristmill.deployment import Deployment
+from gristmill.deployment import Deployment, Manifest
 from gristmill.errors import (
     ApiError,
     ApiUnreachable,
@@ -24,7 +24,6 @@ from gristmill.group import (
 )
 from gristmill.hyperparameters import Hyperparameters
 from gristmill.leases import LeaseSession
-from gristmill.manifest import Manifest
 from gristmill.permits import PermitSession
 from gristmill.run import (
     AtroposRegistration,

@@ -1,16 +1,21 @@
-"""Addresses and directories of a stack's services: the GRISTMILL_* variables, which a service reads once at start."""
+"""The stack that a service belongs to, as read once at start: the GRISTMILL_* variables and the model's manifest."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gristmill.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gristmill.errors import ConfigError, ManifestError
 from gristmill.redaction import remember
 
 API_URL = "http://127.0.0.1:8000"
 MODEL_URL = "http://127.0.0.1:9001"
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,62 @@ class Deployment:
             runs_dir=Path(get("RUNS_DIR") or "runs"),
             api_token=read_secret(environ, "GRISTMILL_API_TOKEN_FILE"),
         )
+
+
+class Manifest(BaseModel):
+    """Written by the model service before the server starts; read by environment and trainer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: int = 1
+    name: str
+    """The name the server answers to: MODEL, without the revision of a hub id."""
+    requested: str
+    """MODEL as the user wrote it. A configuration may name the model by either."""
+    revision: str
+    """The hub's commit, or a content hash."""
+    tokenizer_path: str
+    weights_path: str
+    """Folder of the original model: what the trainer starts from."""
+    serve_path: str
+    """Folder the server loads: an untied copy where the original ties its embeddings."""
+    sha256: str
+    """Of the original's weight files."""
+    dtype: str
+    max_model_len: int
+    lora_rank: int = 0
+    """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
+
+    @classmethod
+    def read(cls, models_dir: Path) -> Manifest:
+        """Reads `models_dir`/manifest.json. Raises ManifestError if the file does not exist or is not readable."""
+        path = models_dir / _MANIFEST
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise ManifestError(
+                "manifest_missing",
+                f"no model manifest at {path}; the model service writes it: start it first, "
+                "or point GRISTMILL_MODELS_DIR at its folder",
+                path=path,
+            ) from error
+        except ValidationError as error:
+            raise ManifestError(
+                "manifest_invalid", f"the model manifest {path} is not readable: {error}", path=path
+            ) from error
+
+    def write(self, models_dir: Path) -> Path:
+        """Writes the manifest atomically: readers see either the old manifest or the new manifest."""
+        models_dir.mkdir(parents=True, exist_ok=True)
+        path = models_dir / _MANIFEST
+        handle, temporary = tempfile.mkstemp(dir=models_dir, prefix=".manifest-")
+        with os.fdopen(handle, "w") as file:
+            file.write(self.model_dump_json(indent=2))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+        return path
 
 
 def read_secret(environ: Mapping[str, str], variable: str) -> str | None:

@@ -74,7 +74,7 @@ def test_weights_and_biases_logs_without_errors(tmp_path: Path) -> None:
     program = f"""
 import pathlib
 from gristmill import logs
-from gristmill.wandb_run import start_wandb
+from gristmill.tracking import start_wandb
 logs.setup("env")
 run = start_wandb("run-1", "env", {{}}, pathlib.Path({str(tmp_path)!r}), {{"WANDB_MODE": "offline"}})
 run.log({{"loss": 1.0}})

@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from gristmill import PolicyVersion, TrajectoryGroup
-from gristmill.observers import ObserverErrors
-from gristmill.wandb_run import start_wandb
+from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Decision, Score
 from gristmill_env.rollouts.transcript import Attempt, Rollout

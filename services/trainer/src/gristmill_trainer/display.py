@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gristmill.logs import LineFormatter
 from gristmill.metrics import StepMetrics
-from gristmill.observers import ObserverErrors
-from gristmill.wandb_run import start_wandb
+from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)

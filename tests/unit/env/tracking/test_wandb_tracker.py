@@ -13,7 +13,7 @@ import pytest
 from tests.support.groups import make_group
 from tests.support.wandb_file import WandbRun, read_wandb
 
-from gristmill.wandb_run import has_credentials, start_wandb
+from gristmill.tracking import has_credentials, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score, create_reward, deciding_reward

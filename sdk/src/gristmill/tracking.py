@@ -1,4 +1,4 @@
-"""A Weights & Biases run for one process of a Gristmill run. The W&B run is offline if W&B cannot be reached."""
+"""Experiment tracking with Weights & Biases. Errors of trackers are logged and counted, and never end a training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import netrc
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,43 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill.deployment import read_secret
+from gristmill.errors import ConfigError
 from gristmill.redaction import redact, redact_arguments
 
 _LOG = logging.getLogger(__name__)
 KEY_FILE = "WANDB_API_KEY_FILE"
+
+
+class ObserverErrors:
+    """The errors of a process' observers."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """Number of errors since the process began, by observer."""
+
+    @contextmanager
+    def of(self, observer: str) -> Iterator[None]:
+        """Logs and counts an error of `observer` inside the block. The error ends only the block.
+
+        Lets a ConfigError through, because then a setting of the observer is wrong.
+        """
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  a full disk, or any error of W&B
+            self.counts[observer] += 1
+            count = self.counts[observer]
+            if count & (count - 1) == 0:  # a disk stays full for many groups
+                _LOG.error(
+                    "%s failed (%s: %s); %d errors of it so far; the training continues",
+                    observer, type(error).__name__, error, count,
+                )  # fmt: skip
+
+    def report(self) -> None:
+        """Logs the number of errors of each observer."""
+        for observer, count in self.counts.items():
+            _LOG.warning("%s failed %d times: its record of this run is not complete", observer, count)
 
 
 def start_wandb(
