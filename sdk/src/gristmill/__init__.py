@@ -1,4 +1,19 @@
-"""Gristmill's contract, shared by every service: groups, runs, versions, the API's client, rollouts, settings."""
+"""Gristmill's contract: what a trainer, an environment or a tool needs to work with a trajectory API.
+
+The modules, in the order in which to read them:
+
+    group         TrajectoryGroup: the completions of one prompt, and its binary format
+    client        Client: one async method for each call of /v1; sync_client has the same methods without async
+    leases        LeaseSession: the calls of a trainer, with the heartbeat of its leases
+    permits       PermitSession: the calls of an environment, with the heartbeat of its permits
+    errors        the exceptions, and ErrorCode with the codes of the API's errors
+    archive       read_rollouts: the trained groups of a run on disk
+    run           the records that the API returns
+    deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
+
+docs/api.md ends with a complete trainer and a complete environment. The other modules are for Gristmill's own services:
+settings, hyperparameters, plugins, tracking, metrics, logs, redaction, hosts, stall, calls, compression.
+"""
 
 from gristmill.archive import ArchivedGroup, ArchiveError, read_archive, read_rollouts
 from gristmill.client import Client
