@@ -90,17 +90,17 @@ test-long: dev ## run the tests that are too slow for every change
 	$(VENV)/pytest tests -m long --timeout 3600
 
 bench-api: $(DEV_READY) $(ATROPOS_READY) ## compare the trajectory API with atroposlib's server: half an hour; ARGS=--quick is shorter
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/api.py --results benchmarks/results $(ARGS)
+	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.api --results benchmarks/results $(ARGS)
 
 # Needs the env image too, to measure its memory: `docker compose build env` after scripts/prepare_images.sh.
 bench-env: dev ## compare serve with a bare client: start, memory, the accuracy reward: ten minutes
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/env.py --results benchmarks/results $(ARGS)
+	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.env --results benchmarks/results $(ARGS)
 
 bench-trainer: $(DEV_READY) ## compare the trainer's step with TRL's: five minutes; ARGS="--device cuda" for a GPU
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/trainer.py --results benchmarks/results $(ARGS)
+	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.trainer --results benchmarks/results $(ARGS)
 
 bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an hour each), or smollm2 (an hour)
-	PYTHONPATH=.:scripts $(VENV)/python benchmarks/learning.py --results benchmarks/results $(ARGS)
+	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.learning --results benchmarks/results $(ARGS)
 
 bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)

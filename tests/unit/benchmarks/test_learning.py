@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.curves import report, sums
-from benchmarks.curves.runs import Case, Curve
+from benchmarks.learning import report, sums
+from benchmarks.learning.runs import Case, Curve
 
 
 def _curve(rewards: list[float], seed: int = 0, label: str = "dapo") -> Curve:

@@ -1,4 +1,4 @@
-"""The trainer's benchmark on small shapes: both sides compute the same, and every case is reported."""
+"""The trainer's benchmark on small shapes: both backends compute the same, and every case is reported."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.training import batch as batches
-from benchmarks.training import card, sides
-from benchmarks.training.alone import Found, Job, Skipped, in_own_process, run
-from benchmarks.training.batch import Load
-from benchmarks.training.card import Case
-from benchmarks.training.report import Results, page
-from benchmarks.training.shapes import SHAPES, TINY, TINY_LORA, Shape, save
-from benchmarks.training.sides import Setting, Stepped
-from benchmarks.training.speed import DisagreementError, check
+from benchmarks.trainer import backends, gpu_cases
+from benchmarks.trainer import batch as batches
+from benchmarks.trainer.backends import Setting, Stepped
+from benchmarks.trainer.batch import Load
+from benchmarks.trainer.cpu_cases import DisagreementError, check
+from benchmarks.trainer.gpu_cases import Case
+from benchmarks.trainer.report import Results, page
+from benchmarks.trainer.shapes import SHAPES, TINY, TINY_LORA, Shape, save
+from benchmarks.trainer.subprocess_run import Found, Job, Skipped, in_own_process, run
 
 LOAD = Load(sequences=4, micro_batch=2, tokens=120, group=2)
 
 
-def _found(side: sides.Name, shape: Shape, folder: Path, load: Load = LOAD, *, checkpointing: bool = False) -> Found:
+def _found(
+    backend: backends.Name, shape: Shape, folder: Path, load: Load = LOAD, *, checkpointing: bool = False
+) -> Found:
     setting = Setting(shape, str(folder), load, "cpu", checkpointing)
-    found = run(Job(side, setting, steps=1))
+    found = run(Job(backend, setting, steps=1))
     assert isinstance(found, Found)
     return found
 
@@ -34,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("load", [LOAD, *card.loads(64)], ids=["two micro-batches", "eight ragged", "one long"])
+@pytest.mark.parametrize("load", [LOAD, *gpu_cases.loads(64)], ids=["two micro-batches", "eight ragged", "one long"])
 def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
-    ours, theirs = (_found(side, TINY, folder, load) for side in ("ours", "trl"))
+    ours, theirs = (_found(backend, TINY, folder, load) for backend in ("ours", "trl"))
     assert theirs.first.grad_norm > 0.01
     check(ours.first, theirs.first, 1e-4)
     assert ours.flops == theirs.flops > 0
@@ -45,13 +47,13 @@ def test_ours_and_trl_take_the_same_step(folder: Path, load: Load) -> None:
 
 def test_checkpointing_changes_no_step(folder: Path) -> None:
     plain = _found("trl", TINY, folder)
-    for side in ("ours", "trl"):
-        check(_found(side, TINY, folder, checkpointing=True).first, plain.first, 1e-4)
+    for backend in ("ours", "trl"):
+        check(_found(backend, TINY, folder, checkpointing=True).first, plain.first, 1e-4)
 
 
 def test_adapters_are_trained_on_both_sides(tmp_path: Path) -> None:
     save(TINY_LORA, tmp_path, "cpu")
-    ours, theirs = (_found(side, TINY_LORA, tmp_path) for side in ("ours", "trl"))
+    ours, theirs = (_found(backend, TINY_LORA, tmp_path) for backend in ("ours", "trl"))
     assert ours.first.loss == pytest.approx(theirs.first.loss, abs=1e-5)
     assert ours.first.grad_norm > 0
     assert theirs.first.grad_norm > 0
@@ -78,8 +80,8 @@ def test_a_batch_has_the_tokens_that_were_asked_for_and_about_half_of_its_places
 def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
-    assert sides.missing("trl", TINY) == "trl"
-    assert sides.missing("ours", TINY) is None
+    assert backends.missing("trl", TINY) == "trl"
+    assert backends.missing("ours", TINY) is None
     setting = Setting(TINY, "gone", LOAD, "cpu")
     found = in_own_process(Job("trl", setting, 1))
     assert found == Skipped("trl is not installed")

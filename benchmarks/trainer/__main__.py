@@ -3,15 +3,15 @@
 
 On a CPU, `make bench-trainer` runs two cases and writes the results to benchmarks/results/:
 
-    speed    both sides in one process, alternating steps, after loss and gradient norm were compared
-    memory   with a vocabulary of 152 thousand, each side in a separate process
+    speed    both backends in one process, alternating steps, after loss and gradient norm were compared
+    memory   with a vocabulary of 152 thousand, each backend in a separate process
 
 On a CUDA card, models of real shapes at 4k, 16k and 32k tokens a micro-batch, ragged and in one sequence:
 
-    PYTHONPATH=.:scripts python benchmarks/trainer.py --device cuda --results benchmarks/results
+    PYTHONPATH=.:scripts python -m benchmarks.trainer --device cuda --results benchmarks/results
 
 The script needs the trainer's packages (torch, transformers, ...) and no network. Without trl or peft, the rows that
-need the package name it. `--device cpu --shapes tiny` tries the script without a card.
+need the package name it. `--device cpu --shapes tiny` tries the script without a gpu_cases.
 
 TRL's step is GRPOTrainer._compute_loss on micro-batches of its padded generation batch, backward, the clip and its own
 optimizer. Ours is Learner.step, with all that it measures; TRL measures as much in its loss.
@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 
 import torch
-from benchmarks.training import card, memory, speed
-from benchmarks.training.batch import Load
-from benchmarks.training.report import Results, page
-from benchmarks.training.shapes import BODY, REAL, SHAPES, VOCABULARY
-from benchmarks.trajectory import machine
+from benchmarks import machine
+from benchmarks.trainer import cpu_cases, gpu_cases
+from benchmarks.trainer.batch import Load
+from benchmarks.trainer.report import Results, page
+from benchmarks.trainer.shapes import BODY, REAL, SHAPES, VOCABULARY
 
 _SPEED = Load(sequences=16, micro_batch=8, tokens=1536)
 _MEMORY = Load(sequences=16, micro_batch=16, tokens=2048)
@@ -41,14 +41,14 @@ def main() -> None:
     facts = machine.hardware() | machine.training(options.device)
     if options.shapes:
         shapes = [SHAPES[name] for name in options.shapes.split(",")]
-        cases: list[card.Case] = []
-        for case in card.measure(shapes, options.tokens, options.device, options.rounds, _say):
+        cases: list[gpu_cases.Case] = []
+        for case in gpu_cases.measure(shapes, options.tokens, options.device, options.rounds, _say):
             cases.append(case)
             _write(Results(facts, cases=cases), options)  # time on a GPU may end before the last case
         results = Results(facts, cases=cases)
     else:
-        found = memory.compare(VOCABULARY, _MEMORY, _say)
-        results = Results(facts, speed.compare(BODY, _SPEED, options.rounds, _say), found)
+        found = cpu_cases.compare_memory(VOCABULARY, _MEMORY, _say)
+        results = Results(facts, cpu_cases.compare_speed(BODY, _SPEED, options.rounds, _say), found)
     print(page(results))
     _write(results, options)
     if options.results is not None:
@@ -72,7 +72,7 @@ def _options() -> argparse.Namespace:
         "--tokens", type=lambda text: [int(one) for one in text.split(",")], default=_TOKENS,
         help="of the shapes' micro-batches, with commas between them",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each side")
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each backend")
     parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
     options = parser.parse_args()
     if options.device == "cuda":

@@ -1,4 +1,4 @@
-"""The compared sides: Gristmill's learner and TRL's GRPOTrainer, with the same weights, batch and objective."""
+"""The compared backends: Gristmill's learner and TRL's GRPOTrainer, with the same weights, batch and objective."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from benchmarks.training.batch import Load, Sequence, padded, samples
-from benchmarks.training.shapes import Shape
+from benchmarks.trainer.batch import Load, Sequence, padded, samples
+from benchmarks.trainer.shapes import Shape
 
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.policy import ModelSource
@@ -24,7 +24,7 @@ _MAX_GRAD_NORM = 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """The inputs of both sides."""
+    """The inputs of both backends."""
 
     shape: Shape
     folder: str
@@ -36,14 +36,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The results of a step. If they differ, the two sides computed different things."""
+    """The results of a step. If they differ, the two backends computed different things."""
 
     loss: float
     grad_norm: float
     """Gradient norm before clipping."""
 
 
-class Side(Protocol):
+class Backend(Protocol):
     model: Any
 
     def step(self) -> Stepped:
@@ -51,19 +51,19 @@ class Side(Protocol):
 
 
 def missing(name: Name, shape: Shape) -> str | None:
-    """Returns the package that this side lacks, or None."""
+    """Returns the package that this backend lacks, or None."""
     wanted = ["trl", "datasets"] if name == "trl" else []
     if shape.lora_rank:
         wanted.append("peft")
     return next((package for package in wanted if importlib.util.find_spec(package) is None), None)
 
 
-def build(name: Name, setting: Setting, batch: list[Sequence]) -> Side:
+def build(name: Name, setting: Setting, batch: list[Sequence]) -> Backend:
     return Trl(setting, batch) if name == "trl" else Ours(setting, batch, compiled=name == "compiled")
 
 
 class Ours:
-    """Gristmill's side: `Learner.step`, from samples in numpy to the step's measures."""
+    """Gristmill's backend: `Learner.step`, from samples in numpy to the step's measures."""
 
     def __init__(self, setting: Setting, batch: list[Sequence], *, compiled: bool) -> None:
         load = setting.load
@@ -94,7 +94,7 @@ class Ours:
 
 
 class Trl:
-    """TRL's side: `GRPOTrainer._compute_loss` on micro-batches of the padded generation batch, and TRL's optimizer."""
+    """TRL's backend: `GRPOTrainer._compute_loss` on micro-batches of the padded batch, and TRL's optimizer."""
 
     def __init__(self, setting: Setting, batch: list[Sequence]) -> None:
         from datasets import Dataset

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from benchmarks.trajectory.clients import Http, Request, load
-from benchmarks.trajectory.doors import BATCH_GROUPS, NativeDoor
-from benchmarks.trajectory.payloads import Payload, Shape, make
-from benchmarks.trajectory.servers import Uvicorn
+from benchmarks.api.clients import Http, Request, load
+from benchmarks.api.interfaces import BATCH_GROUPS, NativeInterface
+from benchmarks.api.payloads import Payload, Shape, make
+from benchmarks.api.servers import Uvicorn
 
 LENGTHS = (10, 100, 1000, 10_000)
 SHAPE = Shape(2, 8)
@@ -37,42 +37,44 @@ class Cost:
 def run(api: Uvicorn, redis_url: str, calls: int, say: Callable[[str], None]) -> list[Cost]:
     """Fills a queue step by step. At each of LENGTHS, measures `calls` calls of status and `calls` leases."""
     payload = make(SHAPE, 0)
-    door = NativeDoor(api.port, SHAPE, "queue")
-    door.open()
+    interface = NativeInterface(api.port, SHAPE, "queue")
+    interface.open()
     found, ready = list[Cost](), 0
     with redis.Redis.from_url(redis_url) as server:
         for length in LENGTHS:
             say(f"a queue of {length} groups")
-            _submit(door, payload, length - ready)
+            _submit(interface, payload, length - ready)
             ready = length
             http = Http(api.port)
-            found.append(_status(server, door, http, length, calls))
-            found.append(_lease(server, door, http, payload, length, calls))
+            found.append(_status(server, interface, http, length, calls))
+            found.append(_lease(server, interface, http, payload, length, calls))
             http.close()
-    door.prepare([], 0)
-    door.close()
+    interface.prepare([], 0)
+    interface.close()
     return found
 
 
-def _submit(door: NativeDoor, payload: Payload, count: int) -> None:
-    http = Http(door.port)
-    rows = door.permits(http, "bench", count)
+def _submit(interface: NativeInterface, payload: Payload, count: int) -> None:
+    http = Http(interface.port)
+    rows = interface.permits(http, "bench", count)
     http.close()
-    load(door.port, [door.submission("bench", row, payload) for row in rows])
+    load(interface.port, [interface.submission("bench", row, payload) for row in rows])
 
 
-def _status(server: redis.Redis, door: NativeDoor, http: Http, ready: int, calls: int) -> Cost:
-    seen = [_counted(server, lambda: http.ok(Request("GET", f"{door.at}/status"))) for _ in range(_FIRST + calls)]
+def _status(server: redis.Redis, interface: NativeInterface, http: Http, ready: int, calls: int) -> Cost:
+    seen = [_counted(server, lambda: http.ok(Request("GET", f"{interface.at}/status"))) for _ in range(_FIRST + calls)]
     return _cost("status", ready, seen)
 
 
-def _lease(server: redis.Redis, door: NativeDoor, http: Http, payload: Payload, ready: int, calls: int) -> Cost:
+def _lease(
+    server: redis.Redis, interface: NativeInterface, http: Http, payload: Payload, ready: int, calls: int
+) -> Cost:
     seen = []
     for _ in range(_FIRST + calls):
-        seen.append(_counted(server, lambda: door.draw(http)))
-        door.settle(http)
-        for row in door.permits(http, "bench", BATCH_GROUPS):
-            http.ok(door.submission("bench", row, payload))
+        seen.append(_counted(server, lambda: interface.draw(http)))
+        interface.settle(http)
+        for row in interface.permits(http, "bench", BATCH_GROUPS):
+            http.ok(interface.submission("bench", row, payload))
     return _cost(f"lease of {BATCH_GROUPS}", ready, seen)
 
 

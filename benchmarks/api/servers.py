@@ -68,7 +68,7 @@ class Uvicorn:
 def reference(python: Path) -> Uvicorn:
     """Returns atroposlib's server, as atroposlib's `run-api` starts it."""
     if not python.exists():
-        raise SystemExit(f"no {python}: `make .venv-atropos/.ready` makes it, --atropos-python names another")
+        raise SystemExit(f"{python} does not exist: run `make dev`, or name another one with --atropos-python")
     # Gristmill's sources must not come before the packages of atroposlib's environment.
     return Uvicorn(python, "atroposlib.api:app", "/", {"PYTHONPATH": ""})
 

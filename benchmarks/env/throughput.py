@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
-from benchmarks.environment.stack import Bench
+from benchmarks.env.stack import Bench
 
 from gristmill import Manifest
 from gristmill_env.rollouts.prompts import PromptBuilder

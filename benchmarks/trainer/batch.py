@@ -1,4 +1,4 @@
-"""A ragged batch, in the form that each side needs."""
+"""A ragged batch, in the form that each backend needs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.curves.runs import Curve
+from benchmarks.learning.runs import Curve
 
 WINDOW = 5
 """Number of steps over which the reward is averaged before it is compared with the target, because the reward of a

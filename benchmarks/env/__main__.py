@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import checks, startup, throughput
-from benchmarks.environment.stack import Load, bench
-from benchmarks.trajectory import machine
+from benchmarks import machine
+from benchmarks.env import checks, startup, throughput
+from benchmarks.env.stack import Load, bench
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _REAL = Load("smollm2", workers=4, max_tokens=32)
 _WORST = Load("tiny", workers=16, max_tokens=24)
 _STARTED = time.monotonic()
@@ -35,16 +35,16 @@ def main() -> None:
     facts = machine.facts(_ROOT / ".venv-atropos" / "bin" / "python")
     _say("the accuracy reward")
     accuracy = asyncio.run(checks.measure())
-    with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _REAL.model, _REAL) as parts:
+    with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _REAL.model, _REAL) as started:
         _say(f"tokens a second, {_REAL.model}")
-        real = throughput.measure(parts, options.rounds, options.seconds, _say)
-    with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _WORST.model, _WORST) as parts:
+        real = throughput.measure(started, options.rounds, options.seconds, _say)
+    with tempfile.TemporaryDirectory() as folder, bench(Path(folder) / _WORST.model, _WORST) as started:
         _say(f"tokens a second, {_WORST.model}")
-        worst = throughput.measure(parts, options.rounds, options.seconds / 4, _say)
+        worst = throughput.measure(started, options.rounds, options.seconds / 4, _say)
         _say("the start, on 10,000 rows")
-        starts = [startup.first_prompt(parts, number) for number in range(3)]
+        starts = [startup.first_prompt(started, number) for number in range(3)]
         _say("memory in the image")
-        resident = startup.resident_mb(parts, options.image)
+        resident = startup.resident_mb(started, options.image)
     page = "\n".join([*_facts(facts), *_targets(real, worst, starts, resident), *checks.page(accuracy)]) + "\n"
     print(page)
     if options.results is not None:

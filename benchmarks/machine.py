@@ -1,4 +1,4 @@
-"""The machine and the versions with which the figures were measured."""
+"""The machine and the versions with which the figures were measured, and the memory and time of processes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ from pathlib import Path
 
 from redis_binary import redis_server
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def hardware() -> dict[str, str]:
     """Returns hardware, command and time, in the order of the report."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "commit": _commit(),
         "processor": f"{_first('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
+
+
+def command() -> str:
+    """Returns the command line, as a user types it in the repository's folder."""
+    program = Path(sys.argv[0]).resolve()
+    if program.name == "__main__.py":
+        return shlex.join(["python", "-m", ".".join(program.parent.relative_to(_ROOT).parts), *sys.argv[1:]])
+    return shlex.join(["python", *sys.argv])
 
 
 def facts(atropos_python: Path) -> dict[str, str]:
@@ -46,6 +55,26 @@ def training(device: str) -> dict[str, str]:
     versions = [_version(name) for name in ("torch", "transformers", "trl", "peft", "flash_attn", "numpy")]
     card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return {"device": card, "python": platform.python_version(), "versions": ", ".join(filter(None, versions))}
+
+
+def peak_rss(pid: int) -> int:
+    """Returns the process' peak resident memory, in bytes."""
+    return _status(pid, "VmHWM")
+
+
+def rss(pid: int) -> int:
+    """Returns the process' resident memory, in bytes."""
+    return _status(pid, "VmRSS")
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Returns the user and system time of the processes so far, in seconds."""
+    used = 0
+    for pid in pids:
+        # Field 2, the name, is in parentheses and may hold any text. User and system time are fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += int(fields[11]) + int(fields[12])
+    return used / _TICKS
 
 
 def _versions(python: str) -> str:
@@ -87,3 +116,10 @@ def _commit() -> str:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _status(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no {name}, because it has ended")

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.training.alone import Found, Job, Skipped, in_own_process
-from benchmarks.training.batch import Load
-from benchmarks.training.shapes import Shape, save
-from benchmarks.training.sides import Name, Setting
+from benchmarks.trainer.backends import Name, Setting
+from benchmarks.trainer.batch import Load
+from benchmarks.trainer.shapes import Shape, save
+from benchmarks.trainer.subprocess_run import Found, Job, Skipped, in_own_process
 from safetensors import SafetensorError
 
-SIDES: tuple[Name, ...] = ("ours", "compiled", "trl")
+BACKENDS: tuple[Name, ...] = ("ours", "compiled", "trl")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One side with one shape and load."""
+    """One backend with one shape and load."""
 
-    side: Name
+    backend: Name
     setting: Setting
     found: Found | Skipped
 
@@ -57,10 +57,10 @@ def measure(
             lacking = _save(shape, Path(folder), device)
             for count in tokens:
                 for load in loads(count):
-                    for side in SIDES:
+                    for backend in BACKENDS:
                         setting = Setting(shape, folder, load, device)
-                        case = _measure(side, setting, steps) if lacking is None else Case(side, setting, lacking)
-                        say(f"{shape.name}, {load.sequences} x {load.tokens}, {side}: {_told(case)}")
+                        case = _measure(backend, setting, steps) if lacking is None else Case(backend, setting, lacking)
+                        say(f"{shape.name}, {load.sequences} x {load.tokens}, {backend}: {_told(case)}")
                         yield case
 
 
@@ -73,12 +73,12 @@ def _save(shape: Shape, folder: Path, device: Literal["cpu", "cuda"]) -> Skipped
     return None
 
 
-def _measure(side: Name, setting: Setting, steps: int) -> Case:
-    found = in_own_process(Job(side, setting, steps))
+def _measure(backend: Name, setting: Setting, steps: int) -> Case:
+    found = in_own_process(Job(backend, setting, steps))
     if isinstance(found, Skipped) and found.out_of_memory:
         setting = replace(setting, checkpointing=True)
-        found = in_own_process(Job(side, setting, steps))
-    return Case(side, setting, found)
+        found = in_own_process(Job(backend, setting, steps))
+    return Case(backend, setting, found)
 
 
 def _told(case: Case) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.environment.stack import Bench
+from benchmarks.env.stack import Bench
 
 from local_processes import free_port
 

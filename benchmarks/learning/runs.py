@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from benchmarks.parts import Parts
+from benchmarks.services import Services
 from tests.support.stack import ROOT
 
 from gristmill.metrics import read_jsonl
@@ -67,14 +67,14 @@ class Curve:
     """Part of `seconds` that all steps except the first took."""
 
 
-def train(parts: Parts, case: Case) -> Curve:
+def train(services: Services, case: Case) -> Curve:
     """Runs `case` to its end. Raises LocalStackError if a process fails. output.log contains the process' lines."""
-    case.write(parts.folder)
+    case.write(services.folder)
     began = time.monotonic()
-    trainer = _start(parts, "trainer", "gristmill_trainer")
-    env = _start(parts, "env", "gristmill_env", "serve", "--config", case.name)
+    trainer = _start(services, "trainer", "gristmill_trainer")
+    env = _start(services, "env", "gristmill_env", "serve", "--config", case.name)
     _wait(env, trainer)
-    rows = read_jsonl(parts.folder / "runs" / case.name / "metrics.jsonl")
+    rows = read_jsonl(services.folder / "runs" / case.name / "metrics.jsonl")
     return Curve(
         case.label,
         case.seed,
@@ -86,8 +86,8 @@ def train(parts: Parts, case: Case) -> Curve:
     )
 
 
-def _start(parts: Parts, name: str, module: str, *arguments: str) -> Service:
-    return parts.processes.start(name, [sys.executable, "-m", module, *arguments], parts.environ())
+def _start(services: Services, name: str, module: str, *arguments: str) -> Service:
+    return services.processes.start(name, [sys.executable, "-m", module, *arguments], services.environ())
 
 
 def _wait(*services: Service) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from benchmarks.trajectory.clients import Answer, Http, Request, UnexpectedAnswer
-from benchmarks.trajectory.payloads import Payload, Shape, group_id
+from benchmarks.api.clients import Answer, Http, Request, UnexpectedAnswer
+from benchmarks.api.payloads import Payload, Shape, group_id
 
 from gristmill import GROUP_MEDIA_TYPE, TrajectoryGroup
 
@@ -19,7 +19,7 @@ BATCH_GROUPS = 8
 _JSON = {"Content-Type": "application/json"}
 
 
-class Door(Protocol):
+class Interface(Protocol):
     """One interface of a server."""
 
     name: str
@@ -38,7 +38,7 @@ class Door(Protocol):
         """Returns whether the batch is BATCH_GROUPS groups, each with the content of a payload."""
 
 
-class AtroposDoor:
+class AtroposInterface:
     """Atropos' protocol: the reference server, or the root of Gristmill's API."""
 
     def __init__(self, name: str, port: int, shape: Shape, *, gzipped: bool) -> None:
@@ -82,7 +82,7 @@ class AtroposDoor:
         )
 
 
-class NativeDoor:
+class NativeInterface:
     """/v1 of Gristmill's API, with one separate run."""
 
     name = "native"

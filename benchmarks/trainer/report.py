@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.training.alone import Skipped
-from benchmarks.training.card import Case
-from benchmarks.training.memory import Memory
-from benchmarks.training.speed import Speed
+from benchmarks.trainer.cpu_cases import Memory, Speed
+from benchmarks.trainer.gpu_cases import Case
+from benchmarks.trainer.subprocess_run import Skipped
 
 from gristmill_trainer.metrics import peak_tflops
 
@@ -85,7 +84,7 @@ def _memory(memory: Memory) -> Iterator[str]:
     yield ""
     yield (
         f"{load.sequences} sequences of {load.tokens} tokens together, in micro-batches of {load.micro_batch}; "
-        f"{_model(memory)}. Two steps, each side in a process of its own. The ratio is of the processes' peaks of "
+        f"{_model(memory)}. Two steps, each backend in a process of its own. The ratio is of the processes' peaks of "
         "resident memory: libraries, weights, gradients and optimizer state are in it. Added: by the steps, to a "
         f"process that has weights and optimizer already, without its state; {memory.added_ratio:.2f} × TRL's."
     )
@@ -107,28 +106,28 @@ def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
         "Tokens are those of prompts and completions, padding left out; three quarters or more of them are trained. "
         "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the "
         f"step (gristmill_trainer.metrics) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is "
-        "the same for both sides, so what is computed on padding does not count. Loss and gradient norm are the first "
-        "step's; adapters start from random numbers, so their norms differ."
+        "the same for both backends, so work on padding does not count. Loss and gradient norm are of the first "
+        "step; adapters start from random numbers, so their norms differ."
     )
     yield ""
     yield from _table(
-        ("model", "sequences × tokens", "real share", "side", "tokens/s", "peak, GB", "MFU", "loss", "norm"),
+        ("model", "sequences × tokens", "real share", "backend", "tokens/s", "peak, GB", "MFU", "loss", "norm"),
         (_case(case, peak) for case in cases),
     )
 
 
 def _case(case: Case, peak: float | None) -> Sequence[str]:
     load, found = case.setting.load, case.found
-    side = _NAMES[case.side] + (", ckpt" if case.setting.checkpointing else "")
+    backend = _NAMES[case.backend] + (", ckpt" if case.setting.checkpointing else "")
     packed = f"{load.sequences} × {load.tokens // load.sequences}"
     if isinstance(found, Skipped):
-        return (case.setting.shape.name, packed, "", side, f"**skipped**: {found.why}", "", "", "", "")
+        return (case.setting.shape.name, packed, "", backend, f"**skipped**: {found.why}", "", "", "", "")
     mfu = case.mfu(peak)
     return (
         case.setting.shape.name,
         packed,
         f"{found.real_share:.2f}",
-        side,
+        backend,
         f"{case.tokens_per_second:,.0f}",
         f"{found.peak / 1e9:.1f}",
         "" if mfu is None else f"{mfu:.1%}",

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.environment.answers import Case, gsm8k_like, math_like
-from benchmarks.trajectory.processes import cpu_seconds
+from benchmarks.env.answers import Case, gsm8k_like, math_like
+from benchmarks.machine import cpu_seconds
 
 from gristmill_env.answers.comparison import compare, read_answer
 from gristmill_env.answers.extraction import final_answer, gold_answer

@@ -13,7 +13,7 @@ from local_processes import LocalStack, free_port
 
 
 @dataclass(frozen=True)
-class Parts:
+class Services:
     """The running processes, and their folders and URLs."""
 
     processes: LocalStack
@@ -30,7 +30,7 @@ class Parts:
 
 
 @contextmanager
-def parts(folder: Path, model: str) -> Iterator[Parts]:
+def start_services(folder: Path, model: str) -> Iterator[Services]:
     """Starts the services, and stops them at the end of the block. The output of all processes goes to a file in
     `folder`."""
     folder.mkdir()
@@ -47,4 +47,4 @@ def parts(folder: Path, model: str) -> Iterator[Parts]:
             start_api(processes, redis_port, api_port)
             start_vllm(processes, weights, model_port, model)
             api_url, model_url = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}"
-            yield Parts(processes, folder, api_url, model_url, weights)
+            yield Services(processes, folder, api_url, model_url, weights)

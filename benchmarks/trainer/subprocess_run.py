@@ -1,4 +1,7 @@
-"""Runs one side in a separate process and measures its memory: python -m benchmarks.training.alone JOB FOUND."""
+"""Runs one backend in a separate process and measures its memory.
+
+python -m benchmarks.trainer.subprocess_run JOB_FILE RESULT_FILE
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 import torch
-from benchmarks.training import batch as batches
-from benchmarks.training.sides import Name, Setting, Stepped, build, missing
-from benchmarks.trajectory.processes import peak_rss, rss
+from benchmarks.machine import peak_rss, rss
+from benchmarks.trainer import batch as batches
+from benchmarks.trainer.backends import Name, Setting, Stepped, build, missing
 
 from gristmill_trainer.metrics import ModelFlops
 
@@ -25,7 +28,7 @@ _LONGEST = 1800.0
 
 @dataclass(frozen=True)
 class Job:
-    side: Name
+    backend: Name
     setting: Setting
     steps: int
     """Number of timed steps. One step before them warms up and makes the optimizer's state."""
@@ -44,7 +47,7 @@ class Found:
     trained_tokens: int
     real_share: float
     flops: int
-    """FLOPs of a step's mathematics; see gristmill_trainer.metrics. The number is the same for both sides."""
+    """FLOPs of a step's mathematics; see gristmill_trainer.metrics. The number is the same for both backends."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,15 @@ def in_own_process(job: Job) -> Found | Skipped:
 
     Returns `Skipped` with the reason if the job has no results.
     """
-    lacking = missing(job.side, job.setting.shape)
+    lacking = missing(job.backend, job.setting.shape)
     if lacking is not None:
         return Skipped(f"{lacking} is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        asked, told = Path(folder) / "job.json", Path(folder) / "found.json"
-        asked.write_bytes(msgspec.json.encode(job))
+        job_file, result_file = Path(folder) / "job.json", Path(folder) / "found.json"
+        job_file.write_bytes(msgspec.json.encode(job))
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "benchmarks.training.alone", str(asked), str(told)],
+                [sys.executable, "-m", "benchmarks.trainer.subprocess_run", str(job_file), str(result_file)],
                 stdout=sys.stderr,
                 timeout=_LONGEST,
                 check=False,
@@ -80,7 +83,7 @@ def in_own_process(job: Job) -> Found | Skipped:
         except subprocess.TimeoutExpired:
             return Skipped(f"it took longer than {_LONGEST:.0f} s")
         if ended.returncode == 0:
-            answer = told.read_bytes()
+            answer = result_file.read_bytes()
             if b'"why"' in answer:
                 return msgspec.json.decode(answer, type=Skipped)
             return msgspec.json.decode(answer, type=Found)
@@ -94,22 +97,22 @@ def run(job: Job) -> Found | Skipped:
     batch = batches.make(setting.load, setting.shape.vocabulary)
     on_card = setting.device == "cuda"
     try:
-        side = build(job.side, setting, batch)
+        backend = build(job.backend, setting, batch)
         before = torch.cuda.memory_allocated() if on_card else rss(os.getpid())
         _forget_peak(on_card)
-        first = side.step()
+        first = backend.step()
         if not (math.isfinite(first.loss) and math.isfinite(first.grad_norm)):
             return Skipped(f"its first step has loss {first.loss} and gradient norm {first.grad_norm}")
         seconds = []
         for _ in range(job.steps):
             began = time.monotonic()
-            side.step()
+            backend.step()
             if on_card:
                 torch.cuda.synchronize()
             seconds.append(time.monotonic() - began)
     except torch.OutOfMemoryError:
         return Skipped(_NO_MEMORY)
-    flops = ModelFlops.of(side.model)
+    flops = ModelFlops.of(backend.model)
     assert flops is not None, "the shapes are dense"
     return Found(
         first=first,
@@ -132,9 +135,9 @@ def _forget_peak(on_card: bool) -> None:
 
 
 def main() -> None:
-    asked, told = sys.argv[1:]
-    job = msgspec.json.decode(Path(asked).read_bytes(), type=Job)
-    Path(told).write_bytes(msgspec.json.encode(run(job)))
+    job_file, result_file = sys.argv[1:]
+    job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
+    Path(result_file).write_bytes(msgspec.json.encode(run(job)))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.trajectory import machine, memory, queue_length, report, servers, speed
-from benchmarks.trajectory.payloads import make
-from benchmarks.trajectory.results import Results
+from benchmarks import machine
+from benchmarks.api import memory, queue_length, report, servers, speed
+from benchmarks.api.payloads import make
+from benchmarks.api.report import Results
 from tests.support.redis_server import RedisServer
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _CASES = ("speed", "queue", "memory")
 _STARTED = time.monotonic()
 

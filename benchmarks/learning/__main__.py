@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.curves import report, sums
-from benchmarks.curves.runs import Case, Curve, train
-from benchmarks.parts import parts
-from benchmarks.trajectory import machine
+from benchmarks import machine
+from benchmarks.learning import report, sums
+from benchmarks.learning.runs import Case, Curve, train
+from benchmarks.services import start_services
 
 _TARGET = 0.85
 _OBJECTIVES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo")
@@ -47,7 +47,7 @@ def main() -> None:
         folder = Path(name)
         study = _study(options, folder)
         curves: list[Curve] = []
-        with parts(folder / "parts", study.model) as started:
+        with start_services(folder / "services", study.model) as started:
             for case in study.cases:
                 curves.append(train(started, case))
                 _say(f"{case.name}: reward {report.last(curves[-1]):.3f} at the end, {curves[-1].seconds:.0f} s")

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import redis
-from benchmarks.trajectory.clients import CLIENTS, Http, Request, UnexpectedAnswer, begin, load
-from benchmarks.trajectory.doors import BATCH_GROUPS, AtroposDoor, NativeDoor
-from benchmarks.trajectory.payloads import Payload, Shape, make
-from benchmarks.trajectory.processes import peak_rss, rss
-from benchmarks.trajectory.servers import Uvicorn
+from benchmarks.api.clients import CLIENTS, Http, Request, UnexpectedAnswer, begin, load
+from benchmarks.api.interfaces import BATCH_GROUPS, AtroposInterface, NativeInterface
+from benchmarks.api.payloads import Payload, Shape, make
+from benchmarks.api.servers import Uvicorn
+from benchmarks.machine import peak_rss, rss
 
 SHAPE = Shape(16, 4096)
 TENTHS = 10
@@ -27,7 +27,7 @@ PERMITS = 64
 class Push:
     """The bytes that went through the API, and the memory during that time, in bytes."""
 
-    door: str
+    interface: str
     pushed: int
     seconds: float
     idle: int
@@ -55,35 +55,35 @@ class Feed(Protocol):
 
 class NativeFeed:
     def __init__(self, port: int, payloads: Sequence[Payload]) -> None:
-        self._door = NativeDoor(port, SHAPE, "push")
-        self._door.open()
+        self._interface = NativeInterface(port, SHAPE, "push")
+        self._interface.open()
         self._payloads = payloads
-        self.name = self._door.name
+        self.name = self._interface.name
 
     def groups(self, http: Http, index: int) -> Iterator[Request]:
         holder, contents = f"env-{index}", itertools.cycle(self._payloads)
         while True:
-            for row in self._door.permits(http, holder, PERMITS):
-                yield self._door.submission(holder, row, next(contents))
+            for row in self._interface.permits(http, holder, PERMITS):
+                yield self._interface.submission(holder, row, next(contents))
 
     def drain(self, http: Http) -> bool:
-        if self._door.lease(http, BATCH_GROUPS, wait=1.0).status != 200:
+        if self._interface.lease(http, BATCH_GROUPS, wait=1.0).status != 200:
             return False
-        self._door.settle(http)
+        self._interface.settle(http)
         return True
 
 
 class CompatibleFeed:
     def __init__(self, port: int, payloads: Sequence[Payload]) -> None:
-        self._door = AtroposDoor("compatible", port, SHAPE, gzipped=False)
-        self._requests = self._door.prepare(payloads, len(payloads))
-        self.name = self._door.name
+        self._interface = AtroposInterface("compatible", port, SHAPE, gzipped=False)
+        self._requests = self._interface.prepare(payloads, len(payloads))
+        self.name = self._interface.name
 
     def groups(self, http: Http, index: int) -> Iterator[Request]:
         return itertools.cycle(self._requests)
 
     def drain(self, http: Http) -> bool:
-        if self._door.draw(http).body != b'{"batch":null}':
+        if self._interface.draw(http).body != b'{"batch":null}':
             return True
         time.sleep(0.1)  # this protocol has no way to wait for a batch
         return False
@@ -157,15 +157,15 @@ class Stored:
 def store(api: Uvicorn, redis_url: str, shape: Shape, total: int) -> Stored:
     """Submits about `total` bytes of groups, measures Redis' memory, and removes the groups."""
     payloads = [make(shape, seed) for seed in range(4)]
-    door = NativeDoor(api.port, shape, f"stored-{shape.sequences}-{shape.tokens}-{total}")
-    door.open()
+    interface = NativeInterface(api.port, shape, f"stored-{shape.sequences}-{shape.tokens}-{total}")
+    interface.open()
     count = -(-total // payloads[0].native_size)
     before = int(_memory(redis_url)["used_memory"])
-    requests = door.prepare(payloads, count)
+    requests = interface.prepare(payloads, count)
     load(api.port, requests)
     held = int(_memory(redis_url)["used_memory"]) - before
-    door.prepare(payloads, 0)
-    door.close()
+    interface.prepare(payloads, 0)
+    interface.close()
     return Stored(shape, count, sum(sum(map(len, request.body)) for request in requests), held)
 
 

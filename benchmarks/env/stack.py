@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from benchmarks.parts import Parts, parts
+from benchmarks.services import Services, start_services
 
 from gristmill import PolicyVersion, SyncClient
 from local_processes import Service
@@ -32,7 +32,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Bench(Parts):
+class Bench(Services):
     """The services that a measurement's environments use."""
 
     load: Load = field(kw_only=True)
@@ -78,6 +78,6 @@ class Bench(Parts):
 
 @contextmanager
 def bench(folder: Path, load: Load) -> Iterator[Bench]:
-    """Starts `parts` with the model of `load`."""
-    with parts(folder, load.model) as started:
+    """Starts the services with the model of `load`."""
+    with start_services(folder, load.model) as started:
         yield Bench(**vars(started), load=load)
