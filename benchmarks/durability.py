@@ -80,13 +80,13 @@ def _writes(mode: str, rounds: int, seed: int) -> Writes:
     acknowledged, lost = 0, []
     with RedisServer("--appendfsync", mode) as server:
         for _ in range(rounds):
-            told = _write_until_killed(server, rng.uniform(0.2, 2.5))
+            answered = _write_until_killed(server, rng.uniform(0.2, 2.5))
             server.start()
             with redis.Redis.from_url(server.url) as client:
                 kept = int(client.get("number") or 0)
                 client.flushall()
-            acknowledged += told
-            lost.append(max(told - kept, 0))
+            acknowledged += answered
+            lost.append(max(answered - kept, 0))
     found = Writes(rounds, acknowledged, sum(lost), sum(count > 0 for count in lost))
     print(f"{mode}: {found}", file=sys.stderr)
     return found
@@ -161,8 +161,8 @@ def _page(runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
 
 
 def _redis_version() -> str:
-    told = subprocess.run([str(redis_server()), "--version"], check=True, capture_output=True, text=True).stdout
-    return next(word.removeprefix("v=") for word in told.split() if word.startswith("v="))
+    output = subprocess.run([str(redis_server()), "--version"], check=True, capture_output=True, text=True).stdout
+    return next(word.removeprefix("v=") for word in output.split() if word.startswith("v="))
 
 
 if __name__ == "__main__":

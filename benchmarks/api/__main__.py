@@ -50,7 +50,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.api", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", default=_CASES, metavar="case", help="speed, queue, memory; default: all")
     parser.add_argument(
         "--quick", action="store_true", help="few rounds, 0.5 GB instead of 10: minutes, coarse figures"

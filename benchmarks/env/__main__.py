@@ -62,7 +62,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="bare client and serve take turns so often")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a turn; a quarter with tiny")
     parser.add_argument("--image", default="gristmill/env:local", help="whose memory is measured")

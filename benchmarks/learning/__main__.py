@@ -98,7 +98,9 @@ def _page(study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=("objectives", "staleness", "smollm2"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
     parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
