@@ -61,28 +61,31 @@ class Deployment:
 
 
 class Manifest(BaseModel):
-    """Written by the model service before the server starts; read by environment and trainer."""
+    """The model that a stack serves and trains.
+
+    The model service writes the manifest before the server starts. Environment and trainer read it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     format: int = 1
     name: str
-    """The name the server answers to: MODEL, without the revision of a hub id."""
+    """The name of the model in requests to the server: MODEL, without the revision of a hub id."""
     requested: str
-    """MODEL as the user wrote it. A configuration may name the model by either."""
+    """MODEL as the user wrote it. A configuration may use either name."""
     revision: str
     """The hub's commit, or a content hash."""
     tokenizer_path: str
     weights_path: str
-    """Folder of the original model: what the trainer starts from."""
+    """Folder of the original model, from which the trainer starts."""
     serve_path: str
-    """Folder the server loads: an untied copy where the original ties its embeddings."""
+    """Folder that the server loads: an untied copy if the original ties its embeddings."""
     sha256: str
-    """Of the original's weight files."""
+    """Digest of the original's weight files."""
     dtype: str
     max_model_len: int
     lora_rank: int = 0
-    """Highest rank of LoRA adapters that the server takes in place of whole weights; 0: it takes whole weights."""
+    """Highest rank of LoRA adapters that the server accepts instead of whole weights; 0 accepts whole weights."""
 
     @classmethod
     def read(cls, models_dir: Path) -> Manifest:

@@ -30,24 +30,24 @@ class _Record(BaseModel):
 
 
 class RunRecord(_Record):
-    """One run: the environment's half, the trainer's half, and where it stands."""
+    """One run: the environment's settings, the trainer's settings, and the progress."""
 
     run_id: str
     state: RunState
     digest: str
-    """SHA-256 of the environment's half."""
+    """SHA-256 of the environment's settings."""
     group_size: int
-    """Sequences a group; 1 where they vary (protocol "atropos")."""
+    """Sequences per group; 1 if groups differ in size (protocol "atropos")."""
     stack: str | None = None
-    """The stack (one model server and its trainer) that works on the run; None: whoever names it."""
+    """The stack (one model server and its trainer) that works on the run; None: any stack that names the run."""
     protocol: Protocol = Protocol.GRISTMILL
     env: dict[str, Any]
     trainer: dict[str, Any] | None = None
-    """None until a trainer took the run."""
+    """The trainer's settings; None until a trainer has taken the run."""
     incarnation: int = 0
     """How many times a trainer has taken the run."""
     taker: str = ""
-    """The word that the last `take` brought, which tells one trainer from another."""
+    """The word of the last `take`, which distinguishes one trainer from another."""
     version: str | None = None
     """The newest published policy version ("1.20")."""
     groups_per_step: int | None = None
@@ -71,9 +71,9 @@ class AtroposRegistration(_Record):
     """The trainer's settings for Atropos' environments, named as in their protocol (POST /register)."""
 
     batch_size: int
-    """Sequences an optimizer step."""
+    """Sequences per optimizer step."""
     max_token_len: int
-    """Groups with a sequence of so many tokens or more are dropped by their environment."""
+    """Environments drop a group with a sequence of this many tokens or more."""
     num_steps: int
     starting_step: int = 0
     save_checkpoint_interval: int
@@ -83,7 +83,7 @@ class AtroposRegistration(_Record):
 
 
 class PermitGrant(_Record):
-    """Answer to a request for permits; empty when none came free in time."""
+    """Answer to a request for permits; without permits if none became free in time."""
 
     permits: list[Permit]
     state: RunState
@@ -108,7 +108,7 @@ class RunStatus(_Record):
     accepted: int
     """Groups submitted and neither dead nor dropped since."""
     outstanding: int
-    """Permits out with environments."""
+    """Permits that environments hold."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Groups given up, by reason."""
     left_out: dict[str, int] = Field(default_factory=dict)
@@ -119,7 +119,7 @@ class RunStatus(_Record):
     archiving: int = 0
     """Trained groups whose bytes wait to be archived."""
     archive_lost: int = 0
-    """Trained groups that were let go without being archived: the archive's disk failed or was nearly full."""
+    """Trained groups that the API freed without archiving, because the archive's disk failed or was nearly full."""
     envs: int = 0
     """Registered environments that are alive."""
     oldest_ready_s: float | None = None
@@ -127,13 +127,13 @@ class RunStatus(_Record):
     oldest_ready_staleness: int | None = None
     """Policy steps between that group and the newest published weights."""
     lease_expiries: int = 0
-    """Leases that ran out."""
+    """Leases that expired."""
     redeliveries: int = 0
-    """Groups leased again after a lease of theirs ended without an ack."""
+    """Groups that were leased again after a lease ended without an ack."""
     last_submit_s: float | None = None
-    """Seconds since a group was submitted; None when none was."""
+    """Seconds since a group was submitted; None if no group was."""
     last_asked_s: float | None = None
-    """Seconds, to within one, since an environment asked for permits; None when none did."""
+    """Seconds since an environment asked for permits, accurate to one second; None if no environment asked."""
 
 
 class Environment(_Record):
@@ -143,18 +143,18 @@ class Environment(_Record):
     weight: float | None = None
     min_batch_allocation: float | None = None
     alive: bool
-    """Heard from within the API's environment time-out."""
+    """Whether the environment sent a request within the API's environment time-out."""
 
 
 class Claim(_Record):
-    """A piece of work that one process is to do, and the process that has it now."""
+    """A piece of work that one process should do, and the process that has the work now."""
 
     name: str
     holder: str
 
 
 class DeadLetter(_Record):
-    """A group that was set aside."""
+    """A group that no trainer will lease again, unless an operator replays it."""
 
     group_id: str
     env_id: str
@@ -176,7 +176,7 @@ class RunEvent(_Record):
     """Something that happened in a run."""
 
     id: str
-    """Place in the run's event stream; what Last-Event-ID takes."""
+    """Place in the run's event stream. Last-Event-ID takes it."""
     kind: str
     """open, extend, suspend, resume, take, version, submit, drop, dead, replay, lease, expire, nack, ack, env, metrics,
     finish."""
@@ -208,7 +208,7 @@ class Example(_Record):
 
 
 class GroupAudit(_Record):
-    """Every group id of a run, by where it is. For audits and tests; its cost grows with the run."""
+    """Every group id of a run, by the group's state. For audits and tests, because the cost grows with the run."""
 
     trained: list[str]
     ready: list[str]
