@@ -20,7 +20,7 @@ def images() -> None:
     """None is needed here."""
 
 
-@pytest.fixture(scope="module", params=["open", "secured"])
+@pytest.fixture(scope="module", params=["no-auth", "secured"])
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """Returns the output of `docker compose config` for a checkout, before and after `make secure`."""
     root: Path = tmp_path_factory.mktemp(request.param)
@@ -42,13 +42,13 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str, Any], Path]) -> None:
     kind, config, root = stack
-    folder = root / FOLDER if kind == "secured" else root / "compose" / "open"
+    folder = root / FOLDER if kind == "secured" else root / "compose" / "no-auth"
     files = {name: Path(secret["file"]) for name, secret in config["secrets"].items() if name != "ca"}
     of_the_stack = {path for name, path in files.items() if name not in OUTSIDE}
     assert {path.parent for path in of_the_stack} == {folder}
     assert {path.name for path in of_the_stack} == set(FILES)
     outside = root / FOLDER if kind == "secured" else None
-    unset = root / "compose" / "open" / "unset"
+    unset = root / "compose" / "no-auth" / "unset"
     assert {name: files[name] for name in OUTSIDE} == {name: outside / name if outside else unset for name in OUTSIDE}
     mounted = {
         name: {

@@ -143,3 +143,8 @@ def test_it_runs_without_our_packages(tmp_path: Path) -> None:
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     subprocess.run(["python3", "-S", "scripts/secure.py"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
     assert Secrets.find(tmp_path) is not None
+
+
+def test_the_folders_earlier_name_in_an_env_file_names_the_same_files() -> None:
+    assert (ROOT / "compose" / "open").resolve() == ROOT / "compose" / "no-auth"
+    assert (ROOT / "compose" / "no-auth" / ACL).is_file()
