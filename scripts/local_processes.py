@@ -24,7 +24,7 @@ from gristmill import GristmillError
 # A log line of Gristmill or vLLM with its level, an error of Gristmill's commands, or the last line of a traceback.
 _ERROR = re.compile(
     r"^\S+ +\w+ +(?:ERROR|CRITICAL) +(?P<ours>.*)|\b(?:ERROR|CRITICAL)\b:? *(?P<theirs>.*)"
-    r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<told>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
+    r"|^(?:error(?: \[\w+\])?|gristmill-model): (?P<message>.*)|^(?P<raised>[\w.]*(?:Error|Exception): .*)"
 )
 # Lines of vLLM that look like errors and are harmless. At every reload vLLM warns that no checkpoint holds the rotary
 # embedding's tables, which vLLM computes. At its end Triton's extension lists all of its objects as leaked.

@@ -24,19 +24,21 @@ class ApiServer:
         self,
         redis_url: str,
         file_size: int | None = None,
-        door: socket.socket | None = None,
+        listener: socket.socket | None = None,
         /,
         *,
         host: str = "127.0.0.1",
         **environ: str,
     ) -> None:
-        """`file_size`: no file may grow larger than this many bytes; writes beyond it fail, as on a full disk. `door`:
-        a listening socket that the server inherits. Clients that connect while the server is down wait there, as under
-        systemd."""
+        """`file_size`: no file may grow larger than this many bytes; writes beyond it fail, as on a full disk.
+
+        `listener`: a listening socket that the server inherits. Clients that connect while the server is down wait
+        there, as under systemd.
+        """
         self._host = host
         self._file_size = file_size
-        self._door = door
-        self.port: int = free_port() if door is None else door.getsockname()[1]
+        self._listener = listener
+        self.port: int = free_port() if listener is None else listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._environ = {**os.environ, "REDIS_URL": redis_url, **environ}
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-api-")
@@ -57,7 +59,7 @@ class ApiServer:
                     *self._at(),
                     *("--timeout-keep-alive", "75"),
                 ],
-                pass_fds=() if self._door is None else (self._door.fileno(),),
+                pass_fds=() if self._listener is None else (self._listener.fileno(),),
                 env=self._environ,
                 stdout=log,
                 stderr=log,
@@ -74,8 +76,8 @@ class ApiServer:
                 time.sleep(0.05)
 
     def _at(self) -> list[str]:
-        if self._door is not None:
-            return ["--fd", str(self._door.fileno())]
+        if self._listener is not None:
+            return ["--fd", str(self._listener.fileno())]
         return ["--host", self._host, "--port", str(self.port)]
 
     def _bound(self) -> None:

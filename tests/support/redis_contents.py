@@ -20,14 +20,14 @@ def contents(client: redis.Redis) -> dict[str, Any]:
     for name in names:
         pipe.type(name)
         pipe.pexpiretime(name)
-    told = pipe.execute()
+    replies = pipe.execute()
     pipe = client.pipeline(transaction=True)
-    for name, kind in zip(names, told[::2], strict=True):
+    for name, kind in zip(names, replies[::2], strict=True):
         _READ[kind](pipe, name)
     values = pipe.execute()
     return {
         name.decode(): value if expires == -1 else (value, expires)
-        for name, value, expires in zip(names, values, told[1::2], strict=True)
+        for name, value, expires in zip(names, values, replies[1::2], strict=True)
     }
 
 

@@ -54,10 +54,10 @@ def import_error(what: str, error: BaseException) -> PluginError:
     frames."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith("<frozen") and frame.filename not in _OURS]
-    shown = "".join(traceback.format_list(theirs) + traceback.format_exception_only(error)).rstrip()
+    traceback_text = "".join(traceback.format_list(theirs) + traceback.format_exception_only(error)).rstrip()
     return PluginError(
         "plugin_import_failed",
-        f"{what} cannot be imported: {type(error).__name__}: {error}\n{shown}",
+        f"{what} cannot be imported: {type(error).__name__}: {error}\n{traceback_text}",
         what=what,
         error=type(error).__name__,
     )

@@ -76,7 +76,7 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
 
     The required variables override `environ`, and `environ` overrides the defaults.
     """
-    told = {
+    required = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "GRISTMILL_WEIGHTS_DIR": str(settings.weights_dir),
@@ -84,14 +84,14 @@ def environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    spared = {}
+    defaults = {}
     if settings.device == "cpu":
         # A request for logprobs would compile a kernel, and vLLM would crash on a machine without a compiler.
-        told["TORCHDYNAMO_DISABLE"] = "1"
-        spared["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; if unset, vLLM takes a large part of the machine's memory
+        required["TORCHDYNAMO_DISABLE"] = "1"
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; if unset, vLLM takes a large part of the machine's memory
         # By default, OpenMP's threads spin while they wait, on cores that a trainer on the same machine needs.
-        spared["OMP_WAIT_POLICY"] = "PASSIVE"
-    return {**spared, **{key: value for key, value in environ.items() if value}, **told}
+        defaults["OMP_WAIT_POLICY"] = "PASSIVE"
+    return {**defaults, **{key: value for key, value in environ.items() if value}, **required}
 
 
 def exec_vllm(settings: Settings, manifest: Manifest, adapter: Path | None) -> NoReturn:
