@@ -17,7 +17,6 @@ import itertools
 import os
 import platform
 import random
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import redis
+from benchmarks import machine
 from tests.support.kill_loop import KillLoop, Outcome
 from tests.support.redis_server import RedisServer
 
@@ -136,7 +136,7 @@ def _busy_disk() -> Iterator[None]:
 def _page(runs: dict[str, Outcome], writes: dict[str, Writes]) -> str:
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "benchmarks/durability.py", *sys.argv[1:]]),
+        "command": machine.command(),
         "machine": f"{os.cpu_count()} cores, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30} GiB, "
         f"{platform.system()}; load before: {_LOAD[0]:.0f}",
         "redis": _redis_version(),

@@ -35,7 +35,8 @@ def command() -> str:
     program = Path(sys.argv[0]).resolve()
     if program.name == "__main__.py":
         return shlex.join(["python", "-m", ".".join(program.parent.relative_to(_ROOT).parts), *sys.argv[1:]])
-    return shlex.join(["python", *sys.argv])
+    name = program.relative_to(_ROOT) if program.is_relative_to(_ROOT) else program.name
+    return shlex.join(["python", str(name), *sys.argv[1:]])
 
 
 def facts(atropos_python: Path) -> dict[str, str]:
