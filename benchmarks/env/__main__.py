@@ -65,9 +65,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="bare client and serve take turns so often")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a turn; a quarter with tiny")
-    parser.add_argument("--image", default="gristmill/env:local", help="whose memory is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="number of turns of the bare client and of serve")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of a turn; a quarter of them with tiny")
+    parser.add_argument("--image", default="gristmill/env:local", help="image whose memory is measured")
     parser.add_argument("--results", type=Path, help="folder to write env.md and env.json to; default: only show them")
     return parser.parse_args()
 
@@ -97,9 +97,9 @@ def _targets(
         "|-|-|-|-|",
         *(f"| {what} | {found} | {wanted} | {met} |" for what, found, wanted, met in rows),
         "",
-        "The model, its client and all else share two cores. `tiny` has 0.6 million parameters and answers with some "
-        "nine tokens: nearly all of the machine's time goes into asking and storing, of which a bare client does the "
-        "smaller part. The slower a model, the less of that is seen.",
+        "The model, its client and all other processes share two cores. `tiny` has 0.6 million parameters and answers "
+        "with about nine tokens. So nearly all of the machine's time goes into requests and storage, and a bare client "
+        "does the smaller part of that work. A slower model makes the difference smaller.",
         "",
         *_turns(_REAL, real),
         *_turns(_WORST, worst),

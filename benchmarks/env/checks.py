@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The accuracy reward: checks per second, and the effect of a bomb on the calling event loop.
 
-Rates are of `await accuracy(...)` on one event loop, with 256 completions at a time under way, the pool's two processes
-beside it, caches warm with other answers. "exact" are the completions that are decided without algebra, "algebra" those
-that are not; "mixture" is both as they come: half GSM8K-like problems, half MATH-like ones (see `answers`).
+Rates are of `await accuracy(...)` on one event loop, with 256 completions at a time and a pool of two processes. Caches
+are warm with other answers. "exact" completions need no algebra, and "algebra" completions need it. "mixture" has both:
+half GSM8K-like problems and half MATH-like problems (see `answers`).
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def page(found: Checks) -> Iterator[str]:
         cpu_ms = 1000 * rate.cpu_s / rate.checks
         yield f"| {rate.what} | {rate.checks:,} | {share} | {rate.per_s:,.0f} | {cpu_ms:.2f} | {rate.wrong} |"
     yield ""
-    yield f"Answers in the row's own writing that reached algebra: {found.alike_by_algebra}"
+    yield f"Answers in the row's notation that reached algebra: {found.alike_by_algebra}"
     yield ""
-    yield "| bomb | its check | s | good checks beside it | lag p50 ms | p99 ms | max ms |"
+    yield "| bomb | its check | s | good checks meanwhile | lag p50 ms | p99 ms | max ms |"
     yield "|---|---|---|---|---|---|---|"
     for lag in found.lags:
         yield (
@@ -186,7 +186,7 @@ async def _good_until(bombed: asyncio.Task[str], lane: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=500, help="of either sort, for each rate")
+    parser.add_argument("--problems", type=int, default=500, help="number of problems of each kind for each rate")
     options = parser.parse_args()
     print("\n".join(page(asyncio.run(measure(options.problems)))))
 

@@ -84,7 +84,7 @@ def _memory(memory: Memory) -> Iterator[str]:
     yield ""
     yield (
         f"{load.sequences} sequences of {load.tokens} tokens together, in micro-batches of {load.micro_batch}; "
-        f"{_model(memory)}. Two steps, each backend in a process of its own. The ratio is of the processes' peaks of "
+        f"{_model(memory)}. Two steps, each backend in a separate process. The ratio is of the processes' peaks of "
         "resident memory: libraries, weights, gradients and optimizer state are in it. Added: by the steps, to a "
         f"process that has weights and optimizer already, without its state; {memory.added_ratio:.2f} × TRL's."
     )
@@ -103,7 +103,7 @@ def _cases(cases: Sequence[Case], device: str) -> Iterator[str]:
     yield "## Shapes of real models, random weights"
     yield ""
     yield (
-        "Tokens are those of prompts and completions, padding left out; three quarters or more of them are trained. "
+        "Tokens are of prompts and completions, without padding; three quarters or more of them are trained. "
         "ckpt: with gradient checkpointing, as it did not fit without. MFU: the mathematics of the "
         f"step (gristmill_trainer.metrics) over {'an unknown peak' if peak is None else f'{peak:.0f} TFLOPS'}; it is "
         "the same for both backends, so work on padding does not count. Loss and gradient norm are of the first "

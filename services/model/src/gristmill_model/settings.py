@@ -88,9 +88,9 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], cuda_available: bool) -> Settings:
-        """From `os.environ`; an empty variable counts as unset. Raises ModelError for a value that is no setting.
+        """Reads `os.environ`. An empty variable counts as unset. Raises ModelError for a value that is not valid.
 
-        DEVICE unset means: cuda where there is a GPU, else cpu.
+        Without DEVICE, the device is cuda if the machine has a GPU, else cpu.
         """
         device = environ.get("DEVICE") or ("cuda" if cuda_available else "cpu")
         if device not in ("cpu", "cuda"):
