@@ -160,3 +160,20 @@ class LeaseLostError(GristmillError):
 
 class RunReplacedError(GristmillError):
     """Another run has the run's id now."""
+
+
+def of_thread(what: str, error: Exception) -> GristmillError:
+    """Returns the error of a background thread for its owner to raise.
+
+    A GristmillError is returned unchanged. Any other error becomes the cause of a GristmillError that names `what`.
+    """
+    if isinstance(error, GristmillError):
+        return error
+    failure = GristmillError(
+        "unexpected_error",
+        f"{what} failed: {type(error).__name__}: {error}",
+        what=what,
+        error=type(error).__name__,
+    )
+    failure.__cause__ = error
+    return failure

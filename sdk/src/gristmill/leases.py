@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gristmill.errors import ApiUnreachable, GristmillError, LeaseLostError
+from gristmill.errors import GristmillError, LeaseLostError, of_thread
 from gristmill.group import PolicyVersion, TrajectoryGroup
+from gristmill.logs import line
 from gristmill.run import Protocol, RunRecord
 from gristmill.sync_client import SyncClient
 
@@ -38,8 +39,10 @@ class LeaseSession:
 
     Thread-safe: one thread may lease the next step's batch while another thread trains.
 
-    If the thread cannot extend the leases, the next `lease` or `ack` raises its error. A lost lease is LeaseLostError:
-    its groups returned to the queue, so the weights must go back to the last checkpoint.
+    If the heartbeat thread cannot extend the leases, the next `lease` or `ack` raises the thread's error:
+
+    - LeaseLostError: the groups returned to the queue, so the weights must go back to the last checkpoint.
+    - ApiError `fenced`: another trainer has taken the run.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class LeaseSession:
         self._held: dict[str, _Batch] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._failure: Exception | None = None
+        self._failure: GristmillError | None = None
         self._thread = threading.Thread(target=self._keep_alive, name="lease-heartbeat", daemon=True)
 
     def __enter__(self) -> LeaseSession:
@@ -84,12 +87,13 @@ class LeaseSession:
         """Stops the thread, and returns the batches that were not trained.
 
         Trained batches without an ack stay leased, because a checkpoint may cover them: the run's next trainer names
-        the groups of its checkpoint, and the API returns the others to the queue.
+        the groups of its checkpoint, and the API returns the others to the queue. After a GristmillError all batches
+        stay leased, because the API may be unreachable or the run may have another trainer.
         """
         self._closed.set()
         self._thread.join(_GOODBYE)
-        if isinstance(error, ApiUnreachable):
-            return  # The leases expire.
+        if isinstance(error, GristmillError):
+            return
         try:
             self._return([batch_id for batch_id, batch in self._held.items() if not batch.trained])
         except GristmillError as refused:
@@ -142,7 +146,7 @@ class LeaseSession:
         return batch
 
     def trained(self, step: int) -> None:
-        """Marks the batch as trained, so that the next checkpoint covers it."""
+        """Marks the batch as trained, so that the next checkpoint covers it. Mark a skipped batch too."""
         with self._lock:
             self._held[self.batch_id(step)].trained = True
 
@@ -159,6 +163,7 @@ class LeaseSession:
             with self._lock:
                 for batch_id in batch_ids:
                     del self._held[batch_id]
+            _LOG.info(line("ack", batches=len(batch_ids)))
 
     def give_back(self, *steps: int) -> None:
         """Returns untrained batches: their groups are ready again at once, in their old places in the queue.
@@ -194,7 +199,8 @@ class LeaseSession:
                 raise LeaseLostError(
                     "lease_lost",
                     f"batch {batch_id} holds groups that this trainer already had since its last checkpoint "
-                    f"({', '.join(again)}): their leases expired meanwhile; resume from the last checkpoint",
+                    f"({', '.join(again)}): their leases expired meanwhile; "
+                    "start the trainer again from its last checkpoint",
                     batches=[batch_id],
                     groups=again,
                 )
@@ -212,7 +218,8 @@ class LeaseSession:
             for batch_id in batch_ids:
                 del self._held[batch_id]
         if batch_ids:
-            self._api.nack(self._run_id, self.incarnation, batch_ids)
+            groups = self._api.nack(self._run_id, self.incarnation, batch_ids)
+            _LOG.info(line("give back", batches=len(batch_ids), groups=groups))
 
     def _keep_alive(self) -> None:
         while not self._closed.wait(self._heartbeat):
@@ -223,7 +230,7 @@ class LeaseSession:
             try:
                 lost = self._api.extend(self._run_id, self.incarnation, batch_ids)
             except Exception as error:  # noqa: BLE001  Raised by the next call: leases that nobody extends expire.
-                self._failure = error
+                self._failure = of_thread("extending the leases", error)
                 return
             with self._lock:  # A batch that was acked or given back during the call is not lost.
                 lost = [batch_id for batch_id in lost if batch_id in self._held]
@@ -231,7 +238,7 @@ class LeaseSession:
                 self._failure = LeaseLostError(
                     "lease_lost",
                     f"the leases of batches {', '.join(lost)} expired and their groups went back to the queue; "
-                    "resume from the last checkpoint",
+                    "start the trainer again from its last checkpoint",
                     batches=lost,
                 )
                 return

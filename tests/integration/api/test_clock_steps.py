@@ -15,15 +15,14 @@ import pytest
 from redis.asyncio import Redis
 from tests.integration.api.bench import RUN, Bench
 from tests.support.api_server import ApiServer
+from tests.support.errors import raises
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
-from gristmill import PolicyVersion, SyncClient
+from gristmill import LeaseLostError, LeaseSession, SyncClient
 from gristmill_api.errors import ApiProblem
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 from gristmill_api.store.scripts import Scripts
-from gristmill_trainer.errors import LeaseLostError
-from gristmill_trainer.leases import Leases
 
 HOUR_MS = 3_600_000
 
@@ -118,19 +117,17 @@ def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_
 
     with SyncClient(shared_api.url, patience=10) as client:
         client.create_run(RUN, ENV, GROUP_SIZE)
-        incarnation, _ = client.take(RUN, plan(10), [])
-        client.record_version(RUN, PolicyVersion(incarnation, 0))
-        for permit in client.permits(RUN, "env-1", 4, wait=0).permits:
-            client.submit(expected_group(RUN, permit.group_id), "env-1")
-        leases = Leases(client, RUN, incarnation)
-        try:
-            first = leases.take(1, 4, wait=0)
+        with LeaseSession(client, RUN, plan(10)) as session:
+            session.record_version(0)
+            for permit in client.permits(RUN, "env-1", 4, wait=0).permits:
+                client.submit(expected_group(RUN, permit.group_id), "env-1")
+            first = session.lease(1, wait=0)
             assert first is not None
+            session.trained(1)
             asyncio.run(sleep_for_an_hour())
-            with pytest.raises(LeaseLostError, match="start the trainer again"):
-                leases.take(2, 4, wait=0)
-        finally:
-            leases.close()
+            ids = [group.group_id for group in first]
+            with raises(LeaseLostError, "lease_lost", batches=["1.2"], groups=ids):
+                session.lease(2, wait=0)
         incarnation, _ = client.take(RUN, plan(10), [])
         again = client.lease(RUN, incarnation, "b1", 4, wait=0)
         assert again is not None

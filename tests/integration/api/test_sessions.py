@@ -13,7 +13,17 @@ from tests.support.errors import raises
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_run import ENV, GROUP_SIZE, GROUPS_PER_STEP, expected_group, plan
 
-from gristmill import ApiError, Client, LeaseLostError, LeaseSession, Permit, PermitSession, PolicyVersion, SyncClient
+from gristmill import (
+    ApiError,
+    Client,
+    GristmillError,
+    LeaseLostError,
+    LeaseSession,
+    Permit,
+    PermitSession,
+    PolicyVersion,
+    SyncClient,
+)
 
 TTL = 3.0
 """Seconds that leases, permits and environments last without a heartbeat."""
@@ -84,6 +94,16 @@ def test_lease_session_returns_untrained_batches_at_its_end_and_keeps_trained_on
             session.lease(1, wait=0)
     audit = api.audit(RUN)
     assert (audit.leased, audit.ready) == (ids[:GROUPS_PER_STEP], ids[GROUPS_PER_STEP:])
+
+
+def test_lease_session_keeps_its_batches_leased_after_an_error_of_gristmill(api: SyncClient) -> None:
+    """The API may be unreachable, and then a call would delay the end of the program."""
+    with raises(GristmillError, "stopped"), LeaseSession(api, RUN, plan(4), heartbeat=NEVER) as session:
+        session.record_version(0)
+        ids = _fill(api, 1)
+        assert session.lease(1, wait=5) is not None
+        raise GristmillError("stopped", "stopped on request")
+    assert api.audit(RUN).leased == ids
 
 
 def test_next_session_settles_the_groups_of_its_checkpoint(api: SyncClient) -> None:

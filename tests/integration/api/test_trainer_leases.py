@@ -1,4 +1,4 @@
-"""The trainer's leases against a real API: only trained groups are covered and acked; the others are returned."""
+"""The trainer's batches at a real API: leased one step ahead, in order, and returned unless they were used."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
 
-from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
+from gristmill import ApiError, LeaseSession, PolicyVersion, SyncClient, TrajectoryGroup
 from gristmill.hyperparameters import Hyperparameters
 from gristmill_trainer.batch_source import Batch, Prefetch
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.leases import Leases
 
 GROUPS = 4
 SETTINGS = Hyperparameters()
@@ -26,7 +25,7 @@ SETTINGS = Hyperparameters()
 @dataclass
 class Run:
     api: SyncClient
-    leases: Leases
+    session: LeaseSession
 
     def fill(self, count: int) -> list[str]:
         permits = self.api.permits(RUN, "env-1", count, wait=0).permits
@@ -40,11 +39,9 @@ class Run:
 def run(redis_url: str, shared_api: ApiServer) -> Iterator[Run]:
     with SyncClient(shared_api.url, patience=10) as api:
         api.create_run(RUN, ENV, GROUP_SIZE)
-        incarnation, _ = api.take(RUN, plan(10, staleness=2), [])
-        api.record_version(RUN, PolicyVersion(incarnation, 0))
-        leases = Leases(api, RUN, incarnation)
-        yield Run(api, leases)
-        leases.close()
+        with LeaseSession(api, RUN, plan(10, staleness=2)) as session:
+            session.record_version(0)
+            yield Run(api, session)
 
 
 def _ids(batch: Batch | None) -> list[str]:
@@ -58,30 +55,30 @@ def _prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
 
 def test_only_what_was_trained_is_covered_and_acked(run: Run) -> None:
     first, second = run.fill(GROUPS), run.fill(GROUPS)
-    assert run.leases.take(1, GROUPS, wait=0) is not None
-    assert run.leases.take(2, GROUPS, wait=0) is not None
-    assert run.leases.covered == []
-    run.leases.trained(1)
-    assert run.leases.covered == first
-    run.leases.ack()
+    assert run.session.lease(1, wait=0) is not None
+    assert run.session.lease(2, wait=0) is not None
+    assert run.session.covered == []
+    run.session.trained(1)
+    assert run.session.covered == first
+    run.session.ack()
     audit = run.api.audit(RUN)
     assert (audit.trained, audit.leased) == (first, second)
-    assert run.leases.covered == []
+    assert run.session.covered == []
 
 
 def test_an_abandoned_batch_is_ready_at_once_and_leased_again_under_its_name(run: Run) -> None:
     ids = run.fill(GROUPS)
-    assert run.leases.take(1, GROUPS, wait=0) is not None
-    run.leases.give_back(1, 2)
+    assert run.session.lease(1, wait=0) is not None
+    run.session.give_back(1, 2)
     assert run.api.audit(RUN).ready == ids
-    again = run.leases.take(1, GROUPS, wait=0)
+    again = run.session.lease(1, wait=0)
     assert again is not None
     assert [group.group_id for group in again] == ids
 
 
 def test_prefetch_is_one_step_ahead_in_order_and_gives_back_the_rest(run: Run) -> None:
     first, second, third = (run.fill(GROUPS) for _ in range(3))
-    prefetch = Prefetch(run.leases, GROUPS, _prepare, 1, 10)
+    prefetch = Prefetch(run.session, _prepare, 1, 10)
     assert _ids(prefetch.get(1, 30)) == first
     assert _ids(prefetch.get(2, 30)) == second
     prefetch.close()
@@ -100,7 +97,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
 
     for _ in range(2):
         run.fill(GROUPS)
-    prefetch = Prefetch(run.leases, GROUPS, prepare, 1, 2)
+    prefetch = Prefetch(run.session, prepare, 1, 2)
     assert prefetch.get(1, 30) is not None
     assert ready.wait(30)
     ready.clear()
@@ -113,7 +110,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
 
 def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) -> None:
     run.api.take(RUN, plan(10, staleness=2), [])
-    prefetch = Prefetch(run.leases, GROUPS, _prepare, 1, 10)
+    prefetch = Prefetch(run.session, _prepare, 1, 10)
     with raises(ApiError, "fenced") as refused:
         prefetch.get(1, 5)
     assert "incarnation 2" in refused.value.message

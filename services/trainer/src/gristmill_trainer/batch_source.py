@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from gristmill import GristmillError, TrajectoryGroup
+from gristmill import GristmillError, LeaseSession, TrajectoryGroup
+from gristmill.errors import of_thread
 from gristmill_trainer.data.samples import Prepared
-from gristmill_trainer.errors import of_thread
-from gristmill_trainer.leases import Leases
 
 # Seconds of one long-poll for groups; `close` waits at most for one poll.
 _POLL = 5.0
@@ -48,15 +47,13 @@ class BatchSource(Protocol):
 class OnDemand:
     """Leases a step's groups on demand."""
 
-    def __init__(self, leases: Leases, amount: int, prepare: Prepare) -> None:
-        """`amount`: groups per step, or sequences per step if the leases count sequences."""
-        self._leases = leases
-        self._amount = amount
+    def __init__(self, session: LeaseSession, prepare: Prepare) -> None:
+        self._session = session
         self._prepare = prepare
 
     def get(self, step: int, wait: float) -> Batch | None:
         """Long-polls the API for the batch of `step`."""
-        groups = self._leases.take(step, self._amount, wait)
+        groups = self._session.lease(step, wait)
         return None if groups is None else Batch(step, groups, self._prepare)
 
     def close(self) -> None:
@@ -70,10 +67,8 @@ class Prefetch:
     Skipped steps, and steps trained on fewer groups, take a step number like any other step.
     """
 
-    def __init__(self, leases: Leases, groups: int, prepare: Prepare, first: int, last: int) -> None:
-        """`groups`: number of groups per step."""
-        self._leases = leases
-        self._groups = groups
+    def __init__(self, session: LeaseSession, prepare: Prepare, first: int, last: int) -> None:
+        self._session = session
         self._prepare = prepare
         self._steps = range(first, last + 1)
         self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
@@ -101,7 +96,7 @@ class Prefetch:
         self._wanted.release()
         self._thread.join()
         while not self._ready.empty():
-            self._leases.give_back(self._ready.get_nowait().step)
+            self._session.give_back(self._ready.get_nowait().step)
 
     def _lease(self) -> None:
         try:
@@ -111,7 +106,7 @@ class Prefetch:
                 while groups is None:
                     if self._closed.is_set():
                         return
-                    groups = self._leases.take(step, self._groups, _POLL)
+                    groups = self._session.lease(step, _POLL)
                 batch = Batch(step, groups, self._prepare)
                 _ = batch.prepared  # Prepare the batch in this thread.
                 self._ready.put(batch)

@@ -33,10 +33,6 @@ class PublishError(TrainerError):
         return PublishError(self.code, message, permanent=True, **{**self.values, "tried_for": seconds})
 
 
-class LeaseLostError(TrainerError):
-    """The leases of groups in training expired, and the groups went back to the queue."""
-
-
 class FencedError(TrainerError):
     """Another trainer has taken the run. This trainer ends and must not be restarted for the run."""
 
@@ -58,20 +54,3 @@ class AbandonedError(TrainerError):
     def __init__(self, code: str, message: str, /, *, untouched: bool, **values: object) -> None:
         super().__init__(code, message, **values)
         self.untouched = untouched
-
-
-def of_thread(what: str, error: Exception) -> GristmillError:
-    """Returns the error of a thread for its owner to raise.
-
-    A GristmillError is returned unchanged. Any other error becomes the cause of a TrainerError that names `what`.
-    """
-    if isinstance(error, GristmillError):
-        return error
-    failure = TrainerError(
-        "unexpected_error",
-        f"{what} failed: {type(error).__name__}: {error}",
-        what=what,
-        error=type(error).__name__,
-    )
-    failure.__cause__ = error
-    return failure

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gristmill import ApiError, PolicyVersion, RunRecord, SyncClient, TrajectoryGroup
+from gristmill import ApiError, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, SkippedSteps, SkipRecord
@@ -29,7 +29,6 @@ from gristmill_trainer.display import Display, WandbTracker
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.hooks import Hook, StepEvent
-from gristmill_trainer.leases import Leases
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import Publisher
@@ -71,13 +70,11 @@ class Training:
     """All objects that the loop uses; setup.py creates them."""
 
     settings: TrainerSettings
-    run: RunRecord
-    api: SyncClient
+    session: LeaseSession
     ranks: RankGroup
     policy: Policy
     publisher: Publisher
     checkpoints: CheckpointStore
-    leases: Leases
     batches: BatchSource
     aside: Aside
     skipped: SkippedSteps
@@ -89,7 +86,6 @@ class Training:
     model_urls: tuple[str, ...]
     display: Display
     stop: StopRequest
-    incarnation: int
     first_step: int
     """Optimizer steps done before the resumed checkpoint."""
     origin: str | None
@@ -106,7 +102,7 @@ class Training:
 def train(training: Training) -> None:
     """Trains to `training_steps`. Raises StoppedError if a stop is requested before."""
     settings = training.settings
-    version = PolicyVersion(training.incarnation, training.first_step)
+    version = PolicyVersion(training.session.incarnation, training.first_step)
     training.publisher.publish(training.ranks.served_tensors(), version)
 
     slowest: dict[str, float] = {}
@@ -125,7 +121,7 @@ def train(training: Training) -> None:
             except AbandonedError as abandoned:
                 leave_step(training, version, abandoned)
         record_outcome(training, version, step, batch.groups, result)
-        version = PolicyVersion(training.incarnation, step)
+        version = PolicyVersion(training.session.incarnation, step)
         # Metrics come before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
         with checkpoint_on_stop(training, version):
             metrics = report(training, version, prepared, result, learning_rate, phases)
@@ -143,7 +139,7 @@ def train(training: Training) -> None:
             training.stop.raise_if_requested()  # Check before the hook, which may take minutes of the grace period.
         if training.hook is not None:
             with training.guard.unwatched("on_step"):
-                training.hook(StepEvent(training.run.run_id, metrics, training.model_urls))
+                training.hook(StepEvent(training.session.run.run_id, metrics, training.model_urls))
             with checkpoint_on_stop(training, version):
                 training.stop.raise_if_requested()
 
@@ -184,7 +180,7 @@ def record_outcome(
     training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
 ) -> None:
     """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
-    training.leases.trained(step)
+    training.session.trained(step)
     problem = result.skipped or result.problem
     if problem is None:
         training.skipped.trained()
@@ -205,9 +201,9 @@ def record_outcome(
 
 def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
     """Abandons the current step: saves finished steps, gives its groups back, and raises StoppedError."""
-    if abandoned.untouched and training.leases.covered:
+    if abandoned.untouched and training.session.covered:
         checkpoint(training, version)
-    training.leases.give_back(version.step + 1)
+    training.session.give_back(version.step + 1)
     raise StoppedError(
         "stopped",
         "stopped on request within a step; its groups are ready again, and the next start continues from the last "
@@ -226,12 +222,12 @@ def checkpoint_on_stop(training: Training, version: PolicyVersion) -> Iterator[N
         with training.stop.stop_on_timeout():
             yield
     except StoppedError:
-        if training.leases.covered:
+        if training.session.covered:
             checkpoint(training, version)
         raise
     except ApiError as error:
         # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
-        if error.code == "suspended" and training.leases.covered:
+        if error.code == "suspended" and training.session.covered:
             save(training, version)
         raise
 
@@ -239,22 +235,22 @@ def checkpoint_on_stop(training: Training, version: PolicyVersion) -> Iterator[N
 def checkpoint(training: Training, version: PolicyVersion) -> None:
     """Writes the weights to disk, then acks the groups that the weights were trained on."""
     save(training, version)
-    training.leases.ack()
+    training.session.ack()
 
 
 def save(training: Training, version: PolicyVersion) -> None:
     """Writes the weights to disk, with the ids of the groups trained since the last ack."""
-    leases = training.leases
+    session = training.session
     training.checkpoints.save(
         training.ranks,
         Progress(
             step=version.step,
             version=version,
-            last_batch=leases.batch_id(version.step),
-            covered=leases.covered,
+            last_batch=session.batch_id(version.step),
+            covered=session.covered,
             skipped=training.skipped.files,
             origin=training.origin,
-            creation=training.run.creation,
+            creation=session.run.creation,
         ),
     )
 
@@ -286,7 +282,7 @@ def report(
     with writing(training.final_model.with_name(METRICS_FILE)):
         training.metrics.append({"step": version.step, **values})
     try:
-        training.api.report_metrics(training.run.run_id, "trainer", version.step, values)
+        training.session.report_metrics(version.step, values)
     except ApiError as error:
         if error.code != "bad_request":
             raise
@@ -302,10 +298,9 @@ def finish(training: Training, version: PolicyVersion, final_reward: float | Non
     training.publisher.wait()
     facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
     export_model(training.final_model, training.ranks.save_whole, training.policy.source.tokenizer, facts)
-    training.api.finish(training.run.run_id, training.incarnation)
+    training.session.finish()
     if training.hub is not None:
         with training.guard.unwatched("push_to_hub"):
             training.hub.push(training.final_model)
-    _LOG.info(
-        "run %s is finished after %d steps; its model: %s", training.run.run_id, version.step, training.final_model
-    )
+    run_id = training.session.run.run_id
+    _LOG.info("run %s is finished after %d steps; its model: %s", run_id, version.step, training.final_model)

@@ -11,9 +11,19 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gristmill import ApiError, ApiUnreachable, AtroposRegistration, PolicyVersion, Protocol, RunRecord, SyncClient
+from gristmill import (
+    ApiError,
+    ApiUnreachable,
+    AtroposRegistration,
+    LeaseLostError,
+    LeaseSession,
+    PolicyVersion,
+    Protocol,
+    RunRecord,
+    SyncClient,
+)
 from gristmill.logs import line
-from gristmill_trainer.errors import FencedError, LeaseLostError, PublishError, TrainerError
+from gristmill_trainer.errors import FencedError, PublishError, TrainerError
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StopRequest
 
@@ -66,10 +76,10 @@ def open_atropos_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -
     return run
 
 
-def announce(api: SyncClient, run_id: str, version: PolicyVersion) -> None:
+def announce(session: LeaseSession, version: PolicyVersion) -> None:
     """Reports to the API that a version is served, which lets the environment continue."""
-    api.record_version(run_id, version)
-    _LOG.info(line("published", run=run_id, version=version))
+    session.record_version(version.step)
+    _LOG.info(line("published", run=session.run.run_id, version=version))
 
 
 def raise_if_replaced(api: SyncClient, taken: RunRecord) -> None:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Literal
 
 from gristmill import (
     Deployment,
+    LeaseSession,
     Manifest,
     ManifestError,
     PolicyVersion,
@@ -33,7 +35,6 @@ from gristmill_trainer.display import Display, WandbTracker
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, told_command
 from gristmill_trainer.hooks import load_hook
-from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training
 from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
@@ -109,8 +110,17 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             checkpoints.restore(resumption.checkpoint, ranks, own=resumption.own)
         first_step = 0 if resumption is None else resumption.step
 
-        covered = [] if resumption is None else resumption.covered
-        incarnation, run = api.take(run.run_id, settings.record(), covered, first_step, run.creation)
+        session = stack.enter_context(
+            LeaseSession(
+                api,
+                run.run_id,
+                settings.record(),
+                covered=[] if resumption is None else resumption.covered,
+                step=first_step,
+                creation=run.creation,
+            )
+        )
+        run, incarnation = session.run, session.incarnation
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
@@ -121,12 +131,9 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             for server in servers:
                 server.authorize(token)
             raise_if_replaced(api, run)
-        leases = Leases(api, run.run_id, incarnation, "sequences" if run.protocol is Protocol.ATROPOS else "groups")
-        stack.callback(leases.close)
-        amount = run.groups_per_step or 0
         ahead = settings.max_staleness > 0
         transport = _transport(settings, servers, deployment.weights_dir / run.run_id, policy, stop)
-        publisher = Publisher(transport, partial(announce, api, run.run_id), stop, background=ahead)
+        publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
         stack.callback(publisher.close)
         limits = Limits(
             vocabulary=policy.vocabulary,
@@ -141,9 +148,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
 
         batches = (
-            Prefetch(leases, amount, prepare, first_step + 1, settings.training_steps)
-            if ahead
-            else OnDemand(leases, amount, prepare)
+            Prefetch(session, prepare, first_step + 1, settings.training_steps) if ahead else OnDemand(session, prepare)
         )
         stack.callback(batches.close)
         tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
@@ -154,17 +159,15 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
         stack.callback(guard.close)
         yield Training(
             settings=settings,
-            run=run,
-            api=api,
+            session=session,
             ranks=ranks,
             policy=policy,
             publisher=publisher,
             checkpoints=checkpoints,
-            leases=leases,
             batches=batches,
             aside=Aside(run_dir / "aside"),
             skipped=skipped,
-            watchdog=Watchdog(api, run.run_id, Wanted(amount, leases.unit, settings.publisher != "none"), servers),
+            watchdog=Watchdog(api, run.run_id, _wanted(run, settings), servers),
             guard=guard,
             metrics=stack.enter_context(
                 JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
@@ -174,7 +177,6 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             model_urls=tuple(server.url for server in servers),
             display=stack.enter_context(Display(settings.training_steps, first_step)),
             stop=stop,
-            incarnation=incarnation,
             first_step=first_step,
             origin=None if resumption is None else resumption.origin,
             facts=_facts(run, settings, source, arguments),
@@ -205,6 +207,11 @@ def _transport(
     )
     describe = policy.describe_adapters if policy.publishes_adapters else None
     return FilesystemTransport(together, folder, policy.source.served_weights, describe)
+
+
+def _wanted(run: RunRecord, settings: TrainerSettings) -> Wanted:
+    unit: Literal["groups", "sequences"] = "sequences" if run.protocol is Protocol.ATROPOS else "groups"
+    return Wanted(run.groups_per_step or 0, unit, published=settings.publisher != "none")
 
 
 def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, arguments: Sequence[str]) -> RunFacts:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from gristmill import ApiError, PolicyVersion, SyncClient, TrajectoryGroup
+from gristmill import ApiError, PolicyVersion, RunRecord, RunState, SyncClient, TrajectoryGroup
 
 
 class ApiStandIn:
-    """Leases the given groups in their order, and keeps the acked groups."""
+    """Leases the given groups in their order, two per step, and keeps the acked groups."""
 
     def __init__(self, groups: Sequence[TrajectoryGroup] = ()) -> None:
+        self.incarnation = 0
         self.ready = list(groups)
         self.leased: dict[str, list[TrajectoryGroup]] = {}
         self.acked: list[str] = []
@@ -27,8 +28,26 @@ class ApiStandIn:
     def client(self) -> SyncClient:
         return cast("SyncClient", self)
 
+    def take(
+        self, run_id: str, trainer: Mapping[str, Any], covered: Sequence[str], step: int | None, creation: str | None
+    ) -> tuple[int, RunRecord]:
+        self._answer()
+        self.incarnation += 1
+        record = RunRecord(
+            run_id=run_id,
+            state=RunState.OPEN,
+            digest="",
+            group_size=2,
+            env={},
+            created_at=0.0,
+            creation=creation or "",
+            incarnation=self.incarnation,
+            groups_per_step=2,
+        )
+        return self.incarnation, record
+
     def lease(
-        self, run_id: str, incarnation: int, batch_id: str, groups: int, wait: float
+        self, run_id: str, incarnation: int, batch_id: str, groups: int, sequences: None, wait: float
     ) -> list[TrajectoryGroup] | None:
         self._answer()
         if len(self.ready) < groups:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill import ApiError, ApiUnreachable, RunRecord, RunState, SyncClient
-from gristmill_trainer.errors import FencedError, LeaseLostError, PublishError, TrainerError
+from gristmill import ApiError, ApiUnreachable, LeaseLostError, RunRecord, RunState, SyncClient
+from gristmill_trainer.errors import FencedError, PublishError, TrainerError
 from gristmill_trainer.run import noticing_replacement
 
 NOTICED = [

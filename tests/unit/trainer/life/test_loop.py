@@ -17,7 +17,7 @@ from tests.support.errors import raises
 from tests.unit.trainer.life.api_stand_in import ApiStandIn
 from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
 
-from gristmill import ApiError, ApiUnreachable, PolicyVersion, RunRecord, TrajectoryGroup
+from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
 from gristmill.stall import StallGuard
 from gristmill_trainer.aside import Aside, SkippedSteps
@@ -28,7 +28,6 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
-from gristmill_trainer.leases import Leases
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
@@ -42,8 +41,8 @@ SKIPS = SETTINGS.model_copy(update={"training_steps": 10, "checkpoint_interval":
 
 
 class _Source(OnDemand):
-    def __init__(self, leases: Leases, amount: int, leased: Callable[[int], object]) -> None:
-        super().__init__(leases, amount, prepare)
+    def __init__(self, session: LeaseSession, leased: Callable[[int], object]) -> None:
+        super().__init__(session, prepare)
         self._told = leased
 
     def get(self, step: int, wait: float) -> Batch | None:
@@ -57,7 +56,6 @@ class Trainer:
 
     def __init__(self, source: ModelSource, folder: Path, api: ApiStandIn) -> None:
         self.source, self.folder, self.api = source, folder, api
-        self.incarnation = 0
         self.transport: WeightTransport = NoTransport()
         self.settings = SKIPS
         self.grace = 50.0
@@ -74,13 +72,12 @@ class Trainer:
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
         ranks = build_rank_group(LearnerPlan(self.source, weights, self.settings, None), DistContext())
-        self.incarnation += 1
         first_step = 0 if resumption is None else resumption.step
-        leases = Leases(self.api.client, "run", self.incarnation)
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
         with (
             contextlib.closing(guard),
+            LeaseSession(self.api.client, "run", {}, creation="c0ffee") as session,
             stop.stop_on_timeout(),
             metrics,
             Display(self.settings.training_steps, first_step) as display,
@@ -88,14 +85,12 @@ class Trainer:
             train(
                 Training(
                     settings=self.settings,
-                    run=cast("RunRecord", dataclasses.make_dataclass("Run", ["run_id", "creation"])("run", "c0ffee")),
-                    api=self.api.client,
+                    session=session,
                     ranks=ranks,
                     policy=ranks.learner.policy,
-                    publisher=Publisher(self.transport, partial(announce, self.api.client, "run"), stop),
+                    publisher=Publisher(self.transport, partial(announce, session), stop),
                     checkpoints=store,
-                    leases=leases,
-                    batches=_Source(leases, 2, self.leased),
+                    batches=_Source(session, self.leased),
                     aside=Aside(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
@@ -106,7 +101,6 @@ class Trainer:
                     model_urls=(),
                     display=display,
                     stop=stop,
-                    incarnation=self.incarnation,
                     first_step=first_step,
                     origin=None,
                     facts=cast("RunFacts", None),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.support.errors import raises
 
-from gristmill import PolicyVersion
-from gristmill_trainer.errors import PublishError, TrainerError
+from gristmill import GristmillError, PolicyVersion
+from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import Publisher, Tensors
 from gristmill_trainer.stop import StoppedError, StopRequest
 
@@ -83,7 +83,7 @@ def test_background_publisher_raises_unexpected_errors_and_reports_no_version() 
     slow.go.set()
     publisher = Publisher(slow, told.append, StopRequest(50.0), background=True)
     publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
-    with raises(TrainerError, "unexpected_error", what="publishing version 1.1", error="OSError") as raised:
+    with raises(GristmillError, "unexpected_error", what="publishing version 1.1", error="OSError") as raised:
         publisher.wait()
     assert raised.value.__cause__ is slow.error
     assert told == []

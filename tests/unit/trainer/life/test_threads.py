@@ -11,38 +11,37 @@ from tests.unit.trainer.life.api_stand_in import ApiStandIn
 from tests.unit.trainer.life.conftest import prepare, step_groups
 from tests.unit.trainer.life.model_server import ModelServerStandIn
 
-from gristmill import PolicyVersion
+from gristmill import GristmillError, LeaseSession, PolicyVersion
 from gristmill_trainer.batch_source import Prefetch
-from gristmill_trainer.errors import PublishError, TrainerError
-from gristmill_trainer.leases import Leases
+from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import ModelServer, ModelServers
 
 
-def test_leases_raise_the_error_of_the_heartbeat_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill_trainer.leases._HEARTBEAT", 0.01)
+def test_session_raises_the_error_of_the_heartbeat_thread() -> None:
     api = ApiStandIn(step_groups(1))
-    leases = Leases(api.client, "run", 1)
-    leases.take(1, 2, 0.0)
-    api.error = ValueError("no JSON")
-    leases._thread.join(30)
-    api.error = None
-    with raises(TrainerError, "unexpected_error", what="extending the leases", error="ValueError") as raised:
-        leases.take(2, 2, 0.0)
+    with LeaseSession(api.client, "run", {}, heartbeat=0.01) as session:
+        session.lease(1, 0.0)
+        api.error = ValueError("no JSON")
+        session._thread.join(30)
+        api.error = None
+        with raises(GristmillError, "unexpected_error", what="extending the leases", error="ValueError") as raised:
+            session.lease(2, 0.0)
     assert "no JSON" in str(raised.value)
-    leases.close()
 
 
 def test_prefetch_raises_the_error_of_its_thread() -> None:
     api = ApiStandIn()
-    leases = Leases(api.client, "run", 1)
-    api.error = ValueError("no msgpack")
-    prefetch = Prefetch(leases, 2, prepare, 1, 10)
-    prefetch._thread.join(30)
-    with raises(TrainerError, "unexpected_error", what="leasing the next step's groups", error="ValueError") as raised:
-        prefetch.get(1, 0.1)
-    assert "no msgpack" in str(raised.value)
-    prefetch.close()
-    leases.close()
+    with LeaseSession(api.client, "run", {}) as session:
+        api.error = ValueError("no msgpack")
+        prefetch = Prefetch(session, prepare, 1, 10)
+        prefetch._thread.join(30)
+        api.error = None
+        with raises(
+            GristmillError, "unexpected_error", what="leasing the next step's groups", error="ValueError"
+        ) as raised:
+            prefetch.get(1, 0.1)
+        assert "no msgpack" in str(raised.value)
+        prefetch.close()
 
 
 class _Defect(ModelServer):

@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import save_file
 
 from gristmill import GristmillError, PolicyVersion
+from gristmill.errors import of_thread
 from gristmill_trainer.disk import writing
-from gristmill_trainer.errors import PublishError, of_thread
+from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.servers import ModelServers
 from gristmill_trainer.stop import StopRequest
