@@ -132,9 +132,11 @@ def redact_text(text: str) -> str:
         text = _pattern.sub(REDACTED, text)
     if "://" in text:
         text = _USER_INFO.sub(REDACTED, text)
-    if "=" in text:
+    if "?" in text or "&" in text:
         text = _QUERY.sub(_query, text)
-    return _HEADER.sub(rf"\1 {REDACTED}", text)
+    if "Bearer" in text or "Basic" in text:
+        text = _HEADER.sub(rf"\1 {REDACTED}", text)
+    return text
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
