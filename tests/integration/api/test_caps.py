@@ -104,7 +104,7 @@ async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis,
     incarnation = await bench.start()
     a, b, c = await bench.ask("env-1", 3)
     assert await bench.submit("env-1", a)
-    large = submission(c, size=100_000)
+    large = submission(c, size=5_000_000)
     before = await sets(redis)
     with pytest.raises(ApiProblem):
         await bench.store.queue.submit(RUN, "env-1", large)

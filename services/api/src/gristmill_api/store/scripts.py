@@ -20,8 +20,8 @@ from gristmill_api.store.connection import Command, ask
 from gristmill_api.store.records import text
 
 _SENT_TTL_MS = 60_000
-_ASK_FIRST: Final = 64 * 1024
-"""Bytes. To set more than this costs Redis, and its append-only file, more than to ask for room first."""
+_ASK_FIRST: Final = 4 * 1024 * 1024
+"""Bytes. For a payload larger than this, one more round trip costs little."""
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
 
 
@@ -41,7 +41,8 @@ class Scripts:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._hashes: dict[str, str] = {}
-        self._was_full = False
+        self._full: set[str] = set()
+        """Prefixes of the runs whose last payload found no room."""
 
     async def call(
         self, name: str, run_id: str, *args: str | bytes | int, payloads: Mapping[str, bytes] | None = None
@@ -77,21 +78,24 @@ class Scripts:
         `payloads` are set before the script runs, in the same round trip and, with appendfsync always, the same fsync.
         The script takes the keys over; keys that no script took expire.
 
-        Large payloads, and all payloads after a call that found no room, are sent only if the script, run without them,
-        answers GONE. So a submit that is repeated until there is room does not write its payload each time.
+        Large payloads, and all payloads of a run whose last payload found no room, are sent only if the script, run
+        without them, answers GONE. So a submit that is repeated until there is room does not write its payload each
+        time.
         """
         payloads = payloads or {}
-        if payloads and (self._was_full or sum(map(len, payloads.values())) > _ASK_FIRST):
+        if payloads and (prefix in self._full or sum(map(len, payloads.values())) > _ASK_FIRST):
             reply = await self._send({}, name, prefix, *args)
             if reply[0] != b"GONE":
                 return reply
         try:
             reply = await self._send(payloads, name, prefix, *args)
         except OutOfMemoryError:
-            self._was_full = True
+            self._full.add(prefix)
             raise
         if payloads:
-            self._was_full = reply[0] in (b"FULL", b"RUN_FULL")
+            self._full.discard(prefix)
+            if reply[0] in (b"FULL", b"RUN_FULL"):
+                self._full.add(prefix)
         return reply
 
     async def _send(self, payloads: Mapping[str, bytes], name: str, prefix: str, *args: str | bytes | int) -> list[Any]:
