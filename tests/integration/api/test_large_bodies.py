@@ -26,7 +26,7 @@ from gristmill_api.routes import groups, journal
 from gristmill_api.settings import Settings
 from gristmill_api.store import runs
 
-SMALL, LARGE = [(3, 40)] * 2, [(3, 20_000)] * 2
+SMALL, LARGE = [(3, 40)] * 2, [(3, 60_000)] * 2
 ZSTD = {"Content-Encoding": "zstd"}
 
 
@@ -73,7 +73,7 @@ async def open_run(http: httpx.AsyncClient) -> int:
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("zstd", [False, True], ids=["plain", "zstd"])
-async def test_native_groups_of_more_than_64_kib_leave_the_event_loop(
+async def test_native_groups_of_more_than_512_kib_leave_the_event_loop(
     http: httpx.AsyncClient, threads: Threads, large: bool, zstd: bool
 ) -> None:
     incarnation = await open_run(http)
@@ -100,13 +100,13 @@ async def test_native_groups_of_more_than_64_kib_leave_the_event_loop(
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-async def test_groups_of_atropos_of_more_than_64_kib_leave_the_event_loop(
+async def test_groups_of_atropos_of_more_than_512_kib_leave_the_event_loop(
     http: httpx.AsyncClient, threads: Threads, large: bool
 ) -> None:
     threads.watch(fast_parse, "_read")
     threads.watch(fast_parse, "from_message")
     threads.watch(content_coding, "_gunzip")
-    row = list(range(40_000 if large else 40))
+    row = list(range(100_000 if large else 40))
     group = {"tokens": [row], "masks": [row], "scores": [1.0]}
     irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow path
     for body in (json.dumps(group).encode(), irregular):

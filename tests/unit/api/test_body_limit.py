@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gristmill_api.errors import ApiProblem
 from gristmill_api.http import body_limit
-from gristmill_api.http.body_limit import IN_LOOP, Bodies, BodyLimit, offload, reserve_inflated
+from gristmill_api.http.body_limit import IN_LOOP, UNCOUNTED, Bodies, BodyLimit, offload, reserve_inflated
 
 MIB = 1 << 20
 
@@ -115,7 +115,7 @@ async def request(app: BodyLimit, *parts: bytes | None, announced: bool = True, 
     return int(scope["held"])
 
 
-LARGE = b"x" * (2 * IN_LOOP)
+LARGE = b"x" * (2 * UNCOUNTED)
 
 
 async def test_request_holds_its_body_and_its_inflated_copy_until_its_end() -> None:

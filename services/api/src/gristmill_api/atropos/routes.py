@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import uuid
@@ -22,7 +23,7 @@ from gristmill_api.atropos.queue import Queue, new_id
 from gristmill_api.context import Context
 from gristmill_api.conversion import as_json
 from gristmill_api.http import framing
-from gristmill_api.http.body_limit import IN_LOOP, offload, reserve_inflated
+from gristmill_api.http.body_limit import UNCOUNTED, offload, reserve_inflated
 from gristmill_api.http.content_coding import GZIP_MINIMUM_SIZE, accepts_gzip, gunzip, gzip_response
 from gristmill_api.http.error_handlers import ATROPOS_REFUSALS, ErrorFormat
 from gristmill_api.http.fast_route import FastRoute, Handler, NeedsSlowPath, fast_path
@@ -244,9 +245,9 @@ def _fast_reader(
         except Mismatch as error:
             raise _invalid(error) from error
         except NeedsSlowPath:
-            if len(body) <= IN_LOOP:
+            if len(body) <= UNCOUNTED:
                 raise
-            groups = await offload(len(body), read_slowly, body)
+            groups = await asyncio.to_thread(read_slowly, body)
         return await received(request.app.state.atropos, request, groups)
 
     return handle

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gristmill import compression
 from gristmill.compression import CompressionError, InflatedTooLarge
 from gristmill_api import errors
-from gristmill_api.http.body_limit import IN_LOOP, offload
+from gristmill_api.http.body_limit import UNCOUNTED, offload
 
 ZSTD: Final = "zstd"
 
@@ -101,7 +101,7 @@ async def gunzip(body: bytes, limit: int, reserve: Callable[[int], None]) -> byt
     `reserve` is called with the bytes that the body may inflate to, before they are made, and then with the real size.
     Raises InvalidGzip, ApiProblem (413) beyond `limit` bytes, and the errors of `reserve`.
     """
-    usual = min(limit, max(IN_LOOP, _USUAL_GROWTH * len(body)))
+    usual = min(limit, max(UNCOUNTED, _USUAL_GROWTH * len(body)))
     reserve(usual)
     found = await offload(usual, _gunzip, body, usual)
     if found is None and usual < limit:
