@@ -1,23 +1,29 @@
-"""An environment's session with a run: it acquires permits, keeps them alive, and gives all of them back at the end."""
+"""An environment's session with a run: it acquires permits, keeps them alive, and gives all of them back at the end.
+
+`PermitSession.run` is the whole loop of a simple environment. An environment that writes its own loop calls `take` for
+the next permits, and works on each permit in `working`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
 from gristmill.client import Client
 from gristmill.errors import ApiError, ErrorCode, GristmillError, RunReplacedError
 from gristmill.group import TrajectoryGroup
-from gristmill.run import Permit, RunState
+from gristmill.run import Permit, PermitGrant, RunState
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 8.0
 """Seconds between renewals. The API's permits last API_PERMIT_TTL_S seconds (30), so two renewals may be lost."""
 _POLL = 20.0
 _GOODBYE = 5.0
+_REPORT_IDLE_AFTER = 60.0
 _SETTLED = frozenset({ErrorCode.PERMIT_LOST, ErrorCode.CONFLICT, ErrorCode.FINISHED})
 """Error codes with which the API answers if another process has the row by now, or the row is no longer needed."""
 
@@ -26,9 +32,11 @@ Work = Callable[[Permit, str], Awaitable[None]]
 
 
 class PermitSession:
-    """One environment's permits of a run, as a context manager. A task renews the permits while the work runs.
+    """One environment's permits of a run, as a context manager. Tasks renew them and the environment's registration.
 
     The environment is registered during the session, so the run counts as in use: no other run can suspend it.
+
+    If a renewal fails, the session cancels the body of the `async with` statement and raises the error of the renewal.
     """
 
     def __init__(
@@ -44,6 +52,8 @@ class PermitSession:
         """`holder`: the name of this process; each process needs a different name. `weight` and `min_batch_allocation`:
         see `Client.register_env`. `heartbeat`: seconds between renewals.
         """
+        self.slots = Slots(8)
+        """The places for permits. `take` requests permits for the free places."""
         self.version: str | None = None
         """The newest policy version that the API has reported."""
         self._api = api
@@ -52,48 +62,99 @@ class PermitSession:
         self._shares = (weight, min_batch_allocation)
         self._heartbeat = heartbeat
         self._creation: str | None = None
-        self._items: dict[str, asyncio.Task[None]] = {}
-        self._generating: set[str] = set()
+        self._held: dict[str, asyncio.Task[object] | None] = {}
+        """The task that works on each permit, by group id; None before the task has begun."""
         self._settling: set[str] = set()
-        self._changed = asyncio.Event()
+        self._idle_since = time.monotonic()
+        self._guard = asyncio.TaskGroup()
+        self._renewals: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> PermitSession:
         """Registers the environment. Gives back the permits that an earlier process with the same name left."""
         await self._api.abandon_permits(self._run_id, self._holder)
         await self._api.register_env(self._run_id, self._holder, *self._shares)
+        await self._guard.__aenter__()
+        self._renewals = [self._guard.create_task(renew()) for renew in (self._renew_permits, self._renew_registration)]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Gives back the permits and the registration. If the API is unreachable, they expire."""
-        try:
-            async with asyncio.timeout(_GOODBYE):
-                await self._api.abandon_permits(self._run_id, self._holder)
-                await self._api.leave_env(self._run_id, self._holder)
-        except (TimeoutError, GristmillError) as failure:
-            _LOG.warning("permits could not be given back (%s); they expire by themselves", failure or "no answer")
+        """Gives back the permits and the registration. If the API is unreachable, they expire.
 
-    async def run(self, work: Work, at_once: int | Callable[[], int] = 8) -> None:
+        Raises the first GristmillError of the body or of a renewal, without its ExceptionGroup.
+        """
+        for task in self._renewals:
+            task.cancel()
+        try:
+            await self._guard.__aexit__(kind, error, at)
+        except BaseExceptionGroup as group:
+            if (known := _first(group)) is not None and known is not error:
+                raise known from group
+            if not isinstance(error, Exception):  # otherwise the error of the body is raised
+                raise
+        finally:
+            await self._leave()
+
+    async def run(self, work: Work, at_once: int = 8) -> None:
         """Runs `work` on every permit until the run is finished, then cancels the unfinished work.
 
-        `at_once`: how many permits may generate at one time, or a function that returns the number. The same number
-        again may be in later stages; see `generated`. Call `wake` if the function's number grows.
-
-        Cancels work whose permit was lost. Raises the first GristmillError of the work or of the session, such as
-        RunReplacedError. Raises an ExceptionGroup if the work raised only other errors.
+        `at_once`: how many permits may generate at one time. The same number again may be in later stages; see
+        `generated`. Cancels work whose permit was lost. An error of the work ends the session.
         """
-        room = at_once if callable(at_once) else lambda: at_once
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                renewal = tasks.create_task(self._keep_alive())
-                await self._hand_out(tasks, work, room)
-                for task in (renewal, *self._items.values()):
+        self.slots.places = at_once
+        async with asyncio.TaskGroup() as tasks:
+            while (grant := await self.take()) is not None:
+                for permit in grant.permits:
+                    assert grant.version is not None  # the API issues no permits before a trainer has taken the run
+                    tasks.create_task(self._do(work, permit, grant.version))
+
+    async def take(self) -> PermitGrant | None:
+        """Waits for free places, and takes permits for them; none if no permit came free in 20 seconds.
+
+        Returns None if the run is finished, after cancelling the unfinished work. Raises RunReplacedError.
+        """
+        # No spare permits, because another process could already work on them.
+        grant = await self._api.permits(self._run_id, self._holder, await self.slots.free(), _POLL)
+        self._refuse_another_run(grant.creation)
+        self.version = grant.version
+        if grant.state is RunState.FINISHED:
+            for task in self._held.values():
+                if task is not None:
                     task.cancel()
-        except ExceptionGroup as group:
-            if (known := _first(group)) is None:
-                raise
-            raise known from group
+            return None
+        # After an outage a permit can come a second time while its first work is still running.
+        permits = [permit for permit in grant.permits if permit.group_id not in self._held]
+        for permit in permits:
+            self._held[permit.group_id] = None
+            self.slots.begin(permit.group_id)
+        self._report_idle(grant)
+        return grant.model_copy(update={"permits": permits})
+
+    @contextlib.asynccontextmanager
+    async def working(self, permit: Permit) -> AsyncIterator[None]:
+        """Holds the permit while the current task works on it. The work ends with `submit` or `drop`.
+
+        Cancels the task if the permit is lost, or if the run is finished.
+        """
+        group_id = permit.group_id
+        self._held[group_id] = asyncio.current_task()
+        try:
+            yield
+            if group_id not in self._settling:
+                _LOG.warning("the work on group %s ended without submit or drop; the group is dropped", group_id)
+                await self.drop(permit, "not_submitted")
+        finally:
+            del self._held[group_id]
+            self._settling.discard(group_id)
+            self.slots.end(group_id)
+
+    def generated(self, permit: Permit) -> None:
+        """Marks the permit's completions as generated, so that the next permit is requested while this one is scored.
+
+        Without this call, the next permit is requested when the work ends.
+        """
+        self.slots.generated(permit.group_id)
 
     async def submit(self, group: TrajectoryGroup) -> bool:
         """Submits the group for its permit. Returns False if the group is not needed any more.
@@ -119,50 +180,15 @@ class PermitSession:
             return self._not_needed(permit.group_id, error)
         return True
 
-    def generated(self, permit: Permit) -> None:
-        """Marks the permit's completions as generated, so that the next permit is requested while this one is scored.
-
-        Without this call, the next permit is requested when the work ends.
-        """
-        self._generating.discard(permit.group_id)
-        self._changed.set()
-
-    def wake(self) -> None:
-        """Checks again how many permits may be requested."""
-        self._changed.set()
+    async def _do(self, work: Work, permit: Permit, version: str) -> None:
+        async with self.working(permit):
+            await work(permit, version)
 
     def _not_needed(self, group_id: str, error: ApiError) -> bool:
         if error.code not in _SETTLED:
             raise error
         _LOG.warning("group %s is not needed any more: %s", group_id, error)
         return False
-
-    async def _hand_out(self, tasks: asyncio.TaskGroup, work: Work, room: Callable[[], int]) -> None:
-        waiting_since = time.monotonic()
-        while True:
-            self._changed.clear()
-            # No spare permits, because another process could already work on them.
-            most = room()
-            free = min(most - len(self._generating), 2 * most - len(self._items))
-            if free <= 0:
-                await self._changed.wait()
-                continue
-            grant = await self._api.permits(self._run_id, self._holder, free, _POLL)
-            self._refuse_another_run(grant.creation)
-            self.version = grant.version
-            if grant.state is RunState.FINISHED:
-                return
-            for permit in grant.permits:
-                # After an outage a permit can come a second time while its first work is still running.
-                if permit.group_id not in self._items and grant.version is not None:
-                    self._generating.add(permit.group_id)
-                    self._items[permit.group_id] = tasks.create_task(self._do(work, permit, grant.version))
-            if grant.permits or self._items:
-                waiting_since = time.monotonic()
-            elif time.monotonic() - waiting_since > 60:
-                waiting_since = time.monotonic()
-                cause = "a trainer to take the run" if grant.version is None else "the trainer's next step"
-                _LOG.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, cause)
 
     def _refuse_another_run(self, creation: str) -> None:
         """Raises RunReplacedError if another run has this run's id now, as after a long suspension of this process."""
@@ -174,48 +200,110 @@ class PermitSession:
             )
         self._creation = creation
 
-    async def _do(self, work: Work, permit: Permit, version: str) -> None:
-        group_id = permit.group_id
-        try:
-            await work(permit, version)
-            if group_id not in self._settling:
-                _LOG.warning("the work on group %s ended without submit or drop; the group is dropped", group_id)
-                await self.drop(permit, "not_submitted")
-        finally:
-            del self._items[group_id]
-            self._generating.discard(group_id)
-            self._settling.discard(group_id)
-            self._changed.set()
+    def _report_idle(self, grant: PermitGrant) -> None:
+        now = time.monotonic()
+        if self._held:
+            self._idle_since = now
+        elif now - self._idle_since > _REPORT_IDLE_AFTER:
+            self._idle_since = now
+            cause = "a trainer to take the run" if grant.version is None else "the trainer's next step"
+            _LOG.info("run %s: nothing to do for a minute; waiting for %s", self._run_id, cause)
 
-    async def _keep_alive(self) -> None:
+    async def _renew_permits(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat)
-            await self._beat()
-            if not self._items:
+            if not self._held:
                 continue
-            for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._items)):
+            for group_id in await self._api.renew_permits(self._run_id, self._holder, list(self._held)):
                 # The API reports a permit as "lost" while this process submits or drops it.
-                if (task := self._items.get(group_id)) is not None and group_id not in self._settling:
+                if (task := self._held.get(group_id)) is not None and group_id not in self._settling:
                     _LOG.warning("the permit of group %s went to another worker; its work is given up", group_id)
                     task.cancel()
 
-    async def _beat(self) -> None:
-        """Reports that the environment is alive. A process whose work fills all slots requests no permits."""
-        try:
+    async def _renew_registration(self) -> None:
+        """Reports that the environment is alive. A process whose work fills all places requests no permits."""
+        while True:
+            await asyncio.sleep(self._heartbeat)
             try:
-                await self._api.heartbeat_env(self._run_id, self._holder)
-            except ApiError as error:
-                if error.code != ErrorCode.ENV_MISSING:
-                    raise
-                await self._api.register_env(self._run_id, self._holder, *self._shares)
-        except GristmillError as error:  # The calls for permits decide whether the process can continue.
-            _LOG.warning("the heartbeat of %s failed: %s", self._holder, error)
+                await self._beat()
+            except GristmillError as error:  # The calls for permits decide whether the process can continue.
+                _LOG.warning("the heartbeat of %s failed: %s", self._holder, error)
+
+    async def _beat(self) -> None:
+        try:
+            await self._api.heartbeat_env(self._run_id, self._holder)
+        except ApiError as error:
+            if error.code != ErrorCode.ENV_MISSING:
+                raise
+            await self._api.register_env(self._run_id, self._holder, *self._shares)
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(_GOODBYE):
+                await self._api.abandon_permits(self._run_id, self._holder)
+                await self._api.leave_env(self._run_id, self._holder)
+        except (TimeoutError, GristmillError) as error:
+            _LOG.warning("permits could not be given back (%s); they expire by themselves", error or "no answer")
 
 
-def _first(group: ExceptionGroup[Exception]) -> GristmillError | None:
+class Slots:
+    """Places for groups: `places` at the model servers, and the same number again in later stages.
+
+    A group leaves its place at the model servers when its completions are finished, so the servers never wait for
+    scores or storage. An environment may close places while it evaluates.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._groups: set[str] = set()
+        self._generating: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def places(self) -> int:
+        """How many groups may be at the model servers now."""
+        return self._places
+
+    @places.setter
+    def places(self, places: int) -> None:
+        self._places = places
+        self._changed.set()
+
+    async def free(self) -> int:
+        """Waits until a place is free, and returns the number of free places."""
+        while (free := min(self._places - len(self._generating), 2 * self._places - len(self._groups))) <= 0:
+            await self._next_change()
+        return free
+
+    async def opened(self) -> None:
+        """Waits until groups may begin."""
+        while self._places == 0:
+            await self._next_change()
+
+    def begin(self, group_id: str) -> None:
+        """Gives the group a place at the model servers."""
+        self._groups.add(group_id)
+        self._generating.add(group_id)
+
+    def generated(self, group_id: str) -> None:
+        """Frees the group's place at the model servers."""
+        self._generating.discard(group_id)
+        self._changed.set()
+
+    def end(self, group_id: str) -> None:
+        """Frees all places of the group."""
+        self._groups.discard(group_id)
+        self.generated(group_id)
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> GristmillError | None:
     """Returns the first GristmillError in the group."""
     for error in group.exceptions:
-        found = _first(error) if isinstance(error, ExceptionGroup) else error
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, GristmillError):
             return found
     return None

@@ -14,13 +14,13 @@ from tests.integration.env.conftest import TRAINER
 from tests.support.api_server import ApiServer
 
 from gristmill import Client, PolicyVersion, SamplingParams
+from gristmill.permits import Slots
 from gristmill_api.store import keys
 from gristmill_env.errors import EvaluationError, InferenceError, RewardError
 from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
 from gristmill_env.evaluation.run import RunEvaluations
-from gristmill_env.permits import Slots
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -44,7 +44,7 @@ class Environment:
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.error: Exception | None = None
-        config = EnvConfig(steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
+        config = EnvConfig(max_num_workers=workers, steps_per_eval=10, eval_handling=handling, eval_limit_ratio=0.25)
         self.evaluations = RunEvaluations(config, "sums", holder, api, self._measure, Observers(), self.slots)
 
     async def sees(self, *versions: str) -> None:

@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill import Client, PolicyVersion, RunState
 from gristmill_env.launch import Launch
-from gristmill_env.registration import record_row_count
-from gristmill_env.serve import serve
+from gristmill_env.serve import record_row_count, serve
 
 
 @pytest.fixture

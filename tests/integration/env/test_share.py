@@ -1,4 +1,4 @@
-"""A working process is registered at a real API, with `inference_weight` and `min_batch_allocation`."""
+"""An environment is registered at a real API during its session, with its weight and its part of every batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
-from gristmill import ApiError, Client, PolicyVersion
-from gristmill_env.registration import registered
-from gristmill_env.settings import EnvConfig
+from gristmill import ApiError, Client, PermitSession, PolicyVersion
 
 RUN = "sums"
 TRAINER = {"batch_size": 16, "gradient_accumulation_steps": 1, "training_steps": 4, "max_staleness": 0}
@@ -48,23 +46,23 @@ async def permits(api: Client, holder: str) -> int:
 
 
 async def test_processes_get_permits_by_their_weights(api: Client) -> None:
-    heavy, light = EnvConfig(inference_weight=3), EnvConfig(inference_weight=1)
-    async with registered(api, RUN, "heavy", heavy, beat=0.2), registered(api, RUN, "light", light, beat=0.2):
+    heavy = PermitSession(api, RUN, "heavy", weight=3, heartbeat=0.2)
+    async with heavy, PermitSession(api, RUN, "light", weight=1, heartbeat=0.2):
         assert [await permits(api, "heavy"), await permits(api, "light")] == [6, 2]
 
 
 async def test_a_share_is_given_back_at_the_end(api: Client) -> None:
-    async with registered(api, RUN, "env", EnvConfig(min_batch_allocation=0.25)):
+    async with PermitSession(api, RUN, "env", min_batch_allocation=0.25):
         assert await environments(api) == {"env": (None, 0.25, True)}
     assert await environments(api) == {}
     with pytest.raises(ZeroDivisionError):
-        async with registered(api, RUN, "env", EnvConfig(inference_weight=2)):
+        async with PermitSession(api, RUN, "env", weight=2):
             raise ZeroDivisionError
     assert await environments(api) == {}
 
 
 async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Client) -> None:
-    async with registered(api, RUN, "env", EnvConfig(), beat=0.2):
+    async with PermitSession(api, RUN, "env", heartbeat=0.2):
         assert await environments(api) == {"env": (None, None, True)}
         assert await permits(api, "env") == 8
         await asyncio.sleep(4)  # longer than the API's time-out of environments
@@ -76,13 +74,13 @@ async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Cl
 
 
 async def test_a_busy_process_lives(api: Client) -> None:
-    async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.2):
+    async with PermitSession(api, RUN, "env", weight=2, heartbeat=0.2):
         await asyncio.sleep(4)  # longer than the API's time-out of silent environments
         assert await environments(api) == {"env": (2.0, None, True)}
 
 
 async def test_an_api_that_forgot_the_share_hears_of_it_again(api: Client) -> None:
-    async with registered(api, RUN, "env", EnvConfig(inference_weight=2), beat=0.1):
+    async with PermitSession(api, RUN, "env", weight=2, heartbeat=0.1):
         await api.leave_env(RUN, "env")
         for _ in range(200):
             if await environments(api):

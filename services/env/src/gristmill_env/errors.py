@@ -15,10 +15,6 @@ class EnvError(GristmillError):
     """The base class of all errors of the environment."""
 
 
-class RunReplacedError(EnvError):
-    """The run was replaced while this process was suspended for longer than the API's time-out."""
-
-
 class DatasetError(EnvError):
     """The data set cannot be found or read, or lacks a field that the configuration names."""
 

@@ -5,8 +5,8 @@
 
 `serve` opens or joins the run, and `ServeLoop` is the loop. The loop takes permits for free places and starts one task
 per permit. The task submits the row's group, or drops the row with a reason. The loop also starts the evaluations that
-are due. A permit without a submitted group is given back, so that no row is lost or done twice. If the API, Redis or
-the model server is unavailable for minutes, the work only pauses.
+are due. The SDK's `PermitSession` renews the permits, and gives back a permit without a submitted group, so that no row
+is lost or done twice. If the API, Redis or the model server is unavailable for minutes, the work only pauses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
+import re
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +26,8 @@ from typing import Any
 from gristmill import (
     ApiError,
     Client,
-    GristmillError,
     Permit,
+    PermitSession,
     PolicyVersion,
     RunRecord,
     RunState,
@@ -32,25 +35,25 @@ from gristmill import (
     VersionSpan,
 )
 from gristmill.logs import line
+from gristmill.permits import Slots
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.launch import Launch
-from gristmill_env.permits import Permits, Slots, settled
 from gristmill_env.progress import Pace, Tally
-from gristmill_env.registration import holder_name, record_row_count, registered
 from gristmill_env.rollouts.generator import Played
 from gristmill_env.rollouts.groups import build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.session import Session, Task, connect_api, open_session
-from gristmill_env.together import first_error
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
 
 logger = logging.getLogger(__name__)
 
 _STARTUP_PATIENCE = 300.0
+_ROWS = "data.rows"
+"""Source of the metrics row at step 0 that holds the number of rows."""
 _HOW_TO_BEGIN = (
     "to begin another, give it a name: RUN_ID=<name> (GRISTMILL_RUN_ID outside Compose) or --run_id <name>, "
     "for the trainer too"
@@ -87,11 +90,13 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             if measure is not None:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
             holder = holder_name()
-            # Registers at once, because a run without a live environment may be replaced by another run.
-            async with registered(api, run_id, holder, config):
-                with contextlib.closing(open_observers(launch.groups_file)) as observers:
+            weight, share = config.inference_weight, config.min_batch_allocation
+            with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
+                # Registers at once, because a run without a live environment may be replaced by another run.
+                async with PermitSession(api, run_id, holder, weight=weight, min_batch_allocation=share) as permits:
+                    observers = observing.enter_context(contextlib.closing(open_observers(launch.groups_file)))
                     await record_row_count(api, run_id, task.dataset.label, len(task.dataset))
-                    loop = ServeLoop(launch, session, holder, api, observers, measure)
+                    loop = ServeLoop(launch, session, holder, api, permits, observers, measure)
                     try:
                         async with _watched():
                             await loop.run()
@@ -104,8 +109,8 @@ class ServeLoop:
     """One process' part of a run. `run` is the loop, and the other methods follow the order of a row's stages."""
 
     def __init__(
-        self, launch: Launch, session: Session, holder: str, api: Client, observers: Observers,
-        measure: RunMeasure | None,
+        self, launch: Launch, session: Session, holder: str, api: Client, permits: PermitSession,
+        observers: Observers, measure: RunMeasure | None,
     ) -> None:  # fmt: skip
         """`holder`: this process' name at the API; each process needs a different name. `measure`: None if the run has
         no evaluations."""
@@ -119,57 +124,32 @@ class ServeLoop:
         self._dataset = session.task.dataset
         self._roller = session.roller
         self._observers = observers
-        self._slots = Slots(config.workers)
-        self._permits = Permits(api, launch.run_id, holder, self._slots)
+        self._permits = permits
+        permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
         if measure is not None:
-            self._evaluations = _evaluations(launch, session, holder, api, measure, observers, self._slots)
+            self._evaluations = _evaluations(launch, session, holder, api, measure, observers, permits.slots)
         self._trainer: _Trainer | None = None
         self._pace = Pace(launch.run_id)
 
     async def run(self) -> None:
-        """Works until the run is finished. If cancelled, gives back its permits first.
-
-        Raises the first GristmillError that waiting cannot resolve.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._permits.abandon()
-                renewal = tasks.create_task(self._permits.renew())
-                version = await self._feed(tasks)
-                renewal.cancel()
-                if self._evaluations is not None:
-                    await self._evaluations.at_end(version)
-        except BaseExceptionGroup as group:
-            known, _ = group.split(GristmillError)
-            raise (first_error(known) if known is not None else group) from group
-        finally:
-            await self._permits.leave()
-
-    async def _feed(self, tasks: asyncio.TaskGroup) -> str | None:
         """Starts the rows of all permits and the evaluations that are due, until the run is finished.
 
-        Then cancels the unfinished rows, and returns the last policy version.
+        Then evaluates the last version. Raises an ExceptionGroup of what waiting cannot resolve.
         """
-        rows: set[asyncio.Task[None]] = set()
-        while True:
-            grant = await self._permits.take()
-            if grant.version is not None and self._trainer is None:
-                self._trainer = await self._meet_trainer()
-            if grant.state == RunState.FINISHED:
-                break
-            if grant.version is None:  # the API grants no permits before a trainer has taken the run
-                continue
+        async with asyncio.TaskGroup() as tasks:
+            while (grant := await self._permits.take()) is not None:
+                if grant.version is None:  # the API issues no permits before a trainer has taken the run
+                    continue
+                if self._trainer is None:
+                    self._trainer = await self._meet_trainer()
+                if self._evaluations is not None:
+                    self._evaluations.begin_if_due(grant.version, tasks)
+                version = PolicyVersion.parse(grant.version)
+                for permit in grant.permits:
+                    tasks.create_task(self._row(permit, version))
             if self._evaluations is not None:
-                self._evaluations.begin_if_due(grant.version, tasks)
-            version = PolicyVersion.parse(grant.version)
-            for permit in grant.permits:
-                row = tasks.create_task(self._row(permit, version))
-                rows.add(row)
-                row.add_done_callback(rows.discard)
-        for row in rows:
-            row.cancel()
-        return grant.version
+                await self._evaluations.at_end(self._permits.version)
 
     async def _meet_trainer(self) -> _Trainer:
         """Reads whether the run's trainer publishes its weights. If so, only published weights may sample."""
@@ -181,15 +161,15 @@ class ServeLoop:
 
     async def _row(self, permit: Permit, version: PolicyVersion) -> None:
         """Finishes one row: submits its group, or drops the row with a reason. `version`: the newest at the grant."""
-        with self._permits.working(permit):
-            await self._slots.opened()
+        async with self._permits.working(permit):
+            await self._permits.slots.opened()
             limit = self._config.worker_timeout
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
                     item = self._dataset.item(permit.row)
                     played = await self._roller.play(item, permit.group_id, step=version.step)
                     versions = self._versions(played, version)
-                    self._slots.generated(permit.group_id)
+                    self._permits.generated(permit)
                     rollout = await self._roller.score(played)
             except TimeoutError:
                 if not bound.expired():
@@ -220,15 +200,13 @@ class ServeLoop:
             rollout, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
         )
         try:
-            await self._permits.submit(group)
+            if not await self._permits.submit(group):
+                return
         except ApiError as error:
-            if error.code == "bad_group" or error.status == 413:
-                logger.error("group %s is refused: %s", group.group_id, error)
-                await self._drop(permit, DropReason.REFUSED)
-            elif settled(error):
-                logger.warning("group %s is not needed any more: %s", group.group_id, error)
-            else:
+            if error.code != "bad_group" and error.status != 413:
                 raise
+            logger.error("group %s is refused: %s", group.group_id, error)
+            await self._drop(permit, DropReason.REFUSED)
             return
         kept = [rollout.attempts[n] for n in trainable(rollout)]
         self.tally.unscored += len(rollout.attempts) - len(kept)
@@ -240,7 +218,7 @@ class ServeLoop:
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
         fields = {"why": why} if why else {}
         logger.info(line("drop", run=self._run_id, group=permit.group_id, row=permit.row, reason=reason, **fields))
-        if await self._permits.give_back(permit, reason.value):
+        if await self._permits.drop(permit, reason.value):
             self.tally.add(reason)
 
     def _report(self, group: TrajectoryGroup) -> None:
@@ -261,6 +239,30 @@ class _Trainer:
     publishes: bool
     """Whether it updates the model servers."""
     steps: int | None
+
+
+def holder_name() -> str:
+    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
+
+
+async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
+    """Records the number with the run; warns if the number was different before. `label`: names the data set."""
+    before = next((int(row.values["rows"]) for row in await api.metrics(run_id, _ROWS)), None)
+    if before == rows:
+        return
+    if before is not None:
+        logger.warning(
+            "%s has %d rows; it had %d when run %s was last served. The order of the rows is computed from their "
+            "number, so from here on some come again or are left out of their epoch; put the old data back, or give "
+            "the run with the new ones another name",
+            label,
+            rows,
+            before,
+            run_id,
+        )
+    await api.report_metrics(run_id, _ROWS, 0, {"rows": rows})
 
 
 async def _evaluate_afterwards(

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from gristmill import ApiError, Client, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
+from gristmill.permits import Slots
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
 from gristmill_env.errors import (
@@ -34,7 +35,6 @@ from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
-from gristmill_env.permits import Slots
 from gristmill_env.rewards import Decision
 from gristmill_env.rollouts.transcript import Rollout
 from gristmill_env.settings import EnvConfig, EvalHandling
@@ -196,16 +196,15 @@ class RunEvaluations:
             self._work.cancel()
 
     def _begin(self) -> None:
-        workers = self._slots.workers
         self._busy = True
         if self._config.eval_handling is EvalHandling.STOP_TRAIN:
             self._slots.places = 0
         elif self._config.eval_handling is EvalHandling.LIMIT_TRAIN:
-            self._slots.places = max(1, int(workers * self._config.eval_limit_ratio))
+            self._slots.places = max(1, int(self._config.workers * self._config.eval_limit_ratio))
 
     def _end(self) -> None:
         self._busy = False
-        self._slots.places = self._slots.workers
+        self._slots.places = self._config.workers
 
     async def _consider(self, version: PolicyVersion, due: int) -> None:
         """Evaluates at `version`, unless done; waits while another process does it. `due`: the step since it is due.

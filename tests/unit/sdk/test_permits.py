@@ -1,0 +1,211 @@
+"""The places of groups, and the renewal of permits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.support.errors import raises
+
+from gristmill import ApiError, Permit, PermitGrant, PermitSession, RunState
+from gristmill.permits import Slots
+
+
+async def _free(slots: Slots) -> int:
+    """Returns the free places; 0 if a caller would wait."""
+    try:
+        async with asyncio.timeout(0.05):
+            return await slots.free()
+    except TimeoutError:
+        return 0
+
+
+def _begin(slots: Slots, *groups: str) -> None:
+    for group in groups:
+        slots.begin(group)
+
+
+async def test_generated_group_frees_its_place_at_the_model_servers_once() -> None:
+    slots = Slots(2)
+    _begin(slots, "a", "b")
+    assert await _free(slots) == 0
+    slots.generated("a")
+    assert await _free(slots) == 1
+    slots.begin("c")
+    slots.end("a")
+    assert await _free(slots) == 0
+
+
+async def test_later_stages_take_at_most_as_many_groups_as_the_model_servers() -> None:
+    slots = Slots(2)
+    for group in "abcd":
+        slots.begin(group)
+        slots.generated(group)
+    assert await _free(slots) == 0
+    slots.end("a")
+    assert await _free(slots) == 1
+
+
+async def test_waiting_callers_continue_when_places_open() -> None:
+    slots = Slots(2)
+    slots.places = 0
+    waiting = [asyncio.create_task(slots.opened()), asyncio.create_task(slots.opened())]
+    free = asyncio.create_task(slots.free())
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in (*waiting, free))
+    slots.places = 1
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+        assert await free == 1
+
+
+async def test_closed_places_count_groups_that_have_begun() -> None:
+    slots = Slots(4)
+    _begin(slots, "a", "b")
+    slots.places = 1
+    assert await _free(slots) == 0
+    slots.end("a")
+    assert await _free(slots) == 0
+    slots.end("b")
+    assert await _free(slots) == 1
+
+
+class Api:
+    """Grants one permit again and again, and reports as lost what a test names."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.state = RunState.OPEN
+        self.error: Exception | None = None
+        self.calls: list[str] = []
+
+    async def permits(self, *arguments: object) -> PermitGrant:
+        await asyncio.sleep(0)
+        return PermitGrant(permits=[Permit(group_id="g0", row=0)], state=self.state, version="1.0")
+
+    async def renew_permits(self, run: str, holder: str, group_ids: list[str]) -> list[str]:
+        self.calls.append("renew_permits")
+        if self.error is not None:
+            raise self.error
+        return [name for name in group_ids if name in self.lost]
+
+    async def return_permit(self, *arguments: object) -> None:
+        self.calls.append("return_permit")
+        self.lost.append("g0")
+        await asyncio.sleep(0.1)
+
+    async def register_env(self, *arguments: object) -> None:
+        self.calls.append("register_env")
+
+    async def heartbeat_env(self, *arguments: object) -> None:
+        self.calls.append("heartbeat_env")
+
+    async def abandon_permits(self, *arguments: object) -> None:
+        self.calls.append("abandon_permits")
+
+    async def leave_env(self, *arguments: object) -> None:
+        self.calls.append("leave_env")
+
+
+def _session(api: Any) -> PermitSession:
+    return PermitSession(api, "run", "env", heartbeat=0.01)
+
+
+async def _permits(session: PermitSession) -> list[Permit]:
+    grant = await session.take()
+    assert grant is not None
+    return grant.permits
+
+
+async def test_permit_that_comes_again_during_its_work_is_not_taken_twice() -> None:
+    session = _session(Api())
+    (permit,) = await _permits(session)
+    assert await _permits(session) == []
+    async with session.working(permit):
+        assert await _permits(session) == []
+        await session.drop(permit, "bad_row")
+    assert await _permits(session) == [permit]
+
+
+async def test_work_under_a_lost_permit_is_cancelled() -> None:
+    api = Api()
+    async with _session(api) as session:
+        (permit,) = await _permits(session)
+
+        async def work() -> None:
+            async with session.working(permit):
+                await asyncio.sleep(60)
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0.05)
+        assert not working.done()
+        api.lost.append("g0")
+        await asyncio.wait([working], timeout=5)
+        assert working.cancelled()
+
+
+async def test_permit_that_is_reported_as_lost_while_it_is_given_back_is_not_cancelled() -> None:
+    async with _session(Api()) as session:
+        (permit,) = await _permits(session)
+
+        async def work() -> bool:
+            async with session.working(permit):
+                return await session.drop(permit, "bad_row")
+
+        assert await asyncio.create_task(work())
+
+
+async def test_end_of_the_run_cancels_the_work_and_grants_nothing() -> None:
+    api = Api()
+    session = _session(api)
+    (permit,) = await _permits(session)
+
+    async def work() -> None:
+        async with session.working(permit):
+            await asyncio.sleep(60)
+
+    working = asyncio.create_task(work())
+    api.state = RunState.FINISHED
+    assert await session.take() is None
+    await asyncio.wait([working], timeout=5)
+    assert working.cancelled()
+
+
+async def test_failed_renewal_ends_the_body_and_gives_everything_back() -> None:
+    api = Api()
+    api.error = ApiError("run_missing", 404, "no run")
+    with raises(ApiError, "run_missing"):
+        async with _session(api) as session:
+            await session.take()
+            await asyncio.sleep(60)
+    assert api.calls[-2:] == ["abandon_permits", "leave_env"]
+
+
+async def test_body_keeps_its_own_error_and_its_heartbeats_until_the_end() -> None:
+    api = Api()
+
+    async def fails() -> None:
+        async with _session(api):
+            await asyncio.sleep(0.1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fails()
+    assert "heartbeat_env" in api.calls
+    assert api.calls[-2:] == ["abandon_permits", "leave_env"]
+
+
+async def test_cancelled_session_gives_everything_back() -> None:
+    api = Api()
+
+    async def serve() -> None:
+        async with _session(api) as session:
+            await session.run(lambda permit, version: asyncio.sleep(60), at_once=1)
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0.05)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert api.calls[-2:] == ["abandon_permits", "leave_env"]
