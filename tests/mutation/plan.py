@@ -10,7 +10,7 @@ _SLOW: Final = (
     f"{_API}/test_lease_amounts.py::test_the_walk_has_a_bound",
     f"{_API}/test_lease_amounts.py::test_a_batch_may_be_larger_than_what_lua_unpacks_at_once",
     f"{_API}/test_dead_letters.py::test_the_oldest_letters_go_when_there_are_too_many",
-    f"{_API}/test_telling.py::test_the_stream_forgets_what_is_old",
+    f"{_API}/test_published_changes.py::test_the_stream_forgets_what_is_old",
     f"{_API}/test_bounds.py::test_lists_in_bodies_have_a_bound",
     f"{_API}/test_bounds.py::test_no_verb_makes_redis_grow_beyond_its_maxmemory",
     f"{_API}/test_bounds.py::test_a_redis_that_is_busy_with_a_script_is_a_503",
@@ -22,7 +22,7 @@ Tests = tuple[str, ...]
 
 NATIVE: Final[Tests] = (
     *(f"{_API}/test_{name}.py" for name in ("submit", "lease", "permits", "runs", "run_life")),
-    *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "telling", "caps", "status")),
+    *(f"{_API}/test_{name}.py" for name in ("lease_amounts", "dead_letters", "published_changes", "caps", "status")),
     *(f"{_API}/test_{name}.py" for name in ("deadlines", "environments", "claims", "journal", "archive_queue")),
     *(f"{_API}/test_{name}.py" for name in ("bounds", "retention")),
     "tests/mutation/histories.py",

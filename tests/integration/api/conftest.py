@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import Bench
+from tests.integration.api.store_harness import StoreHarness
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 
@@ -24,11 +24,11 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def bench(redis: Redis) -> Bench:
+async def harness(redis: Redis) -> StoreHarness:
     """An open run of groups of 2 sequences, without a trainer."""
-    bench = Bench(Store(redis, Limits(max_attempts=3)), redis)
-    await bench.create()
-    return bench
+    harness = StoreHarness(Store(redis, Limits(max_attempts=3)), redis)
+    await harness.create()
+    return harness
 
 
 @pytest.fixture(scope="session")

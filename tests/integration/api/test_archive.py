@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import trainer
+from tests.integration.api.store_harness import trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
@@ -37,112 +37,117 @@ def row(step: int, length: int = 0, source: str = "env-1") -> MetricsRow:
     return MetricsRow(source=source, step=step, values={"word": "a" * length})
 
 
-async def steps(bench: Bench, source: str, run_id: str = RUN) -> list[int]:
-    return [row.step for row in await bench.store.journal.rows(run_id, source, -1, 10_000)]
+async def steps(harness: StoreHarness, source: str, run_id: str = RUN) -> list[int]:
+    return [row.step for row in await harness.store.journal.rows(run_id, source, -1, 10_000)]
 
 
-async def test_settings_have_a_bound(bench: Bench) -> None:
-    assert await refusal(bench.store.runs.create("other", {"a": LONG}, 2)) == ("too_large", 413)
-    assert await refusal(bench.store.runs.take(RUN, trainer(a=LONG), [])) == ("too_large", 413)
-    await bench.store.runs.create("other", {"a": LONG[:-100]}, 2)
+async def test_settings_have_a_bound(harness: StoreHarness) -> None:
+    assert await refusal(harness.store.runs.create("other", {"a": LONG}, 2)) == ("too_large", 413)
+    assert await refusal(harness.store.runs.take(RUN, trainer(a=LONG), [])) == ("too_large", 413)
+    await harness.store.runs.create("other", {"a": LONG[:-100]}, 2)
 
 
-async def test_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "MOST_RUNS", 2)
-    await bench.store.runs.create("second", {}, 2, stack=None)
-    assert await refusal(bench.store.runs.create("third", {}, 2)) == ("too_many_runs", 409)
-    assert (await bench.store.runs.record(RUN)).state == "open", "a run that cannot open suspends no other"
-    _, new = await bench.store.runs.create("second", {}, 2, stack=None)
+    await harness.store.runs.create("second", {}, 2, stack=None)
+    assert await refusal(harness.store.runs.create("third", {}, 2)) == ("too_many_runs", 409)
+    assert (await harness.store.runs.record(RUN)).state == "open", "a run that cannot open suspends no other"
+    _, new = await harness.store.runs.create("second", {}, 2, stack=None)
     assert not new
-    await bench.store.runs.close("second")
-    await bench.store.runs.delete("second")
-    await bench.store.runs.create("third", {}, 2, stack=None)
+    await harness.store.runs.close("second")
+    await harness.store.runs.delete("second")
+    await harness.store.runs.create("third", {}, 2, stack=None)
 
 
-async def test_sources_of_metrics_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sources_of_metrics_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_SOURCES", 2)
     for source in ("a", "b", "a"):
-        await bench.store.journal.record_metrics(RUN, row(1, source=source))
-    assert await refusal(bench.store.journal.record_metrics(RUN, row(1, source="c"))) == ("too_many_sources", 409)
-    assert await bench.store.journal.sources(RUN) == ["a", "b"]
+        await harness.store.journal.record_metrics(RUN, row(1, source=source))
+    assert await refusal(harness.store.journal.record_metrics(RUN, row(1, source="c"))) == ("too_many_sources", 409)
+    assert await harness.store.journal.sources(RUN) == ["a", "b"]
 
 
-async def test_a_row_of_metrics_has_a_bound_and_its_event_a_smaller_one(bench: Bench) -> None:
-    await bench.store.journal.record_metrics(RUN, row(1, journal.MOST_ROW_BYTES - 100))
-    assert await refusal(bench.store.journal.record_metrics(RUN, row(2, journal.MOST_ROW_BYTES))) == ("too_large", 413)
-    await bench.store.journal.record_metrics(RUN, row(3, journal.MOST_EVENT_BYTES - 100))
-    events = [event for event in await bench.store.journal.events(RUN, "0-0", 9) if event.kind == "metrics"]
+async def test_a_row_of_metrics_has_a_bound_and_its_event_a_smaller_one(harness: StoreHarness) -> None:
+    await harness.store.journal.record_metrics(RUN, row(1, journal.MOST_ROW_BYTES - 100))
+    assert await refusal(harness.store.journal.record_metrics(RUN, row(2, journal.MOST_ROW_BYTES))) == (
+        "too_large",
+        413,
+    )
+    await harness.store.journal.record_metrics(RUN, row(3, journal.MOST_EVENT_BYTES - 100))
+    events = [event for event in await harness.store.journal.events(RUN, "0-0", 9) if event.kind == "metrics"]
     assert [(event.fields["step"], "values" in event.fields) for event in events] == [("1", False), ("3", True)]
-    assert await steps(bench, "env-1") == [1, 3]
+    assert await steps(harness, "env-1") == [1, 3]
 
 
-async def kept(bench: Bench) -> int:
+async def kept(harness: StoreHarness) -> int:
     """Returns the bytes of all rows as Redis stores them. They must equal the bytes that Redis counts."""
     found = 0
-    for name in await bench.redis.keys("gm:*:metrics:*"):
-        rows: Any = await bench.redis.zrange(name, 0, -1)
+    for name in await harness.redis.keys("gm:*:metrics:*"):
+        rows: Any = await harness.redis.zrange(name, 0, -1)
         size = sum(len(text) + 100 for text in rows)
-        assert int(await bench.redis.zscore(keys.JOURNALS, name) or 0) == size
+        assert int(await harness.redis.zscore(keys.JOURNALS, name) or 0) == size
         found += size
-    assert int(await bench.redis.get(keys.JOURNAL) or 0) == found
+    assert int(await harness.redis.get(keys.JOURNAL) or 0) == found
     return found
 
 
-async def test_the_rows_of_all_runs_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_rows_of_all_runs_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "KEPT_BYTES", 10_000)
-    measure = bench.store.journal.record_metrics
-    await bench.store.runs.create("other", {}, 2, stack=None)
+    measure = harness.store.journal.record_metrics
+    await harness.store.runs.create("other", {}, 2, stack=None)
     for step in range(5):
         await measure("other", row(step, 100))
         await measure(RUN, row(step, 100, "trainer"))
-        await kept(bench)
+        await kept(harness)
     for step in range(100):
         await measure(RUN, row(step, 1000))
-        assert await kept(bench) <= 10_000
-    assert await steps(bench, "env-1", "other") == await steps(bench, "trainer") == [0, 1, 2, 3, 4], "it has few"
-    left = await steps(bench, "env-1")
+        assert await kept(harness) <= 10_000
+    assert await steps(harness, "env-1", "other") == await steps(harness, "trainer") == [0, 1, 2, 3, 4], "it has few"
+    left = await steps(harness, "env-1")
     assert left == list(range(100 - len(left), 100)), "the oldest rows of the source with the most bytes go"
     assert len(left) >= 5
     await measure(RUN, row(99, 500))
-    assert await steps(bench, "env-1") == left
-    assert await kept(bench) == await kept(bench)
+    assert await steps(harness, "env-1") == left
+    assert await kept(harness) == await kept(harness)
     monkeypatch.setattr(journal, "KEPT_ROWS", 3)
     await measure(RUN, row(100))
-    assert await steps(bench, "env-1") == [98, 99, 100]
-    await kept(bench)
+    assert await steps(harness, "env-1") == [98, 99, 100]
+    await kept(harness)
     for run_id in (RUN, "other"):
-        await bench.store.runs.close(run_id)
-        await bench.store.runs.delete(run_id)
-    assert await kept(bench) == 0
-    assert await bench.redis.exists(keys.JOURNALS) == 0
+        await harness.store.runs.close(run_id)
+        await harness.store.runs.delete(run_id)
+    assert await kept(harness) == 0
+    assert await harness.redis.exists(keys.JOURNALS) == 0
 
 
-async def test_environments_have_a_bound_and_dead_ones_make_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environments_have_a_bound_and_dead_ones_make_room(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(envs, "MOST_ENVS", 2)
-    register = bench.store.envs.register
+    register = harness.store.envs.register
     for name in ("a", "b", "a"):
         await register(RUN, name, 1.0, None)
     assert await refusal(register(RUN, "c", None, None)) == ("too_many_envs", 409)
-    await bench.redis.zadd(PREFIX + "envs", {"b": 1})
+    await harness.redis.zadd(PREFIX + "envs", {"b": 1})
     await register(RUN, "c", None, None)
-    assert sorted(env.env_id for env in await bench.store.envs.all(RUN)) == ["a", "c"]
-    assert await bench.redis.exists(f"{PREFIX}env:b") == 0
+    assert sorted(env.env_id for env in await harness.store.envs.all(RUN)) == ["a", "c"]
+    assert await harness.redis.exists(f"{PREFIX}env:b") == 0
 
 
-async def test_drop_reasons_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drop_reasons_have_a_bound(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permits, "MOST_REASONS", 2)
-    await bench.start(groups=8)
-    ids = await bench.ask("env-1", 6)
+    await harness.start(groups=8)
+    ids = await harness.ask("env-1", 6)
     for group_id, reason in zip(ids, ["a", "b", "c", "a", "d", "b"], strict=True):
-        assert await bench.store.permits.return_permit(RUN, "env-1", group_id, reason)
-    assert (await bench.store.runs.status(RUN)).dropped == {"a": 2, "b": 2, "other": 2}
-    assert not await bench.store.permits.return_permit(RUN, "env-1", ids[2], "c"), "repeated"
+        assert await harness.store.permits.return_permit(RUN, "env-1", group_id, reason)
+    assert (await harness.store.runs.status(RUN)).dropped == {"a": 2, "b": 2, "other": 2}
+    assert not await harness.store.permits.return_permit(RUN, "env-1", ids[2], "c"), "repeated"
 
 
-async def test_permits_that_are_out_have_a_bound(bench: Bench) -> None:
-    incarnation = (await bench.store.runs.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
-    await bench.store.runs.record_version(RUN, incarnation, 0)
-    given = sum([len(await bench.ask("env-1", 8192)) for _ in range(9)])
+async def test_permits_that_are_out_have_a_bound(harness: StoreHarness) -> None:
+    incarnation = (await harness.store.runs.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
+    await harness.store.runs.record_version(RUN, incarnation, 0)
+    given = sum([len(await harness.ask("env-1", 8192)) for _ in range(9)])
     assert given == 65_536
 
 

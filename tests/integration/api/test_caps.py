@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
-from tests.integration.api.bench import RUN, Bench, submission
+from tests.integration.api.store_harness import RUN, StoreHarness, submission
 from tests.support.errors import raises
 
 from gristmill_api.errors import ApiProblem
@@ -14,77 +14,77 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
 
-async def assert_full(bench: Bench, group_id: str, *quoted: str) -> None:
+async def assert_full(harness: StoreHarness, group_id: str, *quoted: str) -> None:
     """The store refuses the group, with an error that quotes these values."""
     with raises(ApiProblem, "store_full") as refused:
-        await bench.submit("env-1", group_id)
+        await harness.submit("env-1", group_id)
     assert (refused.value.status, refused.value.headers()) == (429, {"Retry-After": "2"})
     assert [value for value in quoted if value not in str(refused.value)] == []
 
 
-async def test_caps_are_reached_and_not_passed(bench: Bench) -> None:
-    await bench.start()
-    a, b, c, d = await bench.ask("env-1", 4)
-    bench.store = Store(bench.redis, Limits(max_stored_bytes=100, max_run_bytes=100, max_run_groups=1))
-    assert await bench.submit("env-1", a)
-    bench.store = Store(bench.redis, Limits(max_stored_bytes=100))
-    await assert_full(bench, b, " 100", "API_MAX_STORED_BYTES")
-    bench.store = Store(bench.redis, Limits(max_run_bytes=200))
-    assert await bench.submit("env-1", b)
-    await assert_full(bench, c, repr(RUN), " 2 ", " 200 ", "API_MAX_RUN_BYTES")
-    bench.store = Store(bench.redis, Limits(max_run_groups=3))
-    assert await bench.submit("env-1", c)
-    await assert_full(bench, d, repr(RUN), " 3 ", "API_MAX_RUN_GROUPS")
+async def test_caps_are_reached_and_not_passed(harness: StoreHarness) -> None:
+    await harness.start()
+    a, b, c, d = await harness.ask("env-1", 4)
+    harness.store = Store(harness.redis, Limits(max_stored_bytes=100, max_run_bytes=100, max_run_groups=1))
+    assert await harness.submit("env-1", a)
+    harness.store = Store(harness.redis, Limits(max_stored_bytes=100))
+    await assert_full(harness, b, " 100", "API_MAX_STORED_BYTES")
+    harness.store = Store(harness.redis, Limits(max_run_bytes=200))
+    assert await harness.submit("env-1", b)
+    await assert_full(harness, c, repr(RUN), " 2 ", " 200 ", "API_MAX_RUN_BYTES")
+    harness.store = Store(harness.redis, Limits(max_run_groups=3))
+    assert await harness.submit("env-1", c)
+    await assert_full(harness, d, repr(RUN), " 3 ", "API_MAX_RUN_GROUPS")
 
 
-async def test_groups_in_every_state_count_against_the_cap(bench: Bench) -> None:
+async def test_groups_in_every_state_count_against_the_cap(harness: StoreHarness) -> None:
     """Leased and dead groups, and groups that wait for the archive, all hold memory."""
-    bench.store = Store(bench.redis, Limits(max_attempts=1), archive=True)
-    incarnation = await bench.start(groups=8)
-    await bench.fill(4)
-    await bench.lease(incarnation, "b1", 1)
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    await bench.lease(incarnation, "b2", 1)
-    await bench.store.queue.nack(RUN, incarnation, ["b2"])
-    await bench.lease(incarnation, "b3", 1)
-    status = await bench.store.runs.status(RUN)
+    harness.store = Store(harness.redis, Limits(max_attempts=1), archive=True)
+    incarnation = await harness.start(groups=8)
+    await harness.fill(4)
+    await harness.lease(incarnation, "b1", 1)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    await harness.lease(incarnation, "b2", 1)
+    await harness.store.queue.nack(RUN, incarnation, ["b2"])
+    await harness.lease(incarnation, "b3", 1)
+    status = await harness.store.runs.status(RUN)
     assert (status.ready, status.leased, status.dead, status.archiving, status.trained) == (1, 1, 1, 1, 1)
-    (more,) = await bench.ask("env-1", 1)
-    bench.store = Store(bench.redis, Limits(max_run_groups=4))
-    await assert_full(bench, more, repr(RUN), " 4 ", "API_MAX_RUN_GROUPS")
-    bench.store = Store(bench.redis, Limits(max_run_groups=5))
-    assert await bench.submit("env-1", more)
+    (more,) = await harness.ask("env-1", 1)
+    harness.store = Store(harness.redis, Limits(max_run_groups=4))
+    await assert_full(harness, more, repr(RUN), " 4 ", "API_MAX_RUN_GROUPS")
+    harness.store = Store(harness.redis, Limits(max_run_groups=5))
+    assert await harness.submit("env-1", more)
 
 
 async def test_the_byte_cap_holds_and_an_ack_makes_room(redis: Redis) -> None:
-    bench = Bench(Store(redis, Limits(max_stored_bytes=250)), redis)
-    await bench.create()
-    incarnation = await bench.start()
-    a, b, c = await bench.ask("env-1", 3)
-    await bench.submit("env-1", a)
-    await bench.submit("env-1", b)
-    await assert_full(bench, c, "200 ", " 100 ", " 250", "API_MAX_STORED_BYTES")
-    assert not await bench.submit("env-1", a), "a retry needs no room"
-    assert (await bench.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
-    await bench.lease(incarnation, "b1", 1)
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    assert await bench.submit("env-1", c)
+    harness = StoreHarness(Store(redis, Limits(max_stored_bytes=250)), redis)
+    await harness.create()
+    incarnation = await harness.start()
+    a, b, c = await harness.ask("env-1", 3)
+    await harness.submit("env-1", a)
+    await harness.submit("env-1", b)
+    await assert_full(harness, c, "200 ", " 100 ", " 250", "API_MAX_STORED_BYTES")
+    assert not await harness.submit("env-1", a), "a retry needs no room"
+    assert (await harness.whereabouts())["outstanding"] == [c], "the permit is kept for the retry"
+    await harness.lease(incarnation, "b1", 1)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    assert await harness.submit("env-1", c)
 
 
-async def test_a_runs_caps_hold(bench: Bench) -> None:
-    incarnation = await bench.start()
-    a, b, c, d = await bench.ask("env-1", 4)
-    bench.store = Store(bench.redis, Limits(max_run_bytes=250))
-    await bench.submit("env-1", a)
-    await bench.submit("env-1", b)
-    await assert_full(bench, c, repr(RUN), " 2 ", " 200 ", "API_MAX_RUN_BYTES")
-    bench.store = Store(bench.redis, Limits(max_run_groups=2))
-    await assert_full(bench, c, repr(RUN), "API_MAX_RUN_GROUPS")
-    await bench.lease(incarnation, "b1", 1)
-    await assert_full(bench, c, repr(RUN))
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    assert await bench.submit("env-1", c)
-    assert (await bench.whereabouts())["outstanding"] == [d]
+async def test_a_runs_caps_hold(harness: StoreHarness) -> None:
+    incarnation = await harness.start()
+    a, b, c, d = await harness.ask("env-1", 4)
+    harness.store = Store(harness.redis, Limits(max_run_bytes=250))
+    await harness.submit("env-1", a)
+    await harness.submit("env-1", b)
+    await assert_full(harness, c, repr(RUN), " 2 ", " 200 ", "API_MAX_RUN_BYTES")
+    harness.store = Store(harness.redis, Limits(max_run_groups=2))
+    await assert_full(harness, c, repr(RUN), "API_MAX_RUN_GROUPS")
+    await harness.lease(incarnation, "b1", 1)
+    await assert_full(harness, c, repr(RUN))
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    assert await harness.submit("env-1", c)
+    assert (await harness.whereabouts())["outstanding"] == [d]
 
 
 async def sets(redis: Redis) -> int:
@@ -99,45 +99,45 @@ async def sets(redis: Redis) -> int:
     ids=["all runs' bytes", "run's bytes", "run's groups"],
 )
 async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis, limits: Limits) -> None:
-    bench = Bench(Store(redis, limits), redis)
-    await bench.create()
-    incarnation = await bench.start()
-    a, b, c = await bench.ask("env-1", 3)
-    assert await bench.submit("env-1", a)
+    harness = StoreHarness(Store(redis, limits), redis)
+    await harness.create()
+    incarnation = await harness.start()
+    a, b, c = await harness.ask("env-1", 3)
+    assert await harness.submit("env-1", a)
     large = submission(c, size=5_000_000)
     before = await sets(redis)
     with pytest.raises(ApiProblem):
-        await bench.store.queue.submit(RUN, "env-1", large)
+        await harness.store.queue.submit(RUN, "env-1", large)
     assert await sets(redis) == before, "a large payload is sent only if there is room"
     for _ in range(4):
-        await assert_full(bench, b)
+        await assert_full(harness, b)
     assert await sets(redis) <= before + 1, "a small one is sent once, and then only if there is room"
     assert await redis.keys("*:sent:*") == []
-    await bench.lease(incarnation, "b1", 1)
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    assert await bench.submit("env-1", b)
-    assert not await bench.submit("env-1", b)
-    bench.store = Store(redis, Limits())
-    assert await bench.store.queue.submit(RUN, "env-1", large)
-    assert len((await bench.whereabouts())["ready"]) == 2
+    await harness.lease(incarnation, "b1", 1)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    assert await harness.submit("env-1", b)
+    assert not await harness.submit("env-1", b)
+    harness.store = Store(redis, Limits())
+    assert await harness.store.queue.submit(RUN, "env-1", large)
+    assert len((await harness.whereabouts())["ready"]) == 2
 
 
-async def test_a_submit_to_a_redis_at_its_maxmemory_does_not_write_its_payload(bench: Bench) -> None:
-    await bench.start()
-    a, b = await bench.ask("env-1", 2)
-    await bench.redis.config_set("maxmemory", 1)
+async def test_a_submit_to_a_redis_at_its_maxmemory_does_not_write_its_payload(harness: StoreHarness) -> None:
+    await harness.start()
+    a, b = await harness.ask("env-1", 2)
+    await harness.redis.config_set("maxmemory", 1)
     try:
         for _ in range(3):
             with pytest.raises(OutOfMemoryError):
-                await bench.submit("env-1", a)
-        before = await sets(bench.redis)
+                await harness.submit("env-1", a)
+        before = await sets(harness.redis)
         for _ in range(3):
             with pytest.raises(OutOfMemoryError):
-                await bench.submit("env-1", a)
-        assert await sets(bench.redis) == before
+                await harness.submit("env-1", a)
+        assert await sets(harness.redis) == before
     finally:
-        await bench.redis.config_set("maxmemory", 0)
-    assert await bench.submit("env-1", a)
-    before = await sets(bench.redis)
-    assert await bench.submit("env-1", b)
-    assert await sets(bench.redis) == before + 1
+        await harness.redis.config_set("maxmemory", 0)
+    assert await harness.submit("env-1", a)
+    before = await sets(harness.redis)
+    assert await harness.submit("env-1", b)
+    assert await sets(harness.redis) == before + 1

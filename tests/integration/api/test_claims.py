@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import pytest
-from tests.integration.api.bench import PREFIX, RUN, Bench
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness
 from tests.support.api_server import ApiServer
 
 from gristmill import ApiError, Client
@@ -16,34 +16,34 @@ from gristmill_api.store.envs import MOST_CLAIMS
 HOUR = 3_600_000
 
 
-async def run_out(bench: Bench, *names: str) -> None:
-    await bench.redis.zadd(PREFIX + "claims", dict.fromkeys(names, 1), xx=True)
+async def run_out(harness: StoreHarness, *names: str) -> None:
+    await harness.redis.zadd(PREFIX + "claims", dict.fromkeys(names, 1), xx=True)
 
 
-async def test_the_first_holder_gets_a_claim_and_can_renew_it(bench: Bench) -> None:
-    claims = bench.store.envs
+async def test_the_first_holder_gets_a_claim_and_can_renew_it(harness: StoreHarness) -> None:
+    claims = harness.store.envs
     assert await claims.claim(RUN, "work", "a", HOUR) == "a"
     assert await claims.claim(RUN, "work", "b", HOUR) == "a"
     assert await claims.claim(RUN, "work", "a", HOUR) == "a", "the same holder again"
     assert await claims.claim(RUN, "other", "b", HOUR) == "b"
 
 
-async def test_one_of_many_concurrent_holders_gets_a_claim(bench: Bench) -> None:
+async def test_one_of_many_concurrent_holders_gets_a_claim(harness: StoreHarness) -> None:
     holders = [f"env-{number}" for number in range(20)]
-    answers = await asyncio.gather(*(bench.store.envs.claim(RUN, "work", holder, HOUR) for holder in holders))
+    answers = await asyncio.gather(*(harness.store.envs.claim(RUN, "work", holder, HOUR) for holder in holders))
     assert len(set(answers)) == 1
 
 
-async def test_an_expired_claim_goes_to_the_next_holder_that_asks(bench: Bench) -> None:
-    claims = bench.store.envs
+async def test_an_expired_claim_goes_to_the_next_holder_that_asks(harness: StoreHarness) -> None:
+    claims = harness.store.envs
     await claims.claim(RUN, "work", "a", HOUR)
-    await run_out(bench, "work")
+    await run_out(harness, "work")
     assert await claims.claim(RUN, "work", "b", HOUR) == "b"
     assert await claims.claim(RUN, "work", "a", HOUR) == "b"
 
 
-async def test_a_renewal_replaces_the_ttl_of_a_claim(bench: Bench) -> None:
-    claims = bench.store.envs
+async def test_a_renewal_replaces_the_ttl_of_a_claim(harness: StoreHarness) -> None:
+    claims = harness.store.envs
     await claims.claim(RUN, "work", "a", 200)
     await claims.claim(RUN, "work", "a", HOUR)
     await asyncio.sleep(0.3)
@@ -53,8 +53,8 @@ async def test_a_renewal_replaces_the_ttl_of_a_claim(bench: Bench) -> None:
     assert await claims.claim(RUN, "work", "b", HOUR) == "b"
 
 
-async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench: Bench) -> None:
-    claims = bench.store.envs
+async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(harness: StoreHarness) -> None:
+    claims = harness.store.envs
     names = [f"work-{number}" for number in range(MOST_CLAIMS)]
     for name in names:
         await claims.claim(RUN, name, "a", HOUR)
@@ -63,22 +63,22 @@ async def test_a_run_has_at_most_64_claims_and_expired_claims_do_not_count(bench
     assert (refused.value.code, refused.value.status) == ("too_many_claims", 409)
     assert await claims.claim(RUN, names[0], "a", HOUR) == "a", "one that is held may be renewed"
     assert await claims.claim(RUN, names[0], "b", HOUR) == "a"
-    await run_out(bench, *names[:3])
+    await run_out(harness, *names[:3])
     for name in ("more", "and more", "a third"):
         assert await claims.claim(RUN, name, "b", HOUR) == "b"
     with pytest.raises(ApiProblem):
         await claims.claim(RUN, names[0], "b", HOUR)
-    assert await bench.redis.hlen(PREFIX + "claimants") == await bench.redis.zcard(PREFIX + "claims") == MOST_CLAIMS
+    assert await harness.redis.hlen(PREFIX + "claimants") == await harness.redis.zcard(PREFIX + "claims") == MOST_CLAIMS
 
 
-async def test_deleting_a_run_deletes_its_claims(bench: Bench) -> None:
-    await bench.store.envs.claim(RUN, "work", "a", HOUR)
-    await bench.store.runs.close(RUN)
-    assert await bench.store.envs.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
-    await bench.store.runs.delete(RUN)
-    assert await bench.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
+async def test_deleting_a_run_deletes_its_claims(harness: StoreHarness) -> None:
+    await harness.store.envs.claim(RUN, "work", "a", HOUR)
+    await harness.store.runs.close(RUN)
+    assert await harness.store.envs.claim(RUN, "last", "a", HOUR) == "a", "a finished run may still be evaluated"
+    await harness.store.runs.delete(RUN)
+    assert await harness.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
     with pytest.raises(ApiProblem) as refused:
-        await bench.store.envs.claim(RUN, "work", "a", HOUR)
+        await harness.store.envs.claim(RUN, "work", "a", HOUR)
     assert refused.value.code == "run_missing"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench
+from tests.integration.api.store_harness import RUN, StoreHarness
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan
@@ -37,72 +37,72 @@ async def step_clock(redis: Redis, ms: int) -> None:
 
 
 async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_be_acked(
-    bench: Bench, redis: Redis
+    harness: StoreHarness, redis: Redis
 ) -> None:
-    incarnation = await bench.start()
-    ids = await bench.fill(2)
-    assert await bench.lease(incarnation, "b1", 2) == ids
+    incarnation = await harness.start()
+    ids = await harness.fill(2)
+    assert await harness.lease(incarnation, "b1", 2) == ids
     await step_clock(redis, HOUR_MS)
-    assert await bench.lease(incarnation, "b2", 2) == ids, "the ids show that these are the same groups"
-    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
-    assert (await bench.store.queue.ack(RUN, incarnation, ["b2"])).groups == 2
-    assert await bench.whereabouts() == {"trained": ids}
+    assert await harness.lease(incarnation, "b2", 2) == ids, "the ids show that these are the same groups"
+    assert (await harness.store.queue.ack(RUN, incarnation, ["b1"])).lost == ["b1"]
+    assert (await harness.store.queue.ack(RUN, incarnation, ["b2"])).groups == 2
+    assert await harness.whereabouts() == {"trained": ids}
 
 
 @pytest.mark.parametrize("verb", ["ack", "extend", "lease"])
 async def test_forward_a_batch_that_nobody_leased_since_is_still_its_trainers(
-    bench: Bench, redis: Redis, verb: str
+    harness: StoreHarness, redis: Redis, verb: str
 ) -> None:
-    incarnation = await bench.start()
-    ids = await bench.fill(2)
-    await bench.lease(incarnation, "b1", 2)
+    incarnation = await harness.start()
+    ids = await harness.fill(2)
+    await harness.lease(incarnation, "b1", 2)
     await step_clock(redis, HOUR_MS)
-    assert await bench.lease(incarnation, "b2", 3) is None, "this finds that the lease ran out"
+    assert await harness.lease(incarnation, "b2", 3) is None, "this finds that the lease ran out"
     if verb == "extend":
-        assert await bench.store.queue.extend(RUN, incarnation, ["b1"]) == []
+        assert await harness.store.queue.extend(RUN, incarnation, ["b1"]) == []
     if verb == "lease":
-        assert await bench.lease(incarnation, "b1", 2) == ids
+        assert await harness.lease(incarnation, "b1", 2) == ids
     if verb != "ack":
-        assert await bench.whereabouts() == {"leased": ids}
-    assert (await bench.store.queue.ack(RUN, incarnation, ["b1"])).lost == []
-    assert await bench.whereabouts() == {"trained": ids}
+        assert await harness.whereabouts() == {"leased": ids}
+    assert (await harness.store.queue.ack(RUN, incarnation, ["b1"])).lost == []
+    assert await harness.whereabouts() == {"trained": ids}
 
 
-async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(bench: Bench, redis: Redis) -> None:
-    await bench.start()
-    first, second = await bench.ask("env-1", 2)
+async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(harness: StoreHarness, redis: Redis) -> None:
+    await harness.start()
+    first, second = await harness.ask("env-1", 2)
     await step_clock(redis, HOUR_MS)
-    assert await bench.ask("env-2", 3) == [first, second, "g00000002"]
+    assert await harness.ask("env-2", 3) == [first, second, "g00000002"]
     with pytest.raises(ApiProblem) as refused:
-        await bench.submit("env-1", first)
+        await harness.submit("env-1", first)
     assert refused.value.code == "permit_lost"
-    assert await bench.submit("env-2", first)
+    assert await harness.submit("env-2", first)
     await step_clock(redis, HOUR_MS)
-    assert await bench.submit("env-2", second), "overdue, and no trainer asked for it"
-    assert (await bench.whereabouts())["ready"] == [first, second]
+    assert await harness.submit("env-2", second), "overdue, and no trainer asked for it"
+    assert (await harness.whereabouts())["ready"] == [first, second]
 
 
 async def test_back_a_dead_trainers_leases_last_longer_but_the_next_trainer_does_not_wait(
-    bench: Bench, redis: Redis
+    harness: StoreHarness, redis: Redis
 ) -> None:
-    incarnation = await bench.start()
-    ids = await bench.fill(2)
-    await bench.lease(incarnation, "b1", 2)
+    incarnation = await harness.start()
+    ids = await harness.fill(2)
+    await harness.lease(incarnation, "b1", 2)
     await step_clock(redis, -HOUR_MS)
-    assert await bench.lease(incarnation, "b2", 2) is None
-    incarnation = await bench.start()
-    assert await bench.lease(incarnation, "b1", 2) == ids
+    assert await harness.lease(incarnation, "b2", 2) is None
+    incarnation = await harness.start()
+    assert await harness.lease(incarnation, "b1", 2) == ids
 
 
 async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gives_them_back(
-    bench: Bench, redis: Redis
+    harness: StoreHarness, redis: Redis
 ) -> None:
-    await bench.start()
-    ids = await bench.ask("env-1", 4)
+    await harness.start()
+    ids = await harness.ask("env-1", 4)
     await step_clock(redis, -HOUR_MS)
-    assert await bench.ask("env-2", 4) == []
-    assert await bench.store.permits.release_all(RUN, "env-1") == 4
-    assert await bench.ask("env-2", 4) == ids
+    assert await harness.ask("env-2", 4) == []
+    assert await harness.store.permits.release_all(RUN, "env-1") == 4
+    assert await harness.ask("env-2", 4) == ids
 
 
 def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_them(
@@ -134,7 +134,7 @@ def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_
         assert [group.group_id for group in again] == [group.group_id for group in first]
 
 
-async def test_no_script_hears_what_the_apis_clock_says(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_script_hears_what_the_apis_clock_says(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """So two API processes, or one whose clock is wrong, do no harm. A time of day is over 10^9 in any unit."""
     heard: list[str | bytes | int] = []
     run = Scripts.run
@@ -146,15 +146,15 @@ async def test_no_script_hears_what_the_apis_clock_says(bench: Bench, monkeypatc
         return await run(self, name, prefix, *args, payloads=payloads)
 
     monkeypatch.setattr(Scripts, "run", listening)
-    incarnation = await bench.start()
-    await bench.store.envs.register(RUN, "env-1", None, None)
-    await bench.store.envs.heartbeat(RUN, "env-1")
-    await bench.fill(3)
-    await bench.store.permits.renew(RUN, "env-1", None)
-    await bench.lease(incarnation, "b1", 2)
-    await bench.store.queue.extend(RUN, incarnation, ["b1"])
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    await bench.store.runs.finish(RUN, incarnation)
+    incarnation = await harness.start()
+    await harness.store.envs.register(RUN, "env-1", None, None)
+    await harness.store.envs.heartbeat(RUN, "env-1")
+    await harness.fill(3)
+    await harness.store.permits.renew(RUN, "env-1", None)
+    await harness.lease(incarnation, "b1", 2)
+    await harness.store.queue.extend(RUN, incarnation, ["b1"])
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    await harness.store.runs.finish(RUN, incarnation)
     numbers = {float(arg) for arg in heard if isinstance(arg, int) or (isinstance(arg, str) and arg.isdecimal())}
     caps = {float(Limits().max_stored_bytes), float(Limits().max_run_bytes)}
     assert {number for number in numbers if number > 1e9} == caps

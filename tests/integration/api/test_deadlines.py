@@ -6,44 +6,44 @@ import asyncio
 import time
 
 from redis.asyncio import Redis
-from tests.integration.api.bench import PREFIX, RUN, Bench
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness
 
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
 
-async def test_times_are_redis_clock_in_milliseconds(bench: Bench) -> None:
-    bench.store = Store(bench.redis, Limits(permit_ttl_s=1000, lease_ttl_s=2000, env_ttl_s=3000))
+async def test_times_are_redis_clock_in_milliseconds(harness: StoreHarness) -> None:
+    harness.store = Store(harness.redis, Limits(permit_ttl_s=1000, lease_ttl_s=2000, env_ttl_s=3000))
     before = time.time()
-    incarnation = await bench.start()
-    await bench.store.envs.register(RUN, "env-1", None, None)
-    _, b, _ = await bench.fill(3)
-    await bench.lease(incarnation, "b1", 1)
-    (permit,) = await bench.ask("env-1", 1)
+    incarnation = await harness.start()
+    await harness.store.envs.register(RUN, "env-1", None, None)
+    _, b, _ = await harness.fill(3)
+    await harness.lease(incarnation, "b1", 1)
+    (permit,) = await harness.ask("env-1", 1)
     after = time.time()
 
     async def deadline(key: str, member: str) -> float:
-        score = await bench.redis.zscore(PREFIX + key, member)
+        score = await harness.redis.zscore(PREFIX + key, member)
         assert score is not None
         return float(score) / 1000
 
     slack = 0.01
     assert before + 2000 - slack <= await deadline("leases", "b1") <= after + 2000 + slack
     assert before + 3000 - slack <= await deadline("envs", "env-1") <= after + 3000 + slack
-    at = int(await bench.redis.hget(PREFIX + f"group:{b}", "at") or 0) / 1000
+    at = int(await harness.redis.hget(PREFIX + f"group:{b}", "at") or 0) / 1000
     assert before - slack <= at <= after + slack
-    assert (await bench.store.runs.record(RUN)).created_at <= after + slack
+    assert (await harness.store.runs.record(RUN)).created_at <= after + slack
     assert before + 1000 - slack <= await deadline("permits", permit) <= after + 1000 + slack
-    await bench.store.queue.extend(RUN, incarnation, ["b1"])
-    await bench.store.permits.renew(RUN, "env-1", [permit])
+    await harness.store.queue.extend(RUN, incarnation, ["b1"])
+    await harness.store.permits.renew(RUN, "env-1", [permit])
     assert before + 2000 - slack <= await deadline("leases", "b1") <= time.time() + 2000 + slack
     assert before + 1000 - slack <= await deadline("permits", permit) <= time.time() + 1000 + slack
 
 
 async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
     """A lease, a permit and an environment are valid until their deadline, and no longer valid at the deadline."""
-    short = Bench(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
-    lasting = Bench(Store(redis, Limits()), redis)
+    short = StoreHarness(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
+    lasting = StoreHarness(Store(redis, Limits()), redis)
     await short.create()
     incarnation = await short.start()
     await short.store.envs.register(RUN, "env-1", 1.0, 1.0)

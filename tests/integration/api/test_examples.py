@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import httpx
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.integration.api.test_http import AT, put, start
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group

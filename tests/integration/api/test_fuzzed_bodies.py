@@ -20,7 +20,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.api import under_way
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_contents import Snapshot, contents

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer
 

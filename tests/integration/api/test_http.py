@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.groups import make_group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.bench import PREFIX, RUN, Bench, submission
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, submission
 
 from gristmill import MetricsRow
 from gristmill_api.errors import ApiProblem
@@ -12,21 +12,21 @@ DAY_MS = 86_400_000
 MOST_BYTES = 2**20
 
 
-async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None:
-    journal = bench.store.journal
+async def test_metrics_keep_the_newest_rows_and_one_a_step(harness: StoreHarness) -> None:
+    journal = harness.store.journal
 
     async def measure(step: int, loss: float, source: str = "trainer") -> None:
         await journal.record_metrics(RUN, MetricsRow(source=source, step=step, values={"loss": loss}))
 
-    await bench.redis.zadd(
+    await harness.redis.zadd(
         PREFIX + "metrics:trainer", {f'{{"step": {step}, "values": {{}}}}': step for step in range(10_000)}
     )
     await measure(9_999, 1.0)
-    assert await bench.redis.zcard(PREFIX + "metrics:trainer") == 10_000
+    assert await harness.redis.zcard(PREFIX + "metrics:trainer") == 10_000
     await measure(10_000, 2.0)
     await measure(10_000, 3.0)
     await measure(1, 4.0, "env-1")
-    assert await bench.redis.zcard(PREFIX + "metrics:trainer") == 10_000
+    assert await harness.redis.zcard(PREFIX + "metrics:trainer") == 10_000
     rows = await journal.rows(RUN, "trainer", 9_997, 9)
     assert [(row.step, row.values.get("loss")) for row in rows] == [(9998, None), (9999, 1.0), (10_000, 3.0)]
     assert (await journal.rows(RUN, "trainer", -1, 1))[0].step == 1
@@ -35,28 +35,28 @@ async def test_metrics_keep_the_newest_rows_and_one_a_step(bench: Bench) -> None
         await journal.record_metrics("nowhere", MetricsRow(source="t", step=1, values={}))
 
 
-async def test_examples_outlive_their_groups(bench: Bench) -> None:
-    incarnation = await bench.start(groups=16)
-    ids = await bench.fill(10)
-    await bench.lease(incarnation, "b1", 9)
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    latest = [found async for found in bench.store.journal.examples(RUN, 8)]
+async def test_examples_outlive_their_groups(harness: StoreHarness) -> None:
+    incarnation = await harness.start(groups=16)
+    ids = await harness.fill(10)
+    await harness.lease(incarnation, "b1", 9)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    latest = [found async for found in harness.store.journal.examples(RUN, 8)]
     assert [group_id for group_id, _ in latest] == list(reversed(ids[2:]))
     assert [body for _, body in latest] == [submission(group_id).body for group_id, _ in latest]
-    more = await bench.fill(3)
-    assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 3)] == list(reversed(more))
-    kept = await bench.redis.keys(PREFIX + "example:*")
+    more = await harness.fill(3)
+    assert [group_id async for group_id, _ in harness.store.journal.examples(RUN, 3)] == list(reversed(more))
+    kept = await harness.redis.keys(PREFIX + "example:*")
     assert len(kept) == 4, "9 were trained, of which 4 are among the latest 8"
-    assert [DAY_MS - 60_000 < await bench.redis.pttl(key) <= DAY_MS for key in kept] == [True] * 4
+    assert [DAY_MS - 60_000 < await harness.redis.pttl(key) <= DAY_MS for key in kept] == [True] * 4
 
 
-async def test_large_groups_are_no_examples_once_they_are_trained(bench: Bench) -> None:
-    incarnation = await bench.start(groups=2)
-    ids = await bench.ask("env-1", 2)
+async def test_large_groups_are_no_examples_once_they_are_trained(harness: StoreHarness) -> None:
+    incarnation = await harness.start(groups=2)
+    ids = await harness.ask("env-1", 2)
     for group_id, size in zip(ids, (MOST_BYTES, MOST_BYTES + 1), strict=True):
-        await bench.store.queue.submit(RUN, "env-1", submission(group_id, size=size))
-    await bench.lease(incarnation, "b1", 2)
-    assert len([found async for found in bench.store.journal.examples(RUN, 8)]) == 2
-    await bench.store.queue.ack(RUN, incarnation, ["b1"])
-    assert [group_id async for group_id, _ in bench.store.journal.examples(RUN, 8)] == ids[:1]
-    assert await bench.redis.get("gm:bytes") == b"0"
+        await harness.store.queue.submit(RUN, "env-1", submission(group_id, size=size))
+    await harness.lease(incarnation, "b1", 2)
+    assert len([found async for found in harness.store.journal.examples(RUN, 8)]) == 2
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+    assert [group_id async for group_id, _ in harness.store.journal.examples(RUN, 8)] == ids[:1]
+    assert await harness.redis.get("gm:bytes") == b"0"

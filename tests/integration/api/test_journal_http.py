@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.integration.api.test_http import AT, code, start
 from tests.support.errors import raises
 from tests.support.groups import make_group

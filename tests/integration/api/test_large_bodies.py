@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.integration.api.test_archive import until
 from tests.integration.api.test_http import AT, put
 from tests.support.api_server import ApiServer

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench, trainer
 from tests.integration.api.model import (
     MAX_ATTEMPTS,
     PER_STEP,
@@ -35,6 +34,7 @@ from tests.integration.api.model import (
     Env,
     Model,
 )
+from tests.integration.api.store_harness import RUN, StoreHarness, trainer
 from tests.support.redis_server import RedisServer
 
 from gristmill_api.errors import ApiProblem
@@ -63,10 +63,10 @@ class StoreMachine(RuleBasedStateMachine):
         with redis.Redis.from_url(self.redis_url) as client:
             client.flushall()
         self.redis = Redis.from_url(self.redis_url)
-        self.bench = Bench(Store(self.redis, Limits(max_attempts=MAX_ATTEMPTS)), self.redis)
-        self.store = self.bench.store
+        self.harness = StoreHarness(Store(self.redis, Limits(max_attempts=MAX_ATTEMPTS)), self.redis)
+        self.store = self.harness.store
         self.model = Model()
-        self.wait(self.bench.create())
+        self.wait(self.harness.create())
 
     def teardown(self) -> None:
         self.wait(self.redis.aclose())
@@ -110,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, count=st.integers(1, 5))
     def ask(self, holder: str, count: int) -> None:
-        assert self.wait(self.bench.ask(holder, count)) == self.model.permits(holder, count)
+        assert self.wait(self.harness.ask(holder, count)) == self.model.permits(holder, count)
 
     @rule(holder=HOLDERS, group_ids=st.lists(ROWS, max_size=4, unique=True))
     def renew(self, holder: str, group_ids: list[str]) -> None:
@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, group_id=ROWS, content=st.sampled_from(["a", "a", "b"]))
     def submit(self, holder: str, group_id: str, content: str) -> None:
-        told = self.outcome(self.bench.submit(holder, group_id, content, self.model.step()))
+        told = self.outcome(self.harness.submit(holder, group_id, content, self.model.step()))
         assert told == self.model.submit(holder, group_id, content)
 
     @rule(holder=HOLDERS, count=st.integers(1, 5))

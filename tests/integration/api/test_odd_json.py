@@ -8,7 +8,7 @@ import httpx
 import pytest
 import redis
 from tests.integration.api import under_way
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.redis_contents import contents
 from tests.support.redis_server import RedisServer

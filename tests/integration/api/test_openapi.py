@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schemathesis import Case, HookContext
 from tests.integration.api import under_way
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_contents import Snapshot

@@ -3,149 +3,151 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.api.bench import PREFIX, RUN, Bench, trainer
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness, trainer
 from tests.support.errors import raises
 
 from gristmill import Protocol
 from gristmill_api.errors import ApiProblem
 
 
-async def test_none_before_a_trainer_published_its_first_version(bench: Bench) -> None:
-    assert await bench.ask("env-1", 4) == []
-    incarnation = (await bench.store.runs.take(RUN, trainer(), [])).incarnation
-    assert await bench.ask("env-1", 4) == []
-    await bench.store.runs.record_version(RUN, incarnation, 0)
-    grant = await bench.store.permits.grant(RUN, "env-1", 2)
+async def test_none_before_a_trainer_published_its_first_version(harness: StoreHarness) -> None:
+    assert await harness.ask("env-1", 4) == []
+    incarnation = (await harness.store.runs.take(RUN, trainer(), [])).incarnation
+    assert await harness.ask("env-1", 4) == []
+    await harness.store.runs.record_version(RUN, incarnation, 0)
+    grant = await harness.store.permits.grant(RUN, "env-1", 2)
     assert [(permit.group_id, permit.row) for permit in grant.permits] == [("g00000000", 0), ("g00000001", 1)]
     assert grant.version == "1.0"
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-async def test_capacity_follows_the_version_and_ends_with_the_training_steps(bench: Bench, staleness: int) -> None:
+async def test_capacity_follows_the_version_and_ends_with_the_training_steps(
+    harness: StoreHarness, staleness: int
+) -> None:
     steps, per_step = 3, 4
-    incarnation = await bench.start(steps=steps, staleness=staleness, groups=per_step)
+    incarnation = await harness.start(steps=steps, staleness=staleness, groups=per_step)
     issued = 0
     for step in range(steps + 2):
-        await bench.store.runs.record_version(RUN, incarnation, step)
-        ids = await bench.ask("env-1", 1000)
+        await harness.store.runs.record_version(RUN, incarnation, step)
+        ids = await harness.ask("env-1", 1000)
         issued += len(ids)
         assert issued == min(step + 1 + staleness, steps) * per_step
         for group_id in ids[::2]:  # an issued permit and a submitted group count the same
-            await bench.submit("env-1", group_id)
-        assert await bench.ask("env-2", 1) == []
+            await harness.submit("env-1", group_id)
+        assert await harness.ask("env-2", 1) == []
 
 
-async def test_an_expired_permit_goes_to_another_holder_as_it_was(bench: Bench) -> None:
-    await bench.start()
-    ids = await bench.ask("env-1", 4)
-    await bench.expire_permits(ids[2])
-    grant = await bench.store.permits.grant(RUN, "env-2", 4)
+async def test_an_expired_permit_goes_to_another_holder_as_it_was(harness: StoreHarness) -> None:
+    await harness.start()
+    ids = await harness.ask("env-1", 4)
+    await harness.expire_permits(ids[2])
+    grant = await harness.store.permits.grant(RUN, "env-2", 4)
     assert [(permit.group_id, permit.row) for permit in grant.permits] == [(ids[2], 2)]
-    assert (await bench.store.runs.status(RUN)).rows_issued == 4
+    assert (await harness.store.runs.status(RUN)).rows_issued == 4
 
 
-async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(bench: Bench) -> None:
-    await bench.start()
-    a, b, c, d = await bench.ask("env-1", 4)
-    await bench.expire_permits(a, b, c)
-    assert await bench.ask("env-2", 1) == [a]  # this call finds b and c expired; they wait for a holder
-    renewal = await bench.store.permits.renew(RUN, "env-1", [a, b])
+async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(harness: StoreHarness) -> None:
+    await harness.start()
+    a, b, c, d = await harness.ask("env-1", 4)
+    await harness.expire_permits(a, b, c)
+    assert await harness.ask("env-2", 1) == [a]  # this call finds b and c expired; they wait for a holder
+    renewal = await harness.store.permits.renew(RUN, "env-1", [a, b])
     assert (renewal.renewed, renewal.lost) == (1, [a])
-    assert await bench.ask("env-2", 4) == [c], "a permit that is not named is not renewed"
-    assert (await bench.store.permits.renew(RUN, "env-1", None)).renewed == 2  # b and d
-    assert await bench.submit("env-1", d)
-    assert (await bench.store.permits.renew(RUN, "env-1", [b, d])).lost == [d]
+    assert await harness.ask("env-2", 4) == [c], "a permit that is not named is not renewed"
+    assert (await harness.store.permits.renew(RUN, "env-1", None)).renewed == 2  # b and d
+    assert await harness.submit("env-1", d)
+    assert (await harness.store.permits.renew(RUN, "env-1", [b, d])).lost == [d]
 
 
-async def test_a_permit_whose_grant_got_lost_runs_out(bench: Bench, redis_url: str) -> None:
+async def test_a_permit_whose_grant_got_lost_runs_out(harness: StoreHarness, redis_url: str) -> None:
     """Renewal by name: the holder does not know of the other permit, whose answer never arrived."""
-    await bench.start()
-    known, unknown = await bench.ask("env-1", 2)
-    await bench.expire_permits(known, unknown)
-    await bench.store.permits.renew(RUN, "env-1", [known])
-    assert (await bench.ask("env-1", 4))[0] == unknown
+    await harness.start()
+    known, unknown = await harness.ask("env-1", 2)
+    await harness.expire_permits(known, unknown)
+    await harness.store.permits.renew(RUN, "env-1", [known])
+    assert (await harness.ask("env-1", 4))[0] == unknown
 
 
-async def test_dropped_groups_free_their_capacity_and_are_recorded(bench: Bench) -> None:
-    await bench.start()
-    ids = await bench.ask("env-1", 4)
-    assert await bench.store.permits.return_permit(RUN, "env-1", ids[0], "same_scores")
-    assert not await bench.store.permits.return_permit(RUN, "env-1", ids[0], "same_scores"), "a retry"
-    await bench.store.permits.return_permit(RUN, "env-1", ids[1], "same_scores")
-    await bench.store.permits.return_permit(RUN, "env-1", ids[2], "too_long")
-    assert await bench.ask("env-1", 9) == ["g00000004", "g00000005", "g00000006"], "new rows, not the dropped ones"
-    status = await bench.store.runs.status(RUN)
+async def test_dropped_groups_free_their_capacity_and_are_recorded(harness: StoreHarness) -> None:
+    await harness.start()
+    ids = await harness.ask("env-1", 4)
+    assert await harness.store.permits.return_permit(RUN, "env-1", ids[0], "same_scores")
+    assert not await harness.store.permits.return_permit(RUN, "env-1", ids[0], "same_scores"), "a retry"
+    await harness.store.permits.return_permit(RUN, "env-1", ids[1], "same_scores")
+    await harness.store.permits.return_permit(RUN, "env-1", ids[2], "too_long")
+    assert await harness.ask("env-1", 9) == ["g00000004", "g00000005", "g00000006"], "new rows, not the dropped ones"
+    status = await harness.store.runs.status(RUN)
     assert status.dropped == {"same_scores": 2, "too_long": 1}
-    assert (await bench.store.runs.audit(RUN)).dropped == {
+    assert (await harness.store.runs.audit(RUN)).dropped == {
         ids[0]: "same_scores",
         ids[1]: "same_scores",
         ids[2]: "too_long",
     }
     with raises(ApiProblem, "permit_lost") as refused:
-        await bench.submit("env-1", ids[0])
+        await harness.submit("env-1", ids[0])
     assert "(same_scores)" in refused.value.message
 
 
-async def test_abandoned_permits_are_issued_again_before_any_new_row(bench: Bench) -> None:
-    await bench.start(staleness=1)
-    ids = await bench.ask("env-1", 4)
-    other = await bench.ask("env-2", 1)
-    await bench.store.permits.return_permit(RUN, "env-1", ids[3], "abandoned")
-    assert not await bench.store.permits.return_permit(RUN, "env-1", ids[3], "abandoned"), "a retry"
-    assert await bench.store.permits.release_all(RUN, "env-1") == 3
-    assert await bench.store.permits.release_all(RUN, "env-1") == 0
-    assert await bench.ask("env-3", 5) == [*ids, "g00000005"]
-    assert (await bench.store.permits.renew(RUN, "env-2", other)).renewed == 1, "other holders keep theirs"
+async def test_abandoned_permits_are_issued_again_before_any_new_row(harness: StoreHarness) -> None:
+    await harness.start(staleness=1)
+    ids = await harness.ask("env-1", 4)
+    other = await harness.ask("env-2", 1)
+    await harness.store.permits.return_permit(RUN, "env-1", ids[3], "abandoned")
+    assert not await harness.store.permits.return_permit(RUN, "env-1", ids[3], "abandoned"), "a retry"
+    assert await harness.store.permits.release_all(RUN, "env-1") == 3
+    assert await harness.store.permits.release_all(RUN, "env-1") == 0
+    assert await harness.ask("env-3", 5) == [*ids, "g00000005"]
+    assert (await harness.store.permits.renew(RUN, "env-2", other)).renewed == 1, "other holders keep theirs"
 
 
-async def test_only_the_holder_gives_back(bench: Bench) -> None:
-    await bench.start()
-    held, submitted = await bench.ask("env-1", 2)
-    await bench.submit("env-1", submitted)
+async def test_only_the_holder_gives_back(harness: StoreHarness) -> None:
+    await harness.start()
+    held, submitted = await harness.ask("env-1", 2)
+    await harness.submit("env-1", submitted)
     for reason in ("abandoned", "too_long"):
         with pytest.raises(ApiProblem) as refused:
-            await bench.store.permits.return_permit(RUN, "env-2", held, reason)
+            await harness.store.permits.return_permit(RUN, "env-2", held, reason)
         assert refused.value.code == "permit_lost"
         with pytest.raises(ApiProblem) as refused:
-            await bench.store.permits.return_permit(RUN, "env-1", submitted, reason)
+            await harness.store.permits.return_permit(RUN, "env-1", submitted, reason)
         assert refused.value.code == "conflict"
-    assert await bench.whereabouts() == {"ready": [submitted], "outstanding": [held]}
+    assert await harness.whereabouts() == {"ready": [submitted], "outstanding": [held]}
 
 
-async def test_rows_come_back_in_order_however_long_their_numbers(bench: Bench) -> None:
-    await bench.start()
-    await bench.redis.hset(PREFIX + "counters", "rows", 9_999_998)
+async def test_rows_come_back_in_order_however_long_their_numbers(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.redis.hset(PREFIX + "counters", "rows", 9_999_998)
     ids = ["g09999998", "g09999999", "g10000000", "g10000001"]
-    assert await bench.ask("env-1", 4) == ids
-    await bench.store.permits.release_all(RUN, "env-1")
-    assert await bench.ask("env-1", 4) == ids
+    assert await harness.ask("env-1", 4) == ids
+    await harness.store.permits.release_all(RUN, "env-1")
+    assert await harness.ask("env-1", 4) == ids
     for group_id in ids:
-        await bench.store.permits.return_permit(RUN, "env-1", group_id, "abandoned")
-    assert await bench.ask("env-1", 4) == ids
-    await bench.expire_permits(*ids)
-    assert await bench.ask("env-2", 4) == ids
+        await harness.store.permits.return_permit(RUN, "env-1", group_id, "abandoned")
+    assert await harness.ask("env-1", 4) == ids
+    await harness.expire_permits(*ids)
+    assert await harness.ask("env-2", 4) == ids
 
 
-async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(bench: Bench) -> None:
-    await bench.start()
-    mine, others = await bench.ask("env-1", 2), await bench.ask("env-2", 2)
+async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(harness: StoreHarness) -> None:
+    await harness.start()
+    mine, others = await harness.ask("env-1", 2), await harness.ask("env-2", 2)
     far = 5_000_000_000_000
-    await bench.redis.zadd(PREFIX + "permits", dict.fromkeys(mine + others, far))
-    assert (await bench.store.permits.renew(RUN, "env-1", None)).renewed == 2
-    deadlines = await bench.redis.zmscore(PREFIX + "permits", mine + others)
+    await harness.redis.zadd(PREFIX + "permits", dict.fromkeys(mine + others, far))
+    assert (await harness.store.permits.renew(RUN, "env-1", None)).renewed == 2
+    deadlines = await harness.redis.zmscore(PREFIX + "permits", mine + others)
     assert [deadline == far for deadline in deadlines] == [False, False, True, True]
 
 
-async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_again(bench: Bench) -> None:
-    await bench.start()
-    (group,) = await bench.ask("env-1", 1)
-    await bench.store.permits.release_all(RUN, "env-1")
-    assert await bench.store.permits.return_permit(RUN, "env-1", group, "too_long")
-    assert group not in await bench.ask("env-1", 2)
+async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_again(harness: StoreHarness) -> None:
+    await harness.start()
+    (group,) = await harness.ask("env-1", 1)
+    await harness.store.permits.release_all(RUN, "env-1")
+    assert await harness.store.permits.return_permit(RUN, "env-1", group, "too_long")
+    assert group not in await harness.ask("env-1", 2)
 
 
-async def test_a_run_fed_by_atropos_has_no_permits(bench: Bench) -> None:
-    await bench.store.runs.create("other", {}, 2, None, Protocol.ATROPOS)
+async def test_a_run_fed_by_atropos_has_no_permits(harness: StoreHarness) -> None:
+    await harness.store.runs.create("other", {}, 2, None, Protocol.ATROPOS)
     with pytest.raises(ApiProblem) as refused:
-        await bench.store.permits.grant("other", "env-1", 1)
+        await harness.store.permits.grant("other", "env-1", 1)
     assert refused.value.code == "no_permits"

@@ -8,17 +8,17 @@ from typing import Any
 
 import httpx
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN, Bench, submission
+from tests.integration.api.store_harness import RUN, StoreHarness, submission
 
 AT = f"/v1/runs/{RUN}"
 SHORT, LONG = 10, 10_000
 
 
-async def fill(bench: Bench, count: int) -> None:
+async def fill(harness: StoreHarness, count: int) -> None:
     """Submits `count` groups directly to the store, many at a time."""
     while count:
-        ids = await bench.ask("env-1", min(count, 50))
-        await asyncio.gather(*(bench.store.queue.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
+        ids = await harness.ask("env-1", min(count, 50))
+        await asyncio.gather(*(harness.store.queue.submit(RUN, "env-1", submission(name, size=20)) for name in ids))
         count -= len(ids)
 
 
@@ -36,9 +36,9 @@ async def commands(redis: Redis, call: Callable[[], Awaitable[Any]]) -> int:
 
 
 async def test_status_and_lease_take_as_many_redis_commands_beside_10_groups_as_beside_10_000(
-    bench: Bench, http: httpx.AsyncClient
+    harness: StoreHarness, http: httpx.AsyncClient
 ) -> None:
-    incarnation = await bench.start(groups=2 * LONG)
+    incarnation = await harness.start(groups=2 * LONG)
     leased = iter(range(100))
 
     async def status() -> None:
@@ -48,9 +48,9 @@ async def test_status_and_lease_take_as_many_redis_commands_beside_10_groups_as_
         body = {"incarnation": incarnation, "batch_id": f"b{next(leased)}", "groups": 2}
         assert (await http.post(f"{AT}/lease", json=body)).status_code == 200
 
-    await fill(bench, SHORT)
-    short = await commands(bench.redis, status), await commands(bench.redis, lease)
-    await fill(bench, LONG)
-    ready = (await bench.store.runs.status(RUN)).ready
+    await fill(harness, SHORT)
+    short = await commands(harness.redis, status), await commands(harness.redis, lease)
+    await fill(harness, LONG)
+    ready = (await harness.store.runs.status(RUN)).ready
     assert ready == LONG, "the ten of before are leased"
-    assert (await commands(bench.redis, status), await commands(bench.redis, lease)) == short
+    assert (await commands(harness.redis, status), await commands(harness.redis, lease)) == short

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import redis
 from fastapi.routing import iter_route_contexts
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_contents import contents

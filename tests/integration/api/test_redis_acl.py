@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.groups import make_group

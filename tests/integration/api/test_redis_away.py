@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import PASSWORD, RedisServer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.integration.api.test_archive import Loop
 from tests.support.api_server import ApiServer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.atropos_reference import PYTHON as ATROPOS_PYTHON
 from tests.support.errors import raises
 from tests.support.groups import make_group

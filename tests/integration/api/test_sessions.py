@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.redis_server import RedisServer

@@ -4,68 +4,68 @@ from __future__ import annotations
 
 import time
 
-from tests.integration.api.bench import PREFIX, RUN, Bench
+from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness
 
 
-async def test_status_tells_of_the_head_of_the_queue(bench: Bench) -> None:
-    assert (await bench.store.runs.status(RUN)).version is None
-    incarnation = await bench.start(staleness=3)
-    status = await bench.store.runs.status(RUN)
+async def test_status_tells_of_the_head_of_the_queue(harness: StoreHarness) -> None:
+    assert (await harness.store.runs.status(RUN)).version is None
+    incarnation = await harness.start(staleness=3)
+    status = await harness.store.runs.status(RUN)
     assert (status.oldest_ready_s, status.oldest_ready_staleness, status.envs) == (None, None, 0)
     for row, step in enumerate((1, 0, 2)):
-        (group_id,) = await bench.ask("env-1", 1)
+        (group_id,) = await harness.ask("env-1", 1)
         assert group_id == f"g{row:08d}"
-        await bench.submit("env-1", group_id, step=step)
-    await bench.store.runs.record_version(RUN, incarnation, 3)
-    await bench.redis.hset(PREFIX + "group:g00000000", "at", int(time.time() * 1000) - 5000)
-    await bench.redis.hset(PREFIX + "group:g00000001", "at", int(time.time() * 1000) - 9000)
-    await bench.store.envs.register(RUN, "here", None, None)
-    await bench.store.envs.register(RUN, "gone", None, None)
-    await bench.redis.zadd(PREFIX + "envs", {"gone": 1})
-    status = await bench.store.runs.status(RUN)
+        await harness.submit("env-1", group_id, step=step)
+    await harness.store.runs.record_version(RUN, incarnation, 3)
+    await harness.redis.hset(PREFIX + "group:g00000000", "at", int(time.time() * 1000) - 5000)
+    await harness.redis.hset(PREFIX + "group:g00000001", "at", int(time.time() * 1000) - 9000)
+    await harness.store.envs.register(RUN, "here", None, None)
+    await harness.store.envs.register(RUN, "gone", None, None)
+    await harness.redis.zadd(PREFIX + "envs", {"gone": 1})
+    status = await harness.store.runs.status(RUN)
     assert status.oldest_ready_s is not None
     assert 4.9 < status.oldest_ready_s < 8
     assert (status.oldest_ready_staleness, status.envs, status.version) == (2, 1, f"{incarnation}.3")
 
 
-async def test_status_tells_when_an_environment_was_last_heard(bench: Bench) -> None:
-    await bench.start()
-    status = await bench.store.runs.status(RUN)
+async def test_status_tells_when_an_environment_was_last_heard(harness: StoreHarness) -> None:
+    await harness.start()
+    status = await harness.store.runs.status(RUN)
     assert (status.last_asked_s, status.last_submit_s) == (None, None)
-    (group_id,) = await bench.ask("env-1", 1)
-    await bench.submit("env-1", group_id)
-    await bench.redis.hincrby(PREFIX + "counters", "asked_ms", -60_000)
-    await bench.redis.hincrby(PREFIX + "counters", "submitted_ms", -90_000)
-    status = await bench.store.runs.status(RUN)
+    (group_id,) = await harness.ask("env-1", 1)
+    await harness.submit("env-1", group_id)
+    await harness.redis.hincrby(PREFIX + "counters", "asked_ms", -60_000)
+    await harness.redis.hincrby(PREFIX + "counters", "submitted_ms", -90_000)
+    status = await harness.store.runs.status(RUN)
     assert status.last_asked_s is not None
     assert status.last_submit_s is not None
     assert 60 <= status.last_asked_s < 90 <= status.last_submit_s < 120
-    await bench.ask("env-1", 1)
-    status = await bench.store.runs.status(RUN)
+    await harness.ask("env-1", 1)
+    status = await harness.store.runs.status(RUN)
     assert status.last_asked_s is not None
     assert status.last_asked_s < 60
 
 
-async def test_sequences_and_bytes_follow_a_batch_that_lives_again(bench: Bench) -> None:
-    incarnation = await bench.start()
-    await bench.fill(3)
-    await bench.lease(incarnation, "b1", 2)
+async def test_sequences_and_bytes_follow_a_batch_that_lives_again(harness: StoreHarness) -> None:
+    incarnation = await harness.start()
+    await harness.fill(3)
+    await harness.lease(incarnation, "b1", 2)
 
     async def counts() -> tuple[dict[str, int], dict[str, int]]:
-        status = await bench.store.runs.status(RUN)
+        status = await harness.store.runs.status(RUN)
         return status.sequences, status.bytes_by_state
 
     held = {"ready": 2, "leased": 4, "dead": 0}, {"ready": 100, "leased": 200, "dead": 0}
     back = {"ready": 6, "leased": 0, "dead": 0}, {"ready": 300, "leased": 0, "dead": 0}
     assert await counts() == held
     for number in range(2):
-        await bench.expire_lease("b1")
-        assert await bench.lease(incarnation, "b2", 9) is None
+        await harness.expire_lease("b1")
+        assert await harness.lease(incarnation, "b2", 9) is None
         assert await counts() == back
         if number:
-            await bench.store.queue.extend(RUN, incarnation, ["b1"])
+            await harness.store.queue.extend(RUN, incarnation, ["b1"])
         else:
-            await bench.lease(incarnation, "b1", 2)
+            await harness.lease(incarnation, "b1", 2)
         assert await counts() == held
-    assert await bench.redis.zscore(PREFIX + "leases", "b1") is not None
-    assert await bench.redis.scard(PREFIX + "expired") == 0
+    assert await harness.redis.zscore(PREFIX + "leases", "b1") is not None
+    assert await harness.redis.scard(PREFIX + "expired") == 0

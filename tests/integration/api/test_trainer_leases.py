@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 from tests.support.scripted_run import ENV, GROUP_SIZE, expected_group, plan

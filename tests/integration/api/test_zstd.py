@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from tests.integration.api.bench import RUN
+from tests.integration.api.store_harness import RUN
 from tests.integration.api.test_http import AT, code, put, start
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group

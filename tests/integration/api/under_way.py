@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import httpx
-from tests.integration.api.bench import RUN, trainer
+from tests.integration.api.store_harness import RUN, trainer
 from tests.support.groups import make_group
 
 from gristmill import GROUP_MEDIA_TYPE

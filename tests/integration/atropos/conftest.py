@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from redis.asyncio import Redis
-from tests.integration.atropos.bench import Bench
+from tests.integration.atropos.store_harness import StoreHarness
 from tests.support.redis_server import RedisServer
 
 from gristmill_api.settings import Limits
@@ -20,14 +20,14 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-def bench(redis: Redis) -> Bench:
+def harness(redis: Redis) -> StoreHarness:
     """A run with which no trainer or environment has registered."""
-    return Bench(redis, Limits(max_attempts=3))
+    return StoreHarness(redis, Limits(max_attempts=3))
 
 
 @pytest.fixture
-async def lone_bench() -> AsyncIterator[Bench]:
+async def lone_harness() -> AsyncIterator[StoreHarness]:
     """The same over a Redis that no other API uses, so that only the test adds to its count of commands."""
     with RedisServer() as server:
         async with connect(server.url, {}) as client:
-            yield Bench(client, Limits(max_attempts=3))
+            yield StoreHarness(client, Limits(max_attempts=3))

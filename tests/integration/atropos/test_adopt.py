@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
-from tests.integration.api.bench import trainer as settings
+from tests.integration.api.store_harness import trainer as settings
 from tests.integration.atropos.conversation import expand
 from tests.support.api_server import ApiServer
 from tests.support.redis_server import RedisServer

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.atropos.bench import Bench
+from tests.integration.atropos.store_harness import StoreHarness
 from tests.support.atropos_reference import FRESH, AtroposReference
 
 from gristmill_api.settings import Limits
@@ -52,23 +52,23 @@ def draw_all(reference: httpx.Client) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(20))
 async def test_the_same_batches(reference: httpx.Client, redis: Redis, seed: int) -> None:
     rng = random.Random(seed)
-    bench = Bench(redis, Limits())
+    harness = StoreHarness(redis, Limits())
     shares = rng.random() < 0.6
     envs = [
         (rng.choice([1, 2, 4, 8]), rng.choice([None, 0.1, 0.25, 0.5, 0.9]) if shares else None)
         for _ in range(rng.randrange(1, 4))
     ]
     register(reference, envs)
-    await bench.register(BATCH)
+    await harness.register(BATCH)
     for size, share in envs:
-        await bench.env(size, share)
+        await harness.env(size, share)
     # Groups without an environment never leave the reference while an environment has a share.
     nobody = [] if any(share is not None for _, share in envs) else [None]
     for number in range(60):
         env = rng.choice([*range(len(envs)), *nobody])
         largest = 8 if env is None else envs[env][0]
         size = rng.choice([size for size in (1, 2, 4, 8) if size <= largest])
-        assert await bench.submit(size, env) == post(reference, number, size, env)
+        assert await harness.submit(size, env) == post(reference, number, size, env)
         if rng.random() < 0.5:
             # If several batches are ready at once, the reference sends the last one first.
-            assert sorted(await bench.draw_all()) == sorted(draw_all(reference)), (seed, number)
+            assert sorted(await harness.draw_all()) == sorted(draw_all(reference)), (seed, number)

@@ -4,68 +4,68 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.api.ear import Ear
-from tests.integration.atropos_queue.bench import RUN, START, Bench, names, scored
+from tests.integration.api.event_listener import EventListener
+from tests.integration.atropos_queue.store_harness import RUN, START, StoreHarness, names, scored
 
 from gristmill_api.store import keys
 
 
-async def run(bench: Bench, script: str, *args: str | bytes | int) -> list[Any]:
-    status, *rest = await bench.store.scripts.run(script, START, *args)
+async def run(harness: StoreHarness, script: str, *args: str | bytes | int) -> list[Any]:
+    status, *rest = await harness.store.scripts.run(script, START, *args)
     return [status.decode(), *rest]
 
 
-async def test_a_leased_groups_form_is_exchanged_and_counted(bench: Bench) -> None:
-    await bench.start()
-    await bench.submit(*[scored()] * 3)
-    await bench.lend("atropos:1")
+async def test_a_leased_groups_form_is_exchanged_and_counted(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.submit(*[scored()] * 3)
+    await harness.lend("atropos:1")
     (first, second, third) = names(0, 1, 2)
     new = b"y" * 30
-    assert await run(bench, "adopt", first, "atropos:2", new) == ["LOST"]
-    assert await run(bench, "adopt", third, "atropos:1", new) == ["LOST"], "it is not leased"
-    assert await bench.store.queue.payload(RUN, first) == b"x" * 100
-    assert await run(bench, "adopt", first, "atropos:1", new) == ["OK"]
-    facts = await bench.redis.hgetall(START + f"group:{first}")
+    assert await run(harness, "adopt", first, "atropos:2", new) == ["LOST"]
+    assert await run(harness, "adopt", third, "atropos:1", new) == ["LOST"], "it is not leased"
+    assert await harness.store.queue.payload(RUN, first) == b"x" * 100
+    assert await run(harness, "adopt", first, "atropos:1", new) == ["OK"]
+    facts = await harness.redis.hgetall(START + f"group:{first}")
     assert [facts[name] for name in (b"schema", b"bytes", b"raw_bytes")] == [b"group", b"30", b"30"]
-    assert [await bench.store.queue.payload(RUN, name) for name in (first, second)] == [new, b"x" * 100]
-    status = await bench.store.runs.status(RUN)
+    assert [await harness.store.queue.payload(RUN, name) for name in (first, second)] == [new, b"x" * 100]
+    status = await harness.store.runs.status(RUN)
     assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (4, 130, 230)
-    assert int(await bench.redis.get(keys.BYTES) or 0) == 230
-    await bench.queue.ack("atropos:1")
-    status = await bench.store.runs.status(RUN)
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 230
+    await harness.queue.ack("atropos:1")
+    status = await harness.store.runs.status(RUN)
     assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (0, 0, 100)
-    await bench.redis.delete(START + "record")
-    assert await run(bench, "adopt", third, "atropos:1", new) == ["MISSING"]
+    await harness.redis.delete(START + "record")
+    assert await run(harness, "adopt", third, "atropos:1", new) == ["MISSING"]
 
 
-async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(bench: Bench) -> None:
-    await bench.start(batch_size=6)
-    await bench.submit(*[scored()] * 4)
+async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(harness: StoreHarness) -> None:
+    await harness.start(batch_size=6)
+    await harness.submit(*[scored()] * 4)
     first, second, third, fourth = names(0, 1, 2, 3)
-    await bench.lend("atropos:1")
-    await bench.queue.nack("atropos:1")
-    await bench.lend("atropos:2")
-    ear = Ear(bench.redis, RUN)
-    await ear.open()
-    assert await run(bench, "reject", "atropos:9", first, "odd") == ["OK", 0]
-    assert (await bench.store.runs.status(RUN)).leased == 3
-    assert await ear.hear() == (set(), [])
-    assert await run(bench, "reject", "atropos:2", first, "odd", third, "empty") == ["OK", 2]
-    topics, events = await ear.hear()
-    await ear.close()
+    await harness.lend("atropos:1")
+    await harness.queue.nack("atropos:1")
+    await harness.lend("atropos:2")
+    listener = EventListener(harness.redis, RUN)
+    await listener.open()
+    assert await run(harness, "reject", "atropos:9", first, "odd") == ["OK", 0]
+    assert (await harness.store.runs.status(RUN)).leased == 3
+    assert await listener.recorded() == (set(), [])
+    assert await run(harness, "reject", "atropos:2", first, "odd", third, "empty") == ["OK", 2]
+    topics, events = await listener.recorded()
+    await listener.close()
     assert topics == {f"ready {START}", f"permits {START}"}
     died = [("dead", first, "odd"), ("dead", third, "empty")]
     assert [(event["kind"], event["group"], event["reason"]) for event in events] == died
-    audit = await bench.store.runs.audit(RUN)
+    audit = await harness.store.runs.audit(RUN)
     assert (audit.ready, audit.dead, audit.leased) == ([second, fourth], [first, third], [])
-    letters = await bench.store.dead_letters.all(RUN, 0, 9)
+    letters = await harness.store.dead_letters.all(RUN, 0, 9)
     assert [(letter.group_id, letter.reason, letter.attempts) for letter in letters] == [
         (first, "odd", 1),
         (third, "empty", 1),
     ]
-    assert await bench.redis.hmget(START + f"group:{second}", "attempts", "batch") == [b"1", None]
-    assert await bench.redis.zcard(START + "leases") == 0
-    assert await bench.redis.exists(START + "batch:atropos:2") == 0
-    assert await run(bench, "reject", "atropos:2", second, "odd") == ["OK", 0]
-    await bench.redis.delete(START + "record")
-    assert await run(bench, "reject", "atropos:2", second, "odd") == ["MISSING"]
+    assert await harness.redis.hmget(START + f"group:{second}", "attempts", "batch") == [b"1", None]
+    assert await harness.redis.zcard(START + "leases") == 0
+    assert await harness.redis.exists(START + "batch:atropos:2") == 0
+    assert await run(harness, "reject", "atropos:2", second, "odd") == ["OK", 0]
+    await harness.redis.delete(START + "record")
+    assert await run(harness, "reject", "atropos:2", second, "odd") == ["MISSING"]

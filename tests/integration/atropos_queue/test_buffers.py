@@ -10,8 +10,8 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from tests.integration.api.ear import NOTHING, Ear
-from tests.integration.atropos_queue.bench import RUN, START, Bench, names, scored
+from tests.integration.api.event_listener import NOTHING, EventListener
+from tests.integration.atropos_queue.store_harness import RUN, START, StoreHarness, names, scored
 from tests.support.errors import raises
 
 from gristmill_api.errors import ApiProblem
@@ -19,65 +19,65 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 
 
-async def test_groups_are_queued_as_they_came(bench: Bench) -> None:
-    await bench.start()
-    ear = Ear(bench.redis, RUN)
-    await ear.open()
-    number = await bench.env(group_size=2)
-    await ear.hear()
+async def test_groups_are_queued_as_they_came(harness: StoreHarness) -> None:
+    await harness.start()
+    listener = EventListener(harness.redis, RUN)
+    await listener.open()
+    number = await harness.env(group_size=2)
+    await listener.recorded()
     texts = [b"a" * 10, b"b" * 20, b"c" * 30]
     groups = [scored(2, number, texts[0]), scored(3, None, texts[1]), scored(2, 99, texts[2])]
     submitted = [
         {"kind": "submit", "group": name, "env": env, "sequences": str(size), "tokens": str(10 * size)}
         for name, env, size in zip(names(0, 1, 2), (str(number), "", "99"), (2, 3, 2), strict=True)
     ]
-    assert await ear.hear(bench.queue.submit("r1", groups)) == ({f"ready {START}"}, submitted)
-    await ear.close()
-    assert await bench.ready() == names(0, 1, 2)
-    assert [await bench.store.queue.payload(RUN, name) for name in names(0, 1, 2)] == texts
-    assert [await bench.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
-    assert await bench.queue.latest() == texts[2]
-    facts = await bench.redis.hgetall(START + "group:a00000001")
+    assert await listener.recorded(harness.queue.submit("r1", groups)) == ({f"ready {START}"}, submitted)
+    await listener.close()
+    assert await harness.ready() == names(0, 1, 2)
+    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 1, 2)] == texts
+    assert [await harness.redis.pttl(keys.payload(RUN, name)) for name in names(0, 1, 2)] == [-1] * 3, "they stay"
+    assert await harness.queue.latest() == texts[2]
+    facts = await harness.redis.hgetall(START + "group:a00000001")
     assert facts[b"raw_bytes"] == facts[b"bytes"] == b"20"
     assert (facts[b"schema"], facts[b"step"], facts[b"version"], facts[b"env_id"]) == (b"atropos", b"", b"0.0", b"")
-    status = await bench.store.runs.status(RUN)
+    status = await harness.store.runs.status(RUN)
     assert (status.bytes, status.accepted, status.sequences["ready"]) == (60, 3, 7)
-    assert int(await bench.redis.get(keys.BYTES) or 0) == 60
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 60
 
 
-async def test_a_submit_is_stored_once_whatever_its_client_heard(bench: Bench) -> None:
-    await bench.start()
-    number = await bench.env(group_size=4)
-    ear = Ear(bench.redis, RUN)
-    await ear.open()
-    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
-    await ear.hear()
-    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
-    assert await ear.hear() == NOTHING
-    await ear.close()
-    assert await bench.ready() == names(1)
-    ttl = await bench.redis.pttl(START + "atropos:receipt:r1")
+async def test_a_submit_is_stored_once_whatever_its_client_heard(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=4)
+    listener = EventListener(harness.redis, RUN)
+    await listener.open()
+    assert await harness.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
+    await listener.recorded()
+    assert await harness.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None]
+    assert await listener.recorded() == NOTHING
+    await listener.close()
+    assert await harness.ready() == names(1)
+    ttl = await harness.redis.pttl(START + "atropos:receipt:r1")
     assert 590_000 < ttl <= 600_000
-    await bench.store.runs.close(RUN)
-    assert await bench.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
+    await harness.store.runs.close(RUN)
+    assert await harness.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
 
 
-async def test_bytes_that_went_on_the_way_are_asked_for_again(bench: Bench) -> None:
-    await bench.start()
+async def test_bytes_that_went_on_the_way_are_asked_for_again(harness: StoreHarness) -> None:
+    await harness.start()
     one = (2, 20, "", START + "sent:never")
-    sent = await bench.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, 1000, *one)
+    sent = await harness.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, 1000, *one)
     assert sent == [b"GONE"]
-    assert await bench.ready() == []
+    assert await harness.ready() == []
 
 
-async def test_the_version_that_was_served_is_noted(bench: Bench) -> None:
-    await bench.start()
-    number = await bench.env(group_size=4)
-    await bench.redis.hset(START + "record", mapping={"version_incarnation": 2, "version_step": 7})
-    await bench.submit(scored(2, number), scored(4))
-    await bench.redis.hset(START + "record", "version_step", 8)
-    await bench.submit(scored(2, number))
-    found = [await bench.redis.hmget(START + f"group:{name}", "step", "version") for name in names(0, 1, 2)]
+async def test_the_version_that_was_served_is_noted(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=4)
+    await harness.redis.hset(START + "record", mapping={"version_incarnation": 2, "version_step": 7})
+    await harness.submit(scored(2, number), scored(4))
+    await harness.redis.hset(START + "record", "version_step", 8)
+    await harness.submit(scored(2, number))
+    found = [await harness.redis.hmget(START + f"group:{name}", "step", "version") for name in names(0, 1, 2)]
     assert found == [[b"7", b"2.7"], [b"7", b"2.7"], [b"8", b"2.8"]], "when they came, not when they were released"
 
 
@@ -91,81 +91,81 @@ async def test_the_version_that_was_served_is_noted(bench: Bench) -> None:
 )
 async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, quoted: list[str]) -> None:
     async with Redis.from_url(redis_url) as client:
-        bench = Bench(client, limits)
-        await bench.start()
-        number = await bench.env(group_size=4)
-        await bench.submit(scored(2, number))
+        harness = StoreHarness(client, limits)
+        await harness.start()
+        number = await harness.env(group_size=4)
+        await harness.submit(scored(2, number))
         with raises(ApiProblem, "store_full") as refused:
-            await bench.submit(scored(4), scored(4), scored(4))
+            await harness.submit(scored(4), scored(4), scored(4))
         assert refused.value.status == 429
-        assert await bench.ready() == [], "all or none"
+        assert await harness.ready() == [], "all or none"
         assert await client.keys("*:sent:*") == [], "a refused body does not block the next one"
-        await bench.submit(scored(4), scored(4))
+        await harness.submit(scored(4), scored(4))
         with raises(ApiProblem, "store_full") as refused:
-            await bench.submit(scored(4))
+            await harness.submit(scored(4))
         assert [value for value in quoted if value not in str(refused.value)] == []
-        assert len(await bench.ready()) == 2
-        assert (await bench.store.runs.status(RUN)).bytes == 300
+        assert len(await harness.ready()) == 2
+        assert (await harness.store.runs.status(RUN)).bytes == 300
 
 
 async def test_groups_in_every_state_count_against_the_cap(redis_url: str) -> None:
     async with Redis.from_url(redis_url) as client:
-        bench = Bench(client, Limits(max_run_groups=4, max_attempts=1), archive=True)
-        await bench.start()
-        await bench.submit(*[scored(4)] * 4)
-        await bench.lend("atropos:1")
-        await bench.queue.ack("atropos:1")
-        await bench.lend("atropos:2")
-        await bench.queue.nack("atropos:2")
-        await bench.lend("atropos:3")
-        status = await bench.store.runs.status(RUN)
+        harness = StoreHarness(client, Limits(max_run_groups=4, max_attempts=1), archive=True)
+        await harness.start()
+        await harness.submit(*[scored(4)] * 4)
+        await harness.lend("atropos:1")
+        await harness.queue.ack("atropos:1")
+        await harness.lend("atropos:2")
+        await harness.queue.nack("atropos:2")
+        await harness.lend("atropos:3")
+        status = await harness.store.runs.status(RUN)
         assert (status.ready, status.leased, status.dead, status.archiving) == (1, 1, 1, 1)
         with raises(ApiProblem, "store_full") as refused:
-            await bench.submit(scored(4))
+            await harness.submit(scored(4))
         assert all(value in str(refused.value) for value in (repr(RUN), " 4 ", "API_MAX_RUN_GROUPS"))
 
 
-async def test_pieces_wait_until_they_make_a_group(bench: Bench) -> None:
-    await bench.start()
-    number, other = await bench.env(group_size=4), await bench.env(group_size=4)
-    ear = Ear(bench.redis, RUN)
-    await ear.open()
-    assert await bench.submit(scored(3, number, b"1" * 10)) == [3]
-    assert await bench.submit(scored(2, other, b"2" * 20)) == [2], "another's buffer"
-    assert await ear.hear() == NOTHING
-    status = await bench.store.runs.status(RUN)
+async def test_pieces_wait_until_they_make_a_group(harness: StoreHarness) -> None:
+    await harness.start()
+    number, other = await harness.env(group_size=4), await harness.env(group_size=4)
+    listener = EventListener(harness.redis, RUN)
+    await listener.open()
+    assert await harness.submit(scored(3, number, b"1" * 10)) == [3]
+    assert await harness.submit(scored(2, other, b"2" * 20)) == [2], "another's buffer"
+    assert await listener.recorded() == NOTHING
+    status = await harness.store.runs.status(RUN)
     assert (status.bytes, status.ready, status.accepted) == (30, 0, 0)
-    assert int(await bench.redis.get(keys.BYTES) or 0) == 30
-    assert await bench.submit(scored(2, number)) == [5]
-    assert await bench.submit(scored(4, number), scored(6, number)) == [None, None], "no piece"
-    assert await bench.submit(scored(1, number, b"3" * 30)) == [2]
-    assert await bench.ready() == names(3, 4, 0, 5)
-    assert [await bench.store.queue.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
-    assert await bench.redis.hget(START + "group:a00000000", "env_id") == str(number).encode()
-    assert (await bench.store.runs.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
-    assert int(await bench.redis.get(keys.BYTES) or 0) == 360
-    assert await bench.submit(scored(2, number)) == [0]
-    assert await bench.redis.keys(START + "atropos:held:*") == [f"{START}atropos:held:a00000001".encode()]
-    await ear.close()
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 30
+    assert await harness.submit(scored(2, number)) == [5]
+    assert await harness.submit(scored(4, number), scored(6, number)) == [None, None], "no piece"
+    assert await harness.submit(scored(1, number, b"3" * 30)) == [2]
+    assert await harness.ready() == names(3, 4, 0, 5)
+    assert [await harness.store.queue.payload(RUN, name) for name in names(0, 5)] == [b"1" * 10, b"3" * 30]
+    assert await harness.redis.hget(START + "group:a00000000", "env_id") == str(number).encode()
+    assert (await harness.store.runs.status(RUN)).bytes == 10 + 20 + 100 + 200 + 30
+    assert int(await harness.redis.get(keys.BYTES) or 0) == 360
+    assert await harness.submit(scored(2, number)) == [0]
+    assert await harness.redis.keys(START + "atropos:held:*") == [f"{START}atropos:held:a00000001".encode()]
+    await listener.close()
 
 
-async def test_who_submits_is_heard(bench: Bench) -> None:
-    await bench.start()
-    number = await bench.env(group_size=4)
-    await bench.silence(number)
-    await bench.submit(scored(2, number), scored(2, 99))
-    assert await bench.redis.zscore(START + "envs", str(number)) != 1
-    assert await bench.redis.zcard(START + "envs") == 1, "an environment that never registered has no id"
+async def test_who_submits_is_heard(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=4)
+    await harness.silence(number)
+    await harness.submit(scored(2, number), scored(2, 99))
+    assert await harness.redis.zscore(START + "envs", str(number)) != 1
+    assert await harness.redis.zcard(START + "envs") == 1, "an environment that never registered has no id"
 
 
-async def test_a_buffer_does_not_grow_for_ever(bench: Bench) -> None:
-    await bench.start()
-    number = await bench.env(group_size=5)
-    assert await bench.submit(*[scored(3, number)] * 64) == [3 * pieces for pieces in range(1, 65)]
-    assert await bench.ready() == []
-    assert await bench.submit(scored(3, number), scored(3, number)) == [192, 192]
-    assert await bench.ready() == names(0, 1), "the oldest go as they are"
-    assert (await bench.store.runs.status(RUN)).bytes == 6600
+async def test_a_buffer_does_not_grow_for_ever(harness: StoreHarness) -> None:
+    await harness.start()
+    number = await harness.env(group_size=5)
+    assert await harness.submit(*[scored(3, number)] * 64) == [3 * pieces for pieces in range(1, 65)]
+    assert await harness.ready() == []
+    assert await harness.submit(scored(3, number), scored(3, number)) == [192, 192]
+    assert await harness.ready() == names(0, 1), "the oldest go as they are"
+    assert (await harness.store.runs.status(RUN)).bytes == 6600
 
 
 def summing(sizes: Sequence[int], target: int) -> set[int] | None:
@@ -213,9 +213,9 @@ def test_pieces_are_released_as_the_model_says(redis_url: str, target: int, size
 
 async def _compare(url: str, target: int, sizes: list[int]) -> None:
     async with Redis.from_url(url) as client:
-        bench = Bench(client)
-        await bench.start()
-        number = await bench.env(group_size=target)
+        harness = StoreHarness(client)
+        await harness.start()
+        number = await harness.env(group_size=target)
         queued: list[str] = []
         held: list[tuple[str, int]] = []
         for row, size in enumerate(sizes):
@@ -229,5 +229,5 @@ async def _compare(url: str, target: int, sizes: list[int]) -> None:
                 queued += [held[index][0] for index in sorted(chosen)]
                 held = [piece for index, piece in enumerate(held) if index not in chosen]
                 expected = sum(piece for _, piece in held)
-            assert await bench.submit(scored(size, number)) == [expected]
-            assert await bench.ready() == queued
+            assert await harness.submit(scored(size, number)) == [expected]
+            assert await harness.ready() == queued

@@ -10,8 +10,8 @@ import redis
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from tests.integration.atropos_queue.bench import Bench, names, scored
 from tests.integration.atropos_queue.packing_model import Ready, next_batch
+from tests.integration.atropos_queue.store_harness import StoreHarness, names, scored
 
 SIZES = st.sampled_from([1, 1, 2, 2, 2, 3, 4, 4, 4, 6, 8])
 SHARES = st.sampled_from([None, None, 0.1, 0.25, 0.3, 0.5, 0.5, 0.75, 1.0, -0.5])
@@ -53,18 +53,18 @@ def test_batches_are_those_of_the_model(
 
 async def _compare(url: str, queue: Groups, wanted: int, shares: tuple[float | None, ...]) -> None:
     async with Redis.from_url(url) as client:
-        bench = Bench(client)
-        await bench.start(wanted)
+        harness = StoreHarness(client)
+        await harness.start(wanted)
         for share in shares:
-            await bench.env(share=share)
-        await bench.submit(*(scored(size, env) for size, env in queue))
+            await harness.env(share=share)
+        await harness.submit(*(scored(size, env) for size, env in queue))
         named = zip(names(*range(len(queue))), queue, strict=True)
         # A group that is larger than the batch is quarantined.
         left = [Ready(name, size, "" if env is None else str(env)) for name, (size, env) in named if size <= wanted]
         minima = [(str(number), share) for number, share in enumerate(shares) if share is not None]
         for number in range(len(queue) + 1):
             expected = next_batch(left, wanted, minima)
-            found = await bench.lend(f"atropos:{number}")
+            found = await harness.lend(f"atropos:{number}")
             assert found == (None if expected is None else [group.name for group in expected])
             if expected is None:
                 break

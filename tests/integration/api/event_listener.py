@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 
 from gristmill_api.store import keys
 
-Told = tuple[set[str], list[dict[str, str]]]
-NOTHING: Told = (set(), [])
+Recorded = tuple[set[str], list[dict[str, str]]]
+NOTHING: Recorded = (set(), [])
 
 
-class Ear:
+class EventListener:
     """Listens to one run."""
 
     def __init__(self, redis: Redis, run_id: str) -> None:
@@ -33,7 +33,7 @@ class Ear:
     async def close(self) -> None:
         await self._subscription.aclose()  # type: ignore[no-untyped-call]
 
-    async def hear(self, call: Awaitable[Any] | None = None) -> Told:
+    async def recorded(self, call: Awaitable[Any] | None = None) -> Recorded:
         """Returns the messages that were published while `call` ran, and the run's events that were written to the
         stream."""
         if call is not None:

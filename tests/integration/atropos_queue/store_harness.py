@@ -36,7 +36,7 @@ def scored(sequences: int = 2, env_id: int | None = None, text: bytes = b"x" * 1
 
 
 @dataclass
-class Bench:
+class StoreHarness:
     redis: Redis
     limits: Limits = field(default_factory=Limits)
     archive: bool = False

@@ -46,7 +46,7 @@ def submission(
 
 
 @dataclass
-class Bench:
+class StoreHarness:
     store: Store
     redis: Redis
 

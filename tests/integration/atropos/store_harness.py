@@ -17,7 +17,7 @@ from gristmill_api.store import Store, keys
 RUN = "default"
 
 
-class Bench:
+class StoreHarness:
     def __init__(self, redis: Redis, limits: Limits) -> None:
         self.redis = redis
         self.store = Store(redis, limits)
