@@ -29,10 +29,10 @@ NATIVE: Final[Tests] = (
     *(f"--deselect={test}" for test in _SLOW),
 )
 NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
-ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "adopt", "model"))
+ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "reject", "model"))
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
-_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua", "adopt.lua", "reject.lua")
+_OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua", "reject.lua")
 _OF_BOTH: Final = (
     *("_keys.lua", "_moves.lua", "_sums.lua", "lease.lua", "ack.lua", "extend.lua", "nack.lua"),
     *("_shares.lua", "delete.lua", "index.lua", "join.lua", "unregister.lua", "version.lua"),

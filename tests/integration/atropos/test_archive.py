@@ -1,4 +1,4 @@
-"""A batch that was delivered completely is archived like native batches: group by group, as its clients sent it."""
+"""Batches of Atropos' environments are archived as their clients sent them, or as a trainer of /v1 leased them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.integration.api.store_harness import trainer as settings
 from tests.integration.atropos.stock_trainer import StockTrainer
 from tests.support.api_server import ApiServer
 from tests.support.errors import raises
 
-from gristmill import GristmillError, read_rollouts
+from gristmill import Client, GristmillError, read_rollouts
 from gristmill.archive import ArchivedGroup, ArchiveError, read_archive
 
 
@@ -49,3 +50,19 @@ def test_delivered_batches_are_archived(redis_url: str, tmp_path: Path) -> None:
     (run,) = tmp_path.iterdir()
     with raises(GristmillError, "archive_schema", schema="atropos"):
         list(read_rollouts(run))
+
+
+async def test_batches_that_a_trainer_of_v1_acked_are_archived_in_the_form_that_it_leased(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as api:
+        async with httpx.AsyncClient(base_url=api.url) as http, Client(api.url, patience=10) as client:
+            for number in range(3):
+                (await http.post("/scored_data", json=group(number))).raise_for_status()
+            incarnation, _ = await client.take("default", settings(), [])
+            batch = await client.lease("default", incarnation, "b1", 3, wait=0)
+            assert batch is not None
+            await client.ack("default", incarnation, ["b1"])
+        api.stop()
+    assert [each.schema for each in archived(tmp_path)] == ["group"] * 3
+    assert [each.encode() for each in read_rollouts(tmp_path / "default")] == [each.encode() for each in batch]

@@ -1,5 +1,7 @@
 """Converts between Atropos' JSON and the binary group of /v1, so each protocol can lease groups of the other.
 
+Both directions convert while an answer is built. The store keeps a group as it was submitted.
+
 Values that only one of the two forms has:
 
     masks                 the token's id where trained, -100 elsewhere   <->  the mask

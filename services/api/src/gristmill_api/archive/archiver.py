@@ -4,6 +4,9 @@ An acked group stays in Redis, and counts against its caps, until it is on disk.
 machine loses no group; a group may be written twice. While the disk fails, acked groups are not archived; they are
 counted and logged. Training never waits for the archive longer than the few seconds of `_PAUSES_S`.
 
+Groups are archived as they were submitted, with one exception: if a trainer of /v1 has taken the run, groups that
+Atropos' protocol submitted are archived in the binary form in which that trainer leased them.
+
 Redis may keep its file on the same disk, and stops when the disk is full. So the archive leaves a floor of free space:
 it removes a run's oldest segments, and then lets groups go without archiving them.
 """
@@ -21,15 +24,17 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from gristmill import GroupError
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.archive.writer import NoRoomError, RunWriter, free_bytes
+from gristmill_api.conversion import to_binary
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingRun
+from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingGroup, WaitingRun
 
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
@@ -188,13 +193,12 @@ class Archiver:
             # None: another process archived it, as this one stood still for too long.
             if group := await self._queue.group(run.run_id, group_id):
                 try:
-                    await asyncio.to_thread(writer.append, group_id, group.schema, group.stored)
+                    size += await asyncio.to_thread(_append, writer, run.run_id, group_id, group)
                 except OSError as error:
                     if not settled:
                         raise
                     failed = not isinstance(error, NoRoomError)
                     break
-                size += len(group.stored)
             settled.append(group_id)
             if size >= _BATCH_BYTES:
                 break
@@ -234,6 +238,17 @@ class Archiver:
     async def _close(self) -> None:
         for run in list(self._writers):
             await self._discard(run)
+
+
+def _append(writer: RunWriter, run_id: str, group_id: str, group: WaitingGroup) -> int:
+    """Write a group in the form that the archive keeps. Returns the bytes of that form."""
+    schema, body = group.schema, group.stored
+    if schema == "atropos" and group.trained_over_v1:
+        # A group without a binary form was delivered to a trainer of Atropos, and stays JSON.
+        with contextlib.suppress(GroupError):
+            schema, body = "group", to_binary(body, group_id, run_id, group.version)
+    writer.append(group_id, schema, body)
+    return len(body)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -18,7 +18,7 @@ from gristmill import BATCH_MEDIA_TYPE, GroupError, compression
 from gristmill.logs import line
 from gristmill_api import errors
 from gristmill_api.context import MAX_NUMBER, Context, Ctx, Name, RequestModel, RunId
-from gristmill_api.conversion import is_json, to_binary
+from gristmill_api.conversion import to_binary
 from gristmill_api.http import framing
 from gristmill_api.http.body_limit import offload
 from gristmill_api.http.fast_route import FastRoute, fast_path
@@ -26,6 +26,8 @@ from gristmill_api.notifications import RECHECK_S
 from gristmill_api.store import LeasedGroup, LeaseSize, keys
 
 _LOG = logging.getLogger(__name__)
+_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Binary forms of groups of Atropos' protocol that one lease keeps in memory until they are sent."""
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["lease"], route_class=FastRoute)
 
 
@@ -111,6 +113,7 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     ask = functools.partial(
         ctx.store.queue.lease, run_id, body.incarnation, body.batch_id, body.amount, max_staleness=body.max_staleness
     )
+    converted = _Converted(ctx, run_id)
     stale = dead = 0
     looked = -math.inf
 
@@ -122,8 +125,8 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
             looked = time.monotonic()
         batch = await ask(partial=partial, look=look)
         stale, dead = stale + batch.stale, dead + batch.dead
-        while any(group.schema == "atropos" for group in batch.groups):
-            dead += await _adopt(ctx, run_id, body.batch_id, batch.groups)
+        while reasons := await converted.add(batch.groups):
+            dead += await ctx.store.queue.reject(run_id, body.batch_id, reasons)
             batch = await ask(partial=partial)
             stale, dead = stale + batch.stale, dead + batch.dead
         return batch.groups or None
@@ -139,18 +142,17 @@ async def lease(ctx: Ctx, request: Request, run_id: RunId, body: Lease) -> Respo
     if batch is None:
         return Response(status_code=204, headers=dropped)
     # The first part is read before the answer starts, so that a Redis gone meanwhile is still a clean 503.
-    inflate = not body.compressed
-    parts = framing.parts(batch, lambda group: group.sent_size(inflate))
-    first = await _framed(ctx, run_id, parts[0], inflate, before=framing.array_header(len(batch)))
+    answer = _Answer(ctx, run_id, converted, inflate=not body.compressed)
+    parts = framing.parts(batch, answer.size)
+    first = await answer.framed(parts[0], before=framing.array_header(len(batch)))
     _LOG.info(
         line("lease", run=run_id, batch=body.batch_id, incarnation=body.incarnation, groups=len(batch),
              bytes=sum(group.size for group in batch))
     )  # fmt: skip
     if len(parts) == 1:
         return Response(first, media_type=BATCH_MEDIA_TYPE, headers=dropped)
-    headers = {"Content-Length": str(framing.length([group.sent_size(inflate) for group in batch])), **dropped}
-    stream = _stream(ctx, run_id, first, parts[1:], inflate)
-    return StreamingResponse(stream, media_type=BATCH_MEDIA_TYPE, headers=headers)
+    headers = {"Content-Length": str(framing.length([answer.size(group) for group in batch])), **dropped}
+    return StreamingResponse(answer.stream(first, parts[1:]), media_type=BATCH_MEDIA_TYPE, headers=headers)
 
 
 @router.post("/extend")
@@ -181,60 +183,88 @@ async def nack(ctx: Ctx, run_id: RunId, body: Batches) -> Nacked:
     return Nacked(groups=groups)
 
 
-async def _adopt(ctx: Context, run_id: str, batch_id: str, groups: Sequence[LeasedGroup]) -> int:
-    """Replace the JSON of Atropos' groups in a leased batch by their binary form, in the store.
+class _Converted:
+    """The binary form of a batch's groups that Atropos' protocol submitted. The store keeps their JSON."""
 
-    The next lease under the same id returns the groups in that form, and the archive keeps that form.
+    def __init__(self, ctx: Context, run_id: str) -> None:
+        self._ctx = ctx
+        self._run_id = run_id
+        self._kept: dict[str, bytes] = {}
+        self.sizes: dict[str, int] = {}
+        """Bytes of the binary form, by group id."""
 
-    If some groups have no binary form, they become dead letters and the rest is ready again: the same id leases another
-    batch. Returns how many groups became dead letters.
-    """
-    reasons: dict[str, str] = {}
-    for group in groups:
-        if group.schema != "atropos":
-            continue
-        stored, version = await ctx.store.queue.payload_and_version(run_id, group.group_id)
+    async def add(self, groups: Sequence[LeasedGroup]) -> dict[str, str]:
+        """Convert the groups of a batch that are JSON. The answer's length must be known before its first byte.
+
+        Returns why groups have no binary form, by their ids: they become dead letters, the rest of the batch is ready
+        again, and the same batch id leases another batch.
+        """
+        reasons: dict[str, str] = {}
+        for group in groups:
+            if group.schema != "atropos" or group.group_id in self.sizes:
+                continue
+            try:
+                binary = await self._convert(group.group_id)
+            except GroupError as error:
+                reasons[group.group_id] = f"no_binary_form: {error}"
+                _LOG.warning(line("dead", run=self._run_id, group=group.group_id, why=str(error)))
+                continue
+            self.sizes[group.group_id] = len(binary)
+            if sum(map(len, self._kept.values())) + len(binary) <= _KEPT_BYTES:
+                self._kept[group.group_id] = binary
+        return reasons
+
+    async def pop(self, group_id: str) -> bytes:
+        """Returns the binary form of an added group. A group beyond _KEPT_BYTES is converted again, to equal bytes."""
+        return self._kept.pop(group_id, None) or await self._convert(group_id)
+
+    async def _convert(self, group_id: str) -> bytes:
+        stored, version = await self._ctx.store.queue.payload_and_version(self._run_id, group_id)
         if stored is None:
-            raise errors.lease_lost(run_id, [batch_id])
-        if not is_json(stored):
-            continue  # Another call at the same time converted the group.
-        try:
-            binary = await asyncio.to_thread(to_binary, stored, group.group_id, run_id, version)
-        except GroupError as error:
-            reasons[group.group_id] = f"no_binary_form: {error}"
-            _LOG.warning(line("dead", run=run_id, group=group.group_id, why=str(error)))
-            continue
-        if not await ctx.store.queue.adopt(run_id, batch_id, group.group_id, binary):
-            raise errors.lease_lost(run_id, [batch_id])
-    return await ctx.store.queue.reject(run_id, batch_id, reasons) if reasons else 0
+            raise errors.lease_lost(self._run_id, [group_id])
+        return await asyncio.to_thread(to_binary, stored, group_id, self._run_id, version)
 
 
-async def _stream(
-    ctx: Context, run_id: str, first: bytes, parts: list[list[LeasedGroup]], inflate: bool
-) -> AsyncIterator[bytes]:
-    """The answer's bytes, one part in memory at a time. Raises in the middle when Redis fails or the groups were
-    acked meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
-    yield first
-    for part in parts:
-        yield await _framed(ctx, run_id, part, inflate)
+class _Answer:
+    """The body of a leased batch, with one part of it in memory at a time."""
+
+    def __init__(self, ctx: Context, run_id: str, converted: _Converted, inflate: bool) -> None:
+        self._ctx = ctx
+        self._run_id = run_id
+        self._converted = converted
+        self._inflate = inflate
+
+    def size(self, group: LeasedGroup) -> int:
+        """Returns the bytes that the body holds of the group."""
+        if group.schema == "atropos":
+            return self._converted.sizes[group.group_id]
+        return group.raw_size if self._inflate else group.size
+
+    async def stream(self, first: bytes, parts: list[list[LeasedGroup]]) -> AsyncIterator[bytes]:
+        """Yields the first part, then the others. Raises in the middle when Redis fails or the groups were acked
+        meanwhile: the connection breaks short of its Content-Length, and the client asks again."""
+        yield first
+        for part in parts:
+            yield await self.framed(part)
+
+    async def framed(self, part: list[LeasedGroup], before: bytes = b"") -> bytes:
+        """Returns the groups' bytes, each behind its header."""
+        own = [group for group in part if group.schema != "atropos"]
+        found = await self._ctx.store.queue.payloads(self._run_id, [group.group_id for group in own]) if own else []
+        stored: dict[str, bytes] = {}
+        for group, body in zip(own, found, strict=True):
+            if body is None:
+                raise errors.lease_lost(self._run_id, [group.group_id])
+            stored[group.group_id] = body
+        compressed = [group for group in own if compression.is_compressed(stored[group.group_id])]
+        if self._inflate and compressed:
+            stored |= await offload(sum(group.raw_size for group in compressed), _inflated, compressed, stored)
+        pieces = [before]
+        for group in part:
+            body = stored[group.group_id] if group.group_id in stored else await self._converted.pop(group.group_id)
+            pieces += (framing.bin_header(len(body)), body)
+        return b"".join(pieces)
 
 
-async def _framed(ctx: Context, run_id: str, part: list[LeasedGroup], inflate: bool, before: bytes = b"") -> bytes:
-    """The groups' bytes, each behind its header."""
-    found = await ctx.store.queue.payloads(run_id, [group.group_id for group in part])
-    bodies: list[bytes] = []
-    for group, stored in zip(part, found, strict=True):
-        if stored is None:
-            raise errors.lease_lost(run_id, [group.group_id])
-        bodies.append(stored)
-    sizes = [group.raw_size for group, body in zip(part, bodies, strict=True) if compression.is_compressed(body)]
-    if inflate and sizes:
-        bodies = await offload(sum(sizes), _inflated, part, bodies)
-    pieces = [before]
-    for body in bodies:
-        pieces += (framing.bin_header(len(body)), body)
-    return b"".join(pieces)
-
-
-def _inflated(part: list[LeasedGroup], bodies: list[bytes]) -> list[bytes]:
-    return [compression.inflated(body, group.raw_size) for group, body in zip(part, bodies, strict=True)]
+def _inflated(groups: list[LeasedGroup], bodies: dict[str, bytes]) -> dict[str, bytes]:
+    return {group.group_id: compression.inflated(bodies[group.group_id], group.raw_size) for group in groups}

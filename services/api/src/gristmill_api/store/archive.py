@@ -31,6 +31,10 @@ class WaitingGroup:
     """ "group" or "atropos"."""
     stored: bytes
     """As submitted: plain, or one zstd frame."""
+    version: str
+    """Policy version at the receipt of a group of Atropos' protocol. Other groups name their versions themselves."""
+    trained_over_v1: bool
+    """A trainer of /v1 has taken the run."""
 
 
 class ArchiveQueue:
@@ -83,10 +87,11 @@ class ArchiveQueue:
     async def group(self, run_id: str, group_id: str) -> WaitingGroup | None:
         """Returns a waiting group; None if it waits no longer."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hget(keys.group(run_id, group_id), "schema")
+            pipe.hmget(keys.group(run_id, group_id), "schema", "version")
             pipe.get(keys.payload(run_id, group_id))
-            schema, stored = await pipe.execute()
-        return None if stored is None else WaitingGroup(text(schema), stored)
+            pipe.hexists(keys.record(run_id), "trainer")
+            (schema, version), stored, taken = await pipe.execute()
+        return None if stored is None else WaitingGroup(text(schema), stored, text(version or b""), bool(taken))
 
     async def archived(self, run_id: str, group_ids: Sequence[str], *, lost: bool = False) -> None:
         """Free the bytes of groups that are on disk. `lost`: they are not on disk; the run's status counts them."""

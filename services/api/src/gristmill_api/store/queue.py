@@ -48,10 +48,6 @@ class LeasedGroup:
     schema: str
     """The kind of bytes: "group" (GROUP_MEDIA_TYPE) or "atropos" (the JSON of a ScoredData)."""
 
-    def sent_size(self, inflate: bool) -> int:
-        """Returns the bytes that a response holds of the group."""
-        return self.raw_size if inflate else self.size
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -224,11 +220,6 @@ class GroupQueue:
             pipe.hget(keys.group(run_id, group_id), "version")
             body, label = await pipe.execute()
         return body, text(label)
-
-    async def adopt(self, run_id: str, batch_id: str, group_id: str, binary: bytes) -> bool:
-        """Replace the JSON of a leased group by its binary form. False: the lease was lost."""
-        status, *_ = await self._scripts.call("adopt", run_id, group_id, batch_id, binary)
-        return bool(status == "OK")
 
     async def reject(self, run_id: str, batch_id: str, reasons: Mapping[str, str]) -> int:
         """Make groups of a leased batch dead letters, by their ids. The other groups are ready again. Returns how many

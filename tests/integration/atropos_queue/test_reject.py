@@ -1,4 +1,4 @@
-"""A leased group that takes another form, and a leased group without another form."""
+"""Leased groups that cannot be sent."""
 
 from __future__ import annotations
 
@@ -7,35 +7,10 @@ from typing import Any
 from tests.integration.api.event_listener import EventListener
 from tests.integration.atropos_queue.store_harness import RUN, START, StoreHarness, names, scored
 
-from gristmill_api.store import keys
-
 
 async def run(harness: StoreHarness, script: str, *args: str | bytes | int) -> list[Any]:
     status, *rest = await harness.store.scripts.run(script, START, *args)
     return [status.decode(), *rest]
-
-
-async def test_a_leased_groups_form_is_exchanged_and_counted(harness: StoreHarness) -> None:
-    await harness.start()
-    await harness.submit(*[scored()] * 3)
-    await harness.lend("atropos:1")
-    (first, second, third) = names(0, 1, 2)
-    new = b"y" * 30
-    assert await run(harness, "adopt", first, "atropos:2", new) == ["LOST"]
-    assert await run(harness, "adopt", third, "atropos:1", new) == ["LOST"], "it is not leased"
-    assert await harness.store.queue.payload(RUN, first) == b"x" * 100
-    assert await run(harness, "adopt", first, "atropos:1", new) == ["OK"]
-    facts = await harness.redis.hgetall(START + f"group:{first}")
-    assert [facts[name] for name in (b"schema", b"bytes", b"raw_bytes")] == [b"group", b"30", b"30"]
-    assert [await harness.store.queue.payload(RUN, name) for name in (first, second)] == [new, b"x" * 100]
-    status = await harness.store.runs.status(RUN)
-    assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (4, 130, 230)
-    assert int(await harness.redis.get(keys.BYTES) or 0) == 230
-    await harness.queue.ack("atropos:1")
-    status = await harness.store.runs.status(RUN)
-    assert (status.sequences["leased"], status.bytes_by_state["leased"], status.bytes) == (0, 0, 100)
-    await harness.redis.delete(START + "record")
-    assert await run(harness, "adopt", third, "atropos:1", new) == ["MISSING"]
 
 
 async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(harness: StoreHarness) -> None:

@@ -13,6 +13,7 @@ from tests.support.redis_server import RedisServer
 
 from gristmill import Client, PolicyVersion
 from gristmill.hyperparameters import Hyperparameters
+from gristmill_api.routes.lease import _KEPT_BYTES
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import to_samples
 from gristmill_trainer.data.types import Reason
@@ -63,6 +64,37 @@ async def test_it_leases_what_was_posted_as_json(http: httpx.AsyncClient, client
     await client.ack(RUN, incarnation, ["b1"])
     after = await client.status(RUN)
     assert (after.trained, after.sequences["leased"], after.bytes) == (2, 0, 0)
+
+
+async def test_a_lease_converts_its_answer_and_leaves_the_stored_json_as_it_was_posted(
+    http: httpx.AsyncClient, client: Client
+) -> None:
+    await post(http, {"group": 2, "is": 1})
+    path = f"/v1/runs/{RUN}/groups/a00000000"
+    posted, size = await http.get(path), (await client.status(RUN)).bytes
+    assert posted.json() == expand({"group": 2, "is": 1})
+    incarnation, _ = await client.take(RUN, settings(), [])
+    assert await client.lease(RUN, incarnation, "b1", 1, wait=0) is not None
+    after = await http.get(path)
+    assert (after.content, after.headers["content-type"]) == (posted.content, posted.headers["content-type"])
+    status = await client.status(RUN)
+    assert (status.bytes, status.bytes_by_state["leased"], size) == (len(posted.content),) * 3
+
+
+async def test_a_batch_beyond_what_a_lease_keeps_in_memory_is_answered_completely(
+    http: httpx.AsyncClient, client: Client
+) -> None:
+    length = 300_000
+    groups: list[dict[str, object]] = [{"group": 2, "is": number, "long": length} for number in range(4)]
+    await post(http, *groups, {"group": 2, "is": 4})
+    incarnation, _ = await client.take(RUN, settings(groups=5), [])
+    batch = await client.lease(RUN, incarnation, "b1", 5, wait=0)
+    assert batch is not None
+    assert sum(len(group.encode()) for group in batch[:4]) > _KEPT_BYTES
+    assert [group.group_id for group in batch] == [f"a{row:08}" for row in range(5)]
+    assert [group.lengths.tolist() for group in batch] == [[length + 1] * 2] * 4 + [[2, 2]]
+    for number, group in enumerate(batch[:4]):
+        assert group.tokens.tolist() == [token for index in range(2) for token in (*[number] * length, index)]
 
 
 async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of_others(
