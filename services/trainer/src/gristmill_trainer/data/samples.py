@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,9 +38,12 @@ class Prepared:
     statistics: Statistics
 
 
-@dataclass(frozen=True)
+@dataclass
 class Statistics:
-    """Statistics of the accepted groups, including their dropped sequences. Means are NaN without accepted groups."""
+    """Statistics of the accepted groups, including their dropped sequences. Means are NaN without accepted groups.
+
+    `of_groups` computes the fields without a default; `to_samples` counts the others while it makes samples.
+    """
 
     groups: int
     sequences: int
@@ -49,39 +53,42 @@ class Statistics:
     """Standard deviation over all sequences, ddof = 0."""
     reward_parts: dict[str, float]
     """Mean of each reward part, over the sequences with a value for that part."""
-    staleness: list[int]
-    """Steps, one entry per group, in the order of group ids."""
     completion_tokens_mean: float
     """Sampled tokens per sequence, before the cut at seq_len."""
     cut_off_share: float
     """Fraction of sequences whose completion reached max_tokens."""
-    zero_advantage_share: float
+    staleness: list[int] = field(default_factory=list)
+    """Steps, one entry per group, in the order of group ids."""
+    zero_advantage_share: float = math.nan
     """Fraction of groups with only zero advantages. Only penalties give these groups a gradient."""
-    seq_len_cuts: int
+    seq_len_cuts: int = 0
     """Sequences that were cut at seq_len."""
-    overlong_filtered: int
+    overlong_filtered: int = 0
     """Sequences without trained tokens because they were truncated at max_tokens."""
-    overlong_punished: int
+    overlong_punished: int = 0
     """Sequences with a length penalty."""
-    zeroed: int
+    zeroed: int = 0
     """Sequences whose advantage an override set to zero."""
-    rejected: dict[Reason, int]
+    rejected: dict[Reason, int] = field(default_factory=dict)
     """Dropped groups and sequences per reason; a whole group counts once."""
-    unknown_overrides: dict[str, int]
+    unknown_overrides: dict[str, int] = field(default_factory=dict)
     """Count of unknown overrides per key."""
 
-
-@dataclass
-class Tally:
-    """Counts collected while samples are made."""
-
-    zero_groups: int = 0
-    cuts: int = 0
-    filtered: int = 0
-    punished: int = 0
-    zeroed: int = 0
-    staleness: list[int] = field(default_factory=list)
-    unknown: Counter[str] = field(default_factory=Counter)
+    @classmethod
+    def of_groups(cls, groups: Sequence[TrajectoryGroup]) -> Statistics:
+        """Computes the statistics of the accepted groups, without the counts."""
+        rewards = np.concatenate([np.empty(0), *(group.rewards.astype(np.float64) for group in groups)])
+        cuts = np.concatenate([np.empty(0), *(truncated(group) for group in groups)])
+        lengths = np.concatenate([np.empty(0), *(completion_tokens(group) for group in groups)])
+        return cls(
+            groups=len(groups),
+            sequences=len(rewards),
+            reward_mean=_mean(rewards),
+            reward_std=float(rewards.std()) if len(rewards) else math.nan,
+            reward_parts=_parts(groups),
+            completion_tokens_mean=_mean(lengths),
+            cut_off_share=_mean(cuts),
+        )
 
 
 def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hyperparameters) -> Prepared:
@@ -102,37 +109,44 @@ def to_samples(groups: Sequence[TrajectoryGroup], limits: Limits, settings: Hype
             found = Rejected(group.group_id, None, Reason.OVERRIDES, str(error))
         rejected.append(found)
 
-    kept, tally = [group for group, _ in taken], Tally()
+    kept = [group for group, _ in taken]
+    statistics = Statistics.of_groups(kept)
     samples: list[Sample] = []
-    rewards = [_rewards(group, settings, tally) for group in kept]
+    zero_groups = 0
+    unknown: Counter[str] = Counter()
+    rewards = [_rewards(group, settings, statistics) for group in kept]
     by_rewards = advantages(rewards, settings.advantage_scale)
     for (group, overrides), of_sequences in zip(taken, by_rewards, strict=True):
         flat = _per_token(group, of_sequences, overrides)
-        tally.staleness.append(staleness(group, limits.policy))
-        tally.zero_groups += not flat[group.mask].any()
-        tally.zeroed += int(overrides.zeroed.sum())
-        tally.unknown += overrides.unknown
+        statistics.staleness.append(staleness(group, limits.policy))
+        zero_groups += not flat[group.mask].any()
+        statistics.zeroed += int(overrides.zeroed.sum())
+        unknown += overrides.unknown
         filtered = truncated(group) if settings.overlong == "filter" else np.zeros(group.size, np.bool_)
         for index, sample in enumerate(_sequences(group, flat, limits)):
             if wrong := check_sample(sample, limits):
                 rejected.append(Rejected(group.group_id, index, *wrong))
                 continue
-            tally.cuts += int(group.lengths[index]) > limits.seq_len
-            tally.filtered += bool(filtered[index])
+            statistics.seq_len_cuts += int(group.lengths[index]) > limits.seq_len
+            statistics.overlong_filtered += bool(filtered[index])
             samples.append(_untrained(sample) if filtered[index] else sample)
-    log_rejected(rejected)
-    return Prepared(samples, rejected, statistics(kept, rejected, tally))
+    if kept:
+        statistics.zero_advantage_share = zero_groups / len(kept)
+    statistics.rejected = dict(sorted(Counter(one.reason for one in rejected).items()))
+    statistics.unknown_overrides = dict(sorted(unknown.items()))
+    _log_rejected(rejected)
+    return Prepared(samples, rejected, statistics)
 
 
-def _rewards(group: TrajectoryGroup, settings: Hyperparameters, tally: Tally) -> F64:
-    """Returns f64[G]: rewards with the length penalty."""
+def _rewards(group: TrajectoryGroup, settings: Hyperparameters, statistics: Statistics) -> F64:
+    """Returns f64[G]: rewards with the length penalty, and counts the sequences with a penalty."""
     rewards = group.rewards.astype(np.float64)
     if settings.overlong_buffer is None or group.advantages is not None:
         return rewards
     lowered = length_penalty(
         longest_reply(group), group.sampling.max_tokens, settings.overlong_buffer, settings.overlong_penalty
     )
-    tally.punished += int((lowered < 0).sum())
+    statistics.overlong_punished += int((lowered < 0).sum())
     return rewards + lowered
 
 
@@ -177,31 +191,7 @@ def _untrained(sample: Sample) -> Sample:
     return replace(sample, trained=nothing, rollout_logprobs=np.zeros_like(sample.rollout_logprobs))
 
 
-def statistics(groups: Sequence[TrajectoryGroup], rejected: Iterable[Rejected], tally: Tally) -> Statistics:
-    """Computes the statistics. `groups`: the accepted groups."""
-    rewards = np.concatenate([np.empty(0), *(group.rewards.astype(np.float64) for group in groups)])
-    cuts = np.concatenate([np.empty(0), *(truncated(group) for group in groups)])
-    lengths = np.concatenate([np.empty(0), *(completion_tokens(group) for group in groups)])
-    return Statistics(
-        groups=len(groups),
-        sequences=len(rewards),
-        reward_mean=_mean(rewards),
-        reward_std=float(rewards.std()) if len(rewards) else float("nan"),
-        reward_parts=_parts(groups),
-        staleness=tally.staleness,
-        completion_tokens_mean=_mean(lengths),
-        cut_off_share=_mean(cuts),
-        zero_advantage_share=tally.zero_groups / len(groups) if groups else float("nan"),
-        seq_len_cuts=tally.cuts,
-        overlong_filtered=tally.filtered,
-        overlong_punished=tally.punished,
-        zeroed=tally.zeroed,
-        rejected=dict(sorted(Counter(one.reason for one in rejected).items())),
-        unknown_overrides=dict(sorted(tally.unknown.items())),
-    )
-
-
-def log_rejected(rejected: Sequence[Rejected]) -> None:
+def _log_rejected(rejected: Sequence[Rejected]) -> None:
     """Logs one line per reason, with the first case."""
     for reason in dict.fromkeys(one.reason for one in rejected):
         cases = [one for one in rejected if one.reason is reason]
@@ -211,7 +201,7 @@ def log_rejected(rejected: Sequence[Rejected]) -> None:
 
 
 def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    return float(values.mean()) if len(values) else math.nan
 
 
 def _parts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
