@@ -14,7 +14,7 @@ from tests.support.stack import Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.metrics import read_jsonl
-from gristmill_trainer.aside import read_aside
+from gristmill_trainer.quarantine import read_quarantine
 from local_processes import LocalStack
 
 STEPS = 4
@@ -80,7 +80,7 @@ def test_bad_batches_are_counted_and_kept(vllm: Vllm, tmp_path: Path) -> None:
     assert np.isfinite(rows[3]["loss"])
     files = sorted((run_dir / "aside").glob("*.groups"))
     assert [file.name for file in files] == ["step-000002.1.groups", "step-000003.1.groups"]
-    groups, reason = read_aside(files[0])
+    groups, reason = read_quarantine(files[0])
     assert len(groups) == GROUPS
     assert reason.step == 2
     assert len(audit.trained) == STEPS * GROUPS, "a dropped batch counts as used"

@@ -77,19 +77,19 @@ class RunFacts:
     final_reward: float | None
     """Mean reward of the last step's groups; None if this process trained no step."""
     command: str
-    """Command line from `told_command`."""
+    """Command line from `public_command`."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the packages, by name."""
 
 
-def told_command(program: str, arguments: Sequence[str]) -> str:
+def public_command(program: str, arguments: Sequence[str]) -> str:
     """Returns a command line without secrets, addresses and this machine's paths."""
-    told = [program]
+    shown = [program]
     for argument in redact_arguments(arguments):
         flag, equals, value = argument.partition("=")
         named = flag.startswith("--") and equals
-        told.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
-    return " ".join(told)
+        shown.append(f"{flag}={shlex.quote(_public(value))}" if named else shlex.quote(_public(argument)))
+    return " ".join(shown)
 
 
 def model_card(facts: RunFacts) -> str:

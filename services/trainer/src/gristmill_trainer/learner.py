@@ -108,11 +108,11 @@ class Learner:
         if self.schedule is not None:
             self.schedule.step()
         lengths, trained = [len(sample) for sample in samples], sum(sample.trained_tokens for sample in samples)
-        told = taken or left_out
+        reported = taken or left_out
         return StepResult(
-            loss=float(np.mean([update.loss for update in told])),
-            grad_norm=float(np.mean([update.grad_norm for update in told])),
-            token_stats=TokenStats.join([update.token_stats for update in told]),
+            loss=float(np.mean([update.loss for update in reported])),
+            grad_norm=float(np.mean([update.grad_norm for update in reported])),
+            token_stats=TokenStats.join([update.token_stats for update in reported]),
             tokens=settings.num_epochs * sum(lengths),
             trained_tokens=settings.num_epochs * trained,
             flops=None if self._flops is None else settings.num_epochs * self._flops.step(lengths, trained),

@@ -20,7 +20,6 @@ from pathlib import Path
 from gristmill import ApiError, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
-from gristmill_trainer.aside import Aside, SkippedSteps, SkipRecord
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.samples import Prepared
@@ -32,6 +31,7 @@ from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish import Publisher
+from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
 from gristmill_trainer.rank_group import RankGroup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -67,7 +67,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Training:
-    """All objects that the loop uses; setup.py creates them."""
+    """All objects that the loop uses; startup.py creates them."""
 
     settings: TrainerSettings
     session: LeaseSession
@@ -76,7 +76,7 @@ class Training:
     publisher: Publisher
     checkpoints: CheckpointStore
     batches: BatchSource
-    aside: Aside
+    quarantine: Quarantine
     skipped: SkippedSteps
     watchdog: Watchdog
     guard: StallGuard
@@ -185,7 +185,7 @@ def record_outcome(
     if problem is None:
         training.skipped.trained()
         return
-    file = training.aside.write(
+    file = training.quarantine.write(
         groups,
         SkipRecord(
             step=step,

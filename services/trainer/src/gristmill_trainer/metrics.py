@@ -177,28 +177,30 @@ class TokenMeasures:
     importance_capped_share: float | None = None
 
 
-def measure(seen: TokenStats) -> TokenMeasures:
+def measure(token_stats: TokenStats) -> TokenMeasures:
     """Computes the measures of a step's tokens; without tokens, the defaults."""
-    if not len(seen.logprobs):
+    if not len(token_stats.logprobs):
         return TokenMeasures()
-    new, old, rollout = (a.astype(np.float64) for a in (seen.logprobs, seen.old_logprobs, seen.rollout_logprobs))
-    positive, negative = seen.advantages > 0, seen.advantages < 0
-    ref = seen.ref_logprobs.astype(np.float64)
+    new, old, rollout = (
+        a.astype(np.float64) for a in (token_stats.logprobs, token_stats.old_logprobs, token_stats.rollout_logprobs)
+    )
+    positive, negative = token_stats.advantages > 0, token_stats.advantages < 0
+    ref = token_stats.ref_logprobs.astype(np.float64)
     return TokenMeasures(
         rollout_logprob_diff_mean=float(np.abs(old - rollout).mean()),
         rollout_logprob_diff_max=float(np.abs(old - rollout).max()),
-        entropy_mean=_mean(seen.entropy),
+        entropy_mean=_mean(token_stats.entropy),
         logprob_mean=_mean(new),
         pos_logp=_mean(new[positive]) if positive.any() else None,
         neg_logp=_mean(new[negative]) if negative.any() else None,
         kl_rollout=_k3(old - rollout),
         # Groups with and without reference log-probabilities may be in one step.
         kl_ref=None if np.isnan(ref).any() else _k3(ref - new),
-        ratio=_quantiles(seen.ratio),
-        clip_low_share=_mean(seen.clipped_low),
-        clip_high_share=_mean(seen.clipped_high),
-        importance=_quantiles(seen.importance),
-        importance_capped_share=_mean(seen.capped),
+        ratio=_quantiles(token_stats.ratio),
+        clip_low_share=_mean(token_stats.clipped_low),
+        clip_high_share=_mean(token_stats.clipped_high),
+        importance=_quantiles(token_stats.importance),
+        importance_capped_share=_mean(token_stats.capped),
     )
 
 

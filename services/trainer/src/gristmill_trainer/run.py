@@ -33,15 +33,15 @@ _REMEDY = "atropos_run must be the API's ATROPOS_RUN (`default` unless you set i
 
 def wait_for_run(api: SyncClient, name: str, stop: StopRequest) -> RunRecord:
     """Waits until an environment opens a run of the stack `name`. Raises StoppedError if a stop is requested."""
-    told = False
+    logged = False
     while True:
         run = api.open_run(wait=5.0, stack=name)
         if run is not None:
             return run
         stop.raise_if_requested()
-        if not told:
+        if not logged:
             _LOG.info("waiting for a run; the environment brings it: python -m gristmill_env --config quickstart")
-            told = True
+            logged = True
 
 
 def open_atropos_run(api: SyncClient, settings: TrainerSettings, seq_len: int) -> RunRecord:

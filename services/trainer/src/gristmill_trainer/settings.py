@@ -104,8 +104,8 @@ def dataset_name(run: RunRecord) -> str:
 def reward_names(run: RunRecord) -> list[str]:
     """Returns the names of the run's reward functions, in order."""
     found = _dataset(run).get("reward_functions")
-    told = found if isinstance(found, list) else []
-    return [str(one.get("type") if isinstance(one, dict) else one) for one in told]
+    rewards = found if isinstance(found, list) else []
+    return [str(one.get("type") if isinstance(one, dict) else one) for one in rewards]
 
 
 def _dataset(run: RunRecord) -> dict[str, Any]:

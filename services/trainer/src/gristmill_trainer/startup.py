@@ -26,14 +26,13 @@ from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
-from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.batch_source import OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display, WandbTracker
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.export import Hub, RunFacts, told_command
+from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.loop import Training
 from gristmill_trainer.metrics import peak_of
@@ -47,6 +46,7 @@ from gristmill_trainer.publish import (
     WeightTransport,
     claim_publishing,
 )
+from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
@@ -165,7 +165,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             publisher=publisher,
             checkpoints=checkpoints,
             batches=batches,
-            aside=Aside(run_dir / "aside"),
+            quarantine=Quarantine(run_dir / "aside"),
             skipped=skipped,
             watchdog=Watchdog(api, run.run_id, _wanted(run, settings), servers),
             guard=guard,
@@ -224,6 +224,6 @@ def _facts(run: RunRecord, settings: TrainerSettings, source: ModelSource, argum
         steps=settings.training_steps,
         policy_version="",
         final_reward=None,
-        command=told_command("python -m gristmill_trainer", arguments),
+        command=public_command("python -m gristmill_trainer", arguments),
         versions={name: version_of(name) for name in ("gristmill-trainer", "torch", "transformers")},
     )

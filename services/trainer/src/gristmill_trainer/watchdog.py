@@ -105,10 +105,11 @@ def _cause(
             return Diagnosis(problem.code, f"{so_far}: {problem.message}")
     dropped = _newly_dropped(before, status)
     if dropped and (before is None or status.accepted == before.accepted):
-        told = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items(), key=lambda pair: -pair[1]))
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items(), key=lambda pair: -pair[1]))
         return Diagnosis(
             "groups_dropped",
-            f"every group that was generated is dropped ({told}): a reward that tells completions apart, or other rows",
+            f"every group that was generated is dropped ({counts}): choose other rows, or a reward that differs "
+            "between the completions of a prompt",
         )
     if permits and status.outstanding == 0:
         return Diagnosis(
@@ -165,19 +166,19 @@ class Watchdog:
         run_id: str,
         wanted: Wanted,
         servers: list[ModelServer],
-        tell: Callable[[str], None] = _LOG.warning,
+        report: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """`tell`: receives the message."""
+        """`report`: receives the message."""
         self._api = api
         self._run_id = run_id
         self._wanted = wanted
         self._servers = servers
-        self._tell = tell
+        self._report = report
         self.begin()
 
     def begin(self) -> None:
         """Starts a wait."""
-        self._since = self._told = time.monotonic()
+        self._since = self._reported = time.monotonic()
         self._before: RunStatus | None = None
 
     def look(self, version: str, publishing: bool) -> None:
@@ -188,11 +189,11 @@ class Watchdog:
         now = time.monotonic()
         if self._before is None:
             self._before = self._api.status(self._run_id)
-        if now - self._told < EVERY:
+        if now - self._reported < EVERY:
             return
         status = self._api.status(self._run_id)
         states = [look_at(server) for server in self._servers]
         waited = now - self._since
         found = diagnose(waited, self._wanted, self._before, status, states, version, publishing)
-        self._tell(f"[{found.code}] {found.message}")
-        self._told, self._before = now, status
+        self._report(f"[{found.code}] {found.message}")
+        self._reported, self._before = now, status

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from gristmill_trainer.errors import ModelError, TrainerError
-from gristmill_trainer.export import Hub, RunFacts, export_model, told_command
+from gristmill_trainer.export import Hub, RunFacts, export_model, public_command
 from gristmill_trainer.policy import Policy
 
 FACTS = RunFacts(
@@ -111,7 +111,7 @@ def test_model_card_shows_the_command_without_secrets_addresses_and_paths() -> N
         "--api_token=xyz", "--max_tokens", "64", "--token_budget", "4096", "--resume=/runs/a/checkpoints/step-000020",
         "--model", "Qwen/Qwen2.5-0.5B",
     ]  # fmt: skip
-    assert told_command("python -m gristmill_trainer", arguments) == (
+    assert public_command("python -m gristmill_trainer", arguments) == (
         "python -m gristmill_trainer --model_name tiny --rollout_server_url URL --wandb_api_key '***' "
         "--api_token='***' --max_tokens 64 --token_budget 4096 --resume=step-000020 --model Qwen/Qwen2.5-0.5B"
     )

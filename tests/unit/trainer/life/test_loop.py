@@ -20,7 +20,6 @@ from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
 from gristmill.stall import StallGuard
-from gristmill_trainer.aside import Aside, SkippedSteps
 from gristmill_trainer.batch_source import Batch, OnDemand
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.display import Display
@@ -31,6 +30,7 @@ from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.loop import Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
+from gristmill_trainer.quarantine import Quarantine, SkippedSteps
 from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
@@ -64,7 +64,7 @@ class Trainer:
         self.hook: Hook | None = None
 
     def run(self) -> None:
-        """Assembles the loop as setup.py does."""
+        """Assembles the loop as startup.py does."""
         stop = StopRequest(self.grace)
         store = CheckpointStore(self.folder / "checkpoints", 2, "c0ffee")
         resumption = find_resumption(store, "auto")
@@ -91,7 +91,7 @@ class Trainer:
                     publisher=Publisher(self.transport, partial(announce, session), stop),
                     checkpoints=store,
                     batches=_Source(session, self.leased),
-                    aside=Aside(self.folder / "aside"),
+                    quarantine=Quarantine(self.folder / "aside"),
                     skipped=skipped,
                     watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
                     guard=guard,

@@ -60,7 +60,7 @@ class ModelServer:
     def wait_for(self, method: str, path: str) -> httpx.Response:
         """Repeats a call until the server answers, for at most `patience` seconds. Raises PublishError."""
         started = time.monotonic()
-        told = False
+        logged = False
         while True:
             try:
                 return self.call(method, path)
@@ -70,9 +70,9 @@ class ModelServer:
                 spent = time.monotonic() - started
                 if spent > self.patience:
                     raise error.given_up(spent) from error
-                if not told:
+                if not logged:
                     _LOG.info("waiting for the model server at %s", self.url)
-                    told = True
+                    logged = True
             time.sleep(1.0)
 
     def call(self, method: str, path: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> httpx.Response:

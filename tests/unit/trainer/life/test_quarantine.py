@@ -7,8 +7,9 @@ from pathlib import Path
 from tests.support.errors import raises
 from tests.support.groups import make_group
 
-from gristmill_trainer.aside import Aside, SkippedSteps, SkipRecord, read_aside
+from gristmill_trainer import aside
 from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord, read_quarantine
 
 REASON = SkipRecord(
     step=12, version="1.11", problem="the loss is nan", loss="nan", grad_norm="inf", group_ids=["g00000001"]
@@ -16,14 +17,15 @@ REASON = SkipRecord(
 
 
 def test_quarantined_batch_is_read_back(tmp_path: Path) -> None:
-    aside = Aside(tmp_path / "aside")
+    quarantine = Quarantine(tmp_path / "aside")
     groups = [make_group("g00000001", seed=1), make_group("g00000002", seed=2)]
-    files = [aside.write(groups, REASON) for _ in range(2)]
+    files = [quarantine.write(groups, REASON) for _ in range(2)]
     assert [file.name for file in files] == ["step-000012.1.groups", "step-000012.2.groups"]
     for file in files:
-        found, reason = read_aside(file)
+        found, reason = read_quarantine(file)
         assert [group.encode() for group in found] == [group.encode() for group in groups]
         assert reason == REASON
+    assert aside.read_aside is read_quarantine, "the name that docs/operations.md documented before"
 
 
 def test_too_many_skipped_steps_name_the_files_and_the_remedy() -> None:
