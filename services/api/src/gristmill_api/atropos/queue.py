@@ -64,7 +64,9 @@ class Queue:
         """None: the trainer has not asked for a batch yet, and has not published its weights over /v1."""
         share = "" if env.min_batch_allocation is None else repr(env.min_batch_allocation)
         facts = env.max_token_length, repr(env.weight), env.group_size, share
-        status, *rest = await self._write("atropos_register_env", env.desired_name, *facts, self._env_ttl_ms, MOST_ENVS)
+        status, *rest = await self._write(
+            "atropos_env", "register", env.desired_name, *facts, self._env_ttl_ms, MOST_ENVS
+        )
         if status == "WAIT":
             return None
         if status == "ENVS":
@@ -76,15 +78,15 @@ class Queue:
 
     async def disconnect(self, number: int) -> bool:
         """False: the environment does not exist."""
-        status, *_ = await self._run("atropos_disconnect", number)
+        status, *_ = await self._run("atropos_env", "disconnect", number)
         return bool(status == "OK")
 
     async def trainer(self) -> Trainer | None:
         """None: no trainer registered since the last reset."""
-        _, queued, fields = await self._run("atropos_trainer")
+        fields, queued = await self._store.queue.atropos_registration(self.run_id)
         if not fields:
             return None
-        registration = _texts(fields)
+        registration = {name.decode(): text(value) for name, value in fields.items()}
         return Trainer(registration, int(registration["step"]), queued)
 
     async def env(self, number: int) -> EnvView | None:

@@ -27,7 +27,8 @@ class Environments:
     async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
         """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive, and for
         a run of Atropos' protocol."""
-        status = await self._join(run_id, env_id, "register", weight, allocation)
+        numbers = ["" if number is None else repr(number) for number in (weight, allocation)]
+        status = await self._call(run_id, env_id, "register", *numbers, MOST_ENVS)
         if status == "PROTOCOL":
             raise errors.no_permits(run_id)
         if status == "FULL":
@@ -37,13 +38,12 @@ class Environments:
 
     async def heartbeat(self, run_id: str, env_id: str) -> None:
         """Record that the environment is alive. Raises ApiProblem (404) if the environment never registered."""
-        if await self._join(run_id, env_id, "heartbeat", None, None) in ("UNKNOWN", "PROTOCOL"):
+        if await self._call(run_id, env_id, "heartbeat") != "OK":
             raise errors.env_missing(run_id, env_id)
 
     async def unregister(self, run_id: str, env_id: str) -> bool:
         """Remove the environment. False: it was not registered."""
-        _, known = await self._scripts.call("unregister", run_id, env_id)
-        return bool(known)
+        return await self._call(run_id, env_id, "unregister") == "OK"
 
     async def all(self, run_id: str) -> list[Environment]:
         """Returns all registered environments, dead ones too."""
@@ -72,9 +72,8 @@ class Environments:
             raise errors.too_many_claims(run_id, MOST_CLAIMS)
         return text(rest[0]) if status == "HELD" else holder
 
-    async def _join(self, run_id: str, env_id: str, what: str, weight: float | None, allocation: float | None) -> str:
-        numbers = ["" if number is None else repr(number) for number in (weight, allocation)]
-        (status,) = await self._scripts.call("join", run_id, env_id, self._ttl_ms, what, *numbers, MOST_ENVS)
+    async def _call(self, run_id: str, env_id: str, what: str, *args: str | int) -> str:
+        (status,) = await self._scripts.call("environment", run_id, env_id, what, self._ttl_ms, *args)
         return str(status)
 
 

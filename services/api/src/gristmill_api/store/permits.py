@@ -66,7 +66,7 @@ class Permits:
 
         False: an earlier call returned the permit.
         """
-        (status,) = await self._scripts.call("return_permit", run_id, holder, group_id, reason, MOST_REASONS)
+        (status,) = await self._scripts.call("return_permits", run_id, holder, group_id, reason, MOST_REASONS)
         if status == "LOST":
             raise errors.permit_lost(run_id, group_id, f"{holder!r} does not hold it")
         if status == "SUBMITTED":
@@ -75,7 +75,7 @@ class Permits:
 
     async def release_all(self, run_id: str, holder: str) -> int:
         """Return all permits of the holder; they are issued again. Returns how many there were."""
-        _, count = await self._scripts.call("release_all", run_id, holder)
+        _, count = await self._scripts.call("return_permits", run_id, holder, "")
         return int(count)
 
 

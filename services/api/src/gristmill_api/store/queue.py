@@ -172,6 +172,15 @@ class GroupQueue:
         reply = await self._lease(run_id, None, batch_id, "packed", "", ttl_s)
         return None if reply[0] == "UNREGISTERED" else _batch(reply)
 
+    async def atropos_registration(self, run_id: str) -> tuple[dict[bytes, bytes], int]:
+        """Returns what the trainer of Atropos' protocol registered, with its step, and how many groups are ready. The
+        registration is empty if none is there."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(keys.prefix(run_id) + "atropos")
+            pipe.zcard(keys.prefix(run_id) + "ready")
+            fields, ready = await pipe.execute()
+        return fields, ready
+
     async def _lease(
         self,
         run_id: str,

@@ -1,12 +1,33 @@
 #!lua flags=allow-oom
 -- include: _keys.lua
 -- include: _moves.lua
--- Return one permit. Reason "abandoned": the row is issued again. Any other reason drops the group.
--- ARGV: holder, group id, reason, most reasons that are counted by name: others are counted as "other"
--- -> {OK} | {ALREADY} | {MISSING} | {LOST} | {SUBMITTED}
+-- Return one permit of a holder, or all of its permits. Reason "abandoned": the row is issued again. Any other reason
+-- drops the group.
+-- ARGV: holder, group id or '' for all, reason, most reasons that are counted by name: others are counted as "other"
+-- -> one: {MISSING} | {OK} | {ALREADY} | {LOST} | {SUBMITTED}
+--    all, which have the reason "abandoned": {MISSING} | {OK, count}
 local holder, id, reason, most = unpack(ARGV)
 
+local function reissue(one)
+  redis.call('ZREM', PERMITS, one)
+  redis.call('HDEL', HOLDERS, one)
+  redis.call('ZADD', REISSUE, string.sub(one, 2), one)
+end
+
 if not state() then return {'MISSING'} end
+if id == '' then
+  local held = redis.call('HGETALL', HOLDERS)
+  local count = 0
+  for i = 1, #held, 2 do
+    if held[i + 1] == holder then
+      reissue(held[i])
+      count = count + 1
+    end
+  end
+  if count > 0 then publish('permits') end
+  return {'OK', count}
+end
+
 if redis.call('EXISTS', group(id)) == 1 or redis.call('HEXISTS', TRAINED, id) == 1 then return {'SUBMITTED'} end
 local dropped = redis.call('HGET', DROPPED, id)
 if dropped then
@@ -17,11 +38,11 @@ local waiting = redis.call('ZSCORE', REISSUE, id)
 if waiting and reason == 'abandoned' then return {'ALREADY'} end
 if not waiting and redis.call('HGET', HOLDERS, id) ~= holder then return {'LOST'} end
 
-redis.call('ZREM', PERMITS, id)
-redis.call('HDEL', HOLDERS, id)
 if reason == 'abandoned' then
-  redis.call('ZADD', REISSUE, string.sub(id, 2), id)
+  reissue(id)
 else
+  redis.call('ZREM', PERMITS, id)
+  redis.call('HDEL', HOLDERS, id)
   redis.call('ZREM', REISSUE, id)
   redis.call('HSET', DROPPED, id, reason)
   local known = redis.call('HEXISTS', DROPS, reason) == 1 or redis.call('HLEN', DROPS) < tonumber(most)
