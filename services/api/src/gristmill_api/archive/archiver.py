@@ -4,8 +4,8 @@ An acked group stays in Redis, and counts against its caps, until it is on disk.
 machine loses no group; a group may be written twice. While the disk fails, acked groups are not archived; they are
 counted and logged. Training never waits for the archive longer than the few seconds of `_PAUSES_S`.
 
-Groups are archived as they were submitted, with one exception: if a trainer of /v1 has taken the run, groups that
-Atropos' protocol submitted are archived in the binary form in which that trainer leased them.
+Groups are archived as they were submitted, with one exception. If a trainer of /v1 has taken the run, groups that
+Atropos' protocol submitted are archived in binary, as that trainer leased them.
 
 Redis may keep its file on the same disk, and stops when the disk is full. So the archive leaves a floor of free space:
 it removes a run's oldest segments, and then lets groups go without archiving them.
