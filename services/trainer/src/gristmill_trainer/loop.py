@@ -158,7 +158,7 @@ def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
                 return batch
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             training.publisher.ensure()
-            training.watchdog.look(str(version), publishing=training.publisher.publishing)
+            training.watchdog.check(str(version), publishing=training.publisher.publishing)
 
 
 def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:

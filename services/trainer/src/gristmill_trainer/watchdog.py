@@ -50,7 +50,7 @@ class Wanted:
     """Whether this trainer publishes its weights to the servers. Otherwise the servers may serve any version."""
 
 
-def look_at(server: ModelServer) -> ServerState:
+def check_server(server: ModelServer) -> ServerState:
     """Asks a server once for its health, paused state and weight version."""
     try:
         server.call("GET", "/health", timeout=5.0)
@@ -158,7 +158,7 @@ def _ago(what: str, seconds: float | None, never: str) -> str:
 
 
 class Watchdog:
-    """Watches consecutive waits: call `begin` for each wait, then `look` after each empty poll."""
+    """Watches consecutive waits: call `begin` for each wait, then `check` after each empty poll."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Watchdog:
         self._since = self._reported = time.monotonic()
         self._before: RunStatus | None = None
 
-    def look(self, version: str, publishing: bool) -> None:
+    def check(self, version: str, publishing: bool) -> None:
         """Reports what delays the run, if a minute passed since the last message.
 
         `version`: the version that should be served; `publishing`: its publication is in progress.
@@ -192,7 +192,7 @@ class Watchdog:
         if now - self._reported < EVERY:
             return
         status = self._api.status(self._run_id)
-        states = [look_at(server) for server in self._servers]
+        states = [check_server(server) for server in self._servers]
         waited = now - self._since
         found = diagnose(waited, self._wanted, self._before, status, states, version, publishing)
         self._report(f"[{found.code}] {found.message}")

@@ -20,13 +20,13 @@ def test_old_policy_is_the_policy_before_the_first_update(build: Build) -> None:
     learner, samples = build(num_epochs=2, learning_rate=1e-2), make_samples()
     tokens = sum(sample.trained_tokens for sample in samples)
     before = np.concatenate([row[one.trained] for row, one in zip(learner.logprobs(samples), samples, strict=True)])
-    seen = learner.step(samples, 1).token_stats
-    ratio = np.exp(seen.logprobs - seen.old_logprobs)
+    token_stats = learner.step(samples, 1).token_stats
+    ratio = np.exp(token_stats.logprobs - token_stats.old_logprobs)
     assert len(ratio) == 2 * tokens
     assert ratio[:tokens] == pytest.approx(1.0, abs=1e-5)
     assert np.abs(ratio[tokens:] - 1.0).max() > 0.01
-    assert seen.old_logprobs[:tokens] == pytest.approx(before, abs=1e-6)
-    assert seen.old_logprobs[tokens:] == pytest.approx(before, abs=1e-6)
+    assert token_stats.old_logprobs[:tokens] == pytest.approx(before, abs=1e-6)
+    assert token_stats.old_logprobs[tokens:] == pytest.approx(before, abs=1e-6)
 
 
 def test_second_minibatch_trains_an_updated_policy(build: Build) -> None:
@@ -40,8 +40,8 @@ def test_second_minibatch_trains_an_updated_policy(build: Build) -> None:
 
 
 def test_old_policy_is_not_needed_for_one_update(build: Build) -> None:
-    seen = build().step(make_samples(), 1).token_stats
-    assert np.array_equal(seen.logprobs, seen.old_logprobs)
+    token_stats = build().step(make_samples(), 1).token_stats
+    assert np.array_equal(token_stats.logprobs, token_stats.old_logprobs)
 
 
 def test_old_policy_replaces_an_unrecorded_rollout_policy(build: Build) -> None:
@@ -112,9 +112,9 @@ def test_with_lora_the_reference_is_the_policy_without_its_adapters(build: Build
 
 def test_reference_logprobs_of_some_groups_have_no_effect_without_a_penalty(build: Build) -> None:
     learner, samples = build(batch_size=2), make_samples()
-    seen = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).token_stats
-    assert np.isnan(seen.ref_logprobs).any()
-    assert measure(seen).kl_ref is None
+    token_stats = learner.step([*with_reference(learner, samples[:2]), *samples[2:]], 1).token_stats
+    assert np.isnan(token_stats.ref_logprobs).any()
+    assert measure(token_stats).kl_ref is None
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])

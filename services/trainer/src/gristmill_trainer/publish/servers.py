@@ -151,7 +151,7 @@ class _Standing:
 
     server: ModelServer
     served: PolicyVersion | None = None
-    look: bool = False
+    check_due: bool = False
     """Whether to check that the server still serves this version."""
     problem: PublishError | None = None
     """Why the last attempt failed; None if the version is served or was not tried yet."""
@@ -211,7 +211,7 @@ class ModelServers:
                 for standing in self._standings:
                     self._raise_if_late(standing, time.monotonic())
             for standing in self._standings:
-                standing.look = standing.served is not None
+                standing.check_due = standing.served is not None
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class ModelServers:
                     self._changed.wait()
                 if self._closed or self._wanted is None:
                     return
-                (path, version), standing.look = self._wanted, False
+                (path, version), standing.check_due = self._wanted, False
                 there = standing.served == version
             problem, served = _attempt(standing.server, path, version, there=there)
             with self._changed:
@@ -282,7 +282,7 @@ class ModelServers:
                     self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
 
     def _work_for(self, standing: _Standing) -> bool:
-        return self._wanted is not None and (standing.look or standing.served != self._wanted[1])
+        return self._wanted is not None and (standing.check_due or standing.served != self._wanted[1])
 
 
 def _attempt(

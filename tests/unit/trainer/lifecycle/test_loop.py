@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 import pytest
 from tests.support.errors import raises
-from tests.unit.trainer.life.api_stand_in import ApiStandIn
-from tests.unit.trainer.life.conftest import SETTINGS, prepare, step_groups
+from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
+from tests.unit.trainer.lifecycle.conftest import SETTINGS, prepare, step_groups
 
 from gristmill import ApiError, ApiUnreachable, LeaseSession, PolicyVersion, TrajectoryGroup
 from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl

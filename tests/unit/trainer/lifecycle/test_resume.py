@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
-from tests.unit.trainer.life.conftest import Training, progress, start_training
+from tests.unit.trainer.lifecycle.conftest import Training, progress, start_training
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError

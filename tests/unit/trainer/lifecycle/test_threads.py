@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
-from tests.unit.trainer.life.api_stand_in import ApiStandIn
-from tests.unit.trainer.life.conftest import prepare, step_groups
-from tests.unit.trainer.life.model_server import ModelServerStandIn
+from tests.unit.trainer.lifecycle.api_stand_in import ApiStandIn
+from tests.unit.trainer.lifecycle.conftest import prepare, step_groups
+from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import GristmillError, LeaseSession, PolicyVersion
 from gristmill_trainer.batch_source import Prefetch

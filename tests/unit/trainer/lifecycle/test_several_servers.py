@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
-from tests.unit.trainer.life.model_server import ModelServerStandIn
+from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.trainer.life.model_server import ModelServerStandIn
+from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import RunState, RunStatus
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish import ModelServer
-from gristmill_trainer.watchdog import ServerState, Wanted, diagnose, look_at
+from gristmill_trainer.watchdog import ServerState, Wanted, check_server, diagnose
 
 GOOD = ServerState("http://m:9001", None, False, "1.4")
 AWAY = ServerState("http://m:9001", PublishError("model_server_unreachable", "http://m:9001 did not answer"))
@@ -83,9 +83,9 @@ def test_watchdog_reports_the_state_of_a_server_without_waiting() -> None:
     stand_in = ModelServerStandIn()
     stand_in.version, stand_in.paused = "1.4", True
     server = ModelServer(stand_in.url, "token")
-    assert look_at(server) == ServerState(stand_in.url, None, True, "1.4")
+    assert check_server(server) == ServerState(stand_in.url, None, True, "1.4")
     stand_in.stop()
-    problem = look_at(server).problem
+    problem = check_server(server).problem
     assert problem is not None
     assert (problem.code, problem.values["url"]) == ("model_server_unreachable", stand_in.url)
 
@@ -94,7 +94,7 @@ def test_watchdog_reports_another_service_on_the_server_port() -> None:
     """A proxy's page, while the server behind it is down."""
     stand_in = ModelServerStandIn()
     stand_in.broken = True
-    state = look_at(ModelServer(stand_in.url, "token"))
+    state = check_server(ModelServer(stand_in.url, "token"))
     assert state.problem is not None
     assert state.problem.code == "not_a_model_server"
     assert state.problem.values == {"url": stand_in.url, "request": "GET /is_paused"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.errors import raises
-from tests.unit.trainer.life.conftest import Training, progress
+from tests.unit.trainer.lifecycle.conftest import Training, progress
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.errors import CheckpointError, FencedError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support.errors import raises
-from tests.unit.trainer.life.conftest import start_training
+from tests.unit.trainer.lifecycle.conftest import start_training
 
 from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption

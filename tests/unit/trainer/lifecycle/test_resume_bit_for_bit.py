@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from tests.unit.trainer.life.conftest import progress, start_training
+from tests.unit.trainer.lifecycle.conftest import progress, start_training
 
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
 from gristmill_trainer.policy import ModelSource
@@ -18,7 +18,7 @@ _PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import numpy, random, torch
-from tests.unit.trainer.life.test_resume_bit_for_bit import run
+from tests.unit.trainer.lifecycle.test_resume_bit_for_bit import run
 torch.manual_seed(1); numpy.random.seed(1); random.seed(1)
 run(Path(sys.argv[1]), sys.argv[2], last=int(sys.argv[3]))
 if sys.argv[4] == "kill":
