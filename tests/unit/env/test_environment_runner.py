@@ -1,4 +1,4 @@
-"""Environments that block, hang or fail: their attempt ends, all are closed, and the process can be stopped."""
+"""Environments that block, hang or fail: their rollout ends, all are closed, and the process can be stopped."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gristmill_env.errors import DatasetError, EnvError, EpisodeError
 from gristmill_env.inference import ModelServers
 from gristmill_env.messages import Message, user
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
-from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.running import runner
 from gristmill_env.settings import EnvConfig, ServerConfig
 
@@ -146,8 +146,8 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
         def make(kind: type[Environment], *, step_timeout: float = 60.0) -> Roll:
             runners.append(EnvironmentRunner(EnvironmentFactory(kind), step_timeout))
             config = EnvConfig(group_size=3)
-            roller = Roller(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
-            return lambda: roller.roll(ITEM, "test")
+            generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, runners[-1], max_length=1024)
+            return lambda: generator.generate_and_score(ITEM, "test")
 
         yield make
         Recorded.let_go.set()
@@ -162,8 +162,8 @@ def closed() -> list[int]:
 
 @pytest.mark.parametrize("kind", [Recorded, ClosesAsync])
 async def test_environments_are_closed_when_their_attempts_end(rolls: Make, kind: type[Environment]) -> None:
-    rollout: Rollout = await rolls(kind)()
-    assert [attempt.reward for attempt in rollout.attempts] == [1.0] * 3
+    group: RolloutGroup = await rolls(kind)()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
     assert closed() == [1] * 3
 
 
@@ -176,8 +176,8 @@ async def test_all_environments_of_a_group_are_closed_when_one_fails(rolls: Make
 
 
 async def test_environment_that_fails_to_close_fails_no_attempt(rolls: Make, caplog: pytest.LogCaptureFixture) -> None:
-    rollout: Rollout = await rolls(FailsToClose)()
-    assert [attempt.reward for attempt in rollout.attempts] == [1.0] * 3
+    group: RolloutGroup = await rolls(FailsToClose)()
+    assert [rollout.reward for rollout in group.rollouts] == [1.0] * 3
     assert "the sandbox is gone" in caplog.text
 
 
@@ -284,7 +284,7 @@ async def test_environments_do_not_wait_for_the_executor_of_the_loop(rolls: Make
     stuck = loop.run_in_executor(None, let_go.wait)
     try:
         async with asyncio.timeout(60):
-            assert len((await rolls(Recorded)()).attempts) == 3
+            assert len((await rolls(Recorded)()).rollouts) == 3
     finally:
         let_go.set()
         await stuck

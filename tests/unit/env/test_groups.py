@@ -1,4 +1,4 @@
-"""From a rollout to a group: alignment of every array, and rollouts that make no group."""
+"""From scored rollouts to a group: alignment of every array, and rollouts that make no group."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.groups import build_group, drop_reason, trainable, version_spans
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Attempt, Rollout, Transcript
+from gristmill_env.rollouts.transcript import Rollout, RolloutGroup, Transcript
 
 
-def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Attempt:
-    """Returns an attempt of one reply."""
+def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Rollout:
+    """Returns a rollout of one reply."""
     transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
     logprobs = [-token / 10 for token in tokens]
     transcript.add_reply(Completion(list(tokens), logprobs, "stop", [LabelSpan(*span) for span in labels]), "text")
     return transcript.end("stop")
 
 
-def rollout(*scores: Score, completions: list[Attempt] | None = None) -> Rollout:
-    return Rollout(
+def rollout_group(*scores: Score, completions: list[Rollout] | None = None) -> RolloutGroup:
+    return RolloutGroup(
         item=Item(row=12, index=2, prompt="?", answer="1"),
         sampling=SamplingParams(temperature=0.7, max_tokens=4),
-        attempts=completions or [completion(1) for _ in scores],
+        rollouts=completions or [completion(1) for _ in scores],
         scores=list(scores),
         seconds=0.1,
     )
 
 
-def scored(*totals: float) -> Rollout:
-    return rollout(*(Score(total, {"length": total}) for total in totals))
+def scored(*totals: float) -> RolloutGroup:
+    return rollout_group(*(Score(total, {"length": total}) for total in totals))
 
 
 def test_a_group_holds_the_tokens_as_they_were_sent_and_sampled() -> None:
-    made = rollout(
+    made = rollout_group(
         Score(0.25, {"length": 0.25, "accuracy": None}),
         Score(1.0, {"length": 1.0, "accuracy": 1.0}),
         completions=[completion(1, 2), completion(3)],
@@ -92,11 +92,11 @@ FAILED, SILENT = Score(None, {"a": None}, error="a: boom"), Score(None, {"a": No
 )
 def test_a_group_with_fewer_than_two_scores_is_dropped(scores: tuple[Score, ...], reason: DropReason) -> None:
     for same in (True, False):
-        assert drop_reason(rollout(*scores), ensure_scores_are_not_same=same) is reason
+        assert drop_reason(rollout_group(*scores), ensure_scores_are_not_same=same) is reason
 
 
 def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
-    made = rollout(GOOD, FAILED, BAD, SILENT, completions=[completion(number) for number in (1, 2, 3, 4)])
+    made = rollout_group(GOOD, FAILED, BAD, SILENT, completions=[completion(number) for number in (1, 2, 3, 4)])
     assert drop_reason(made, ensure_scores_are_not_same=True) is None
     spans = [[VersionSpan(f"1.{number}", 0, 1)] for number in range(4)]
     group = build_group(made, Permit(group_id="g00000012", row=12), "sums", "host-1", spans)
@@ -107,14 +107,14 @@ def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
 
 
 def test_the_same_scores_among_those_that_count_are_dropped() -> None:
-    assert drop_reason(rollout(GOOD, FAILED, GOOD), ensure_scores_are_not_same=True) is DropReason.SAME_SCORES
+    assert drop_reason(rollout_group(GOOD, FAILED, GOOD), ensure_scores_are_not_same=True) is DropReason.SAME_SCORES
 
 
 def test_an_attempt_with_nothing_to_train_on_leaves_its_group() -> None:
     untrained = Transcript(Prompt("?", (100,), (user("?"),)))
     untrained.add_reply(Completion([7], [-1.0], "stop", []), "no")
     untrained.leave_out_reply()
-    made = rollout(GOOD, BAD, GOOD, completions=[completion(1), untrained.end("stop"), completion(3)])
+    made = rollout_group(GOOD, BAD, GOOD, completions=[completion(1), untrained.end("stop"), completion(3)])
     assert trainable(made) == [0, 2]
 
 
@@ -128,9 +128,9 @@ def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
     transcript.add_reply(
         Completion([4, 5], [-0.4, -0.5], "length", [LabelSpan("1.4", 0, 1), LabelSpan("1.5", 1, 2)]), "3"
     )
-    attempt = transcript.end("length")
-    made = rollout(GOOD, BAD, completions=[attempt, completion(9, labels=(("1.4", 0, 1),))])
-    versions = [version_spans(one, "1.5", published=True) for one in made.attempts]
+    rollout = transcript.end("length")
+    made = rollout_group(GOOD, BAD, completions=[rollout, completion(9, labels=(("1.4", 0, 1),))])
+    versions = [version_spans(one, "1.5", published=True) for one in made.rollouts]
     permit = Permit(group_id="g00000012", row=12)
     group = build_group(made, permit, "sums", "host-1", versions, include_messages=True)
     assert group.tokens.tolist()[:10] == [100, 101, 1, 2, 50, 51, 52, 3, 53, 4]
@@ -141,13 +141,13 @@ def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
     ]  # fmt: skip
     assert group.messages is not None
     assert [message["content"] for message in group.messages[0]] == ["?", "one", "Lower.", "two", "Higher.", "3"]
-    assert (attempt.replies, attempt.sampled, attempt.text) == (3, 5, "3")
+    assert (rollout.replies, rollout.sampled, rollout.text) == (3, 5, "3")
 
 
 def test_messages_too_large_for_a_group_stay_behind(caplog: pytest.LogCaptureFixture) -> None:
     huge = Transcript(Prompt("?", (100,), (user("x" * 600_000),)))
     huge.add_reply(Completion([7], [-1.0], "stop", [LabelSpan("1.3", 0, 1)]), "no")
-    made = rollout(GOOD, BAD, completions=[huge.end("stop"), completion(1)])
+    made = rollout_group(GOOD, BAD, completions=[huge.end("stop"), completion(1)])
     spans = [[VersionSpan("1.3", 0, 1)]] * 2
     permit = Permit(group_id="g00000012", row=12)
     assert build_group(made, permit, "sums", "host-1", spans, include_messages=True).messages is None

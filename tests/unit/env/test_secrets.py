@@ -22,7 +22,7 @@ from gristmill_env.environments import create_environment
 from gristmill_env.errors import EpisodeError, InferenceError, RewardError
 from gristmill_env.inference import ModelServers
 from gristmill_env.launch import Launch
-from gristmill_env.rewards import create_reward, deciding_reward
+from gristmill_env.rewards import correctness_reward, create_reward
 from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
 from gristmill_env.tracking import WandbTracker
 
@@ -146,9 +146,9 @@ def test_wandb_run_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     recorded = {"judge": {"api_key": KEY}, "url": f"http://me:{IN_URL}@judge"}
-    decision = deciding_reward([create_reward("accuracy")])
+    correctness = correctness_reward([create_reward("accuracy")])
     environ = {"NETRC": str(tmp_path / "netrc")}
-    tracker = WandbTracker("sums", EnvConfig(), recorded, tmp_path, environ, decision=decision)
+    tracker = WandbTracker("sums", EnvConfig(), recorded, tmp_path, environ, correctness=correctness)
     tracker.close()
     run = read_wandb(tmp_path / "sums")
     assert {name: run.config[name] for name in recorded} == {"judge": {"api_key": "***"}, "url": "http://***@judge"}

@@ -21,9 +21,9 @@ from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
-from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, opened_thought
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.saved import SavedCompletion, SavedGroup
 from gristmill_env.settings import EnvConfig, ServerConfig
 from gristmill_env.tracking import in_words
@@ -66,7 +66,7 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 async def rolling(
     tokenizer: PreTrainedTokenizerFast, server: FailingServer, *replies: tuple[str, str], **environment: Any
 ) -> AsyncIterator[Callable[[], Any]]:
-    """Returns a roller whose model gives these (text, finish_reason) one after the other, under weights named
+    """Returns a generator whose model gives these (text, finish_reason) one after the other, under weights named
     "default"."""
     left = iter(replies)
 
@@ -86,12 +86,12 @@ async def rolling(
         ModelServers([ServerConfig(base_url=server.url)], patience=5) as servers,
     ):
         await servers.connect(patience=5)
-        roller = Roller(config, PromptBuilder(tokenizer), servers, scorer, environments, max_length=1024)
-        yield lambda: roller.roll(ITEM, "test")
+        generator = RolloutGenerator(config, PromptBuilder(tokenizer), servers, scorer, environments, max_length=1024)
+        yield lambda: generator.generate_and_score(ITEM, "test")
 
 
-def parts(rollout: Rollout) -> tuple[float | None, ...]:
-    return tuple(rollout.scores[0].parts.values())
+def parts(group: RolloutGroup) -> tuple[float | None, ...]:
+    return tuple(group.scores[0].parts.values())
 
 
 @pytest.mark.parametrize("template", [R1, QWQ], ids=["R1", "QwQ"])
@@ -100,9 +100,9 @@ async def test_truncated_thought_is_not_taken_for_the_answer(
 ) -> None:
     tokenizer = with_template(tokenizer, template)
     async with rolling(tokenizer, failing_server, ("2 + 3, so \\boxed{5}. But wait", "length")) as roll:
-        rollout = await roll()
-    assert rollout.attempts[0].text == "<think>\n2 + 3, so \\boxed{5}. But wait"
-    assert parts(rollout) == (0.0, 0.0, 0.5)
+        group = await roll()
+    assert group.rollouts[0].text == "<think>\n2 + 3, so \\boxed{5}. But wait"
+    assert parts(group) == (0.0, 0.0, 0.5)
 
 
 @pytest.mark.parametrize("template", [R1, QWQ], ids=["R1", "QwQ"])
@@ -112,15 +112,15 @@ async def test_finished_thought_has_the_strict_format_and_all_tags(
     tokenizer = with_template(tokenizer, template)
     reply = "2 + 3 = 5.\n</think>\n\n\\boxed{5}"
     async with rolling(tokenizer, failing_server, (reply, "stop")) as roll:
-        rollout = await roll()
-    (attempt,) = rollout.attempts
-    assert parts(rollout) == (1.0, 1.0, 1.0)
+        group = await roll()
+    (rollout,) = group.rollouts
+    assert parts(group) == (1.0, 1.0, 1.0)
     # The trained tokens are the sampled tokens, and the opened thought is in the prompt.
     sampled = tokenizer(reply, add_special_tokens=False)["input_ids"]
-    assert attempt.token_ids == [*sampled, tokenizer.eos_token_id]
-    assert attempt.prompt.text.endswith("<think>\n")
-    assert tuple(failing_server.bodies[0]["token_ids"]) == attempt.prompt.token_ids
-    assert in_words(attempt).count("<think>\n") == 1
+    assert rollout.token_ids == [*sampled, tokenizer.eos_token_id]
+    assert rollout.prompt.text.endswith("<think>\n")
+    assert tuple(failing_server.bodies[0]["token_ids"]) == rollout.prompt.token_ids
+    assert in_words(rollout).count("<think>\n") == 1
 
 
 async def test_later_turns_open_a_thought_too(
@@ -129,14 +129,14 @@ async def test_later_turns_open_a_thought_too(
     tokenizer = with_template(tokenizer, R1)
     replies = ("4?\n</think>\n\n\\boxed{4}", "stop"), ("Not 5", "length")
     async with rolling(tokenizer, failing_server, *replies, name="guess", tries=3) as roll:
-        rollout = await roll()
-    (attempt,) = rollout.attempts
-    assert attempt.text == "<think>\nNot 5"
+        group = await roll()
+    (rollout,) = group.rollouts
+    assert rollout.text == "<think>\nNot 5"
     first = "<think>\n4?\n</think>\n\n\\boxed{4}"
-    assert [message["content"] for message in attempt.messages[1:]] == [first, "Higher.", attempt.text]
-    text = str(tokenizer.decode([*attempt.prompt.token_ids, *attempt.token_ids]))
+    assert [message["content"] for message in rollout.messages[1:]] == [first, "Higher.", rollout.text]
+    text = str(tokenizer.decode([*rollout.prompt.token_ids, *rollout.token_ids]))
     assert text.endswith("\\boxed{4}<|im_end|><|User|>Higher.<|Assistant|><think>\nNot 5")
-    assert parts(rollout)[0] == 0.0
+    assert parts(group)[0] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class PromptRefusedError(EnvError):
 
 
 class EpisodeError(EnvError):
-    """An environment is not registered, cannot be configured as asked, or failed in an attempt."""
+    """An environment is not registered, cannot be configured as asked, or failed in a rollout."""
 
 
 class SavedError(EnvError):
@@ -82,7 +82,7 @@ class DropReason(StrEnum):
     NO_SCORE = "no_score"
     """The rewards returned no score for completions, and fewer than two scored completions are left."""
     ENVIRONMENT_ERROR = "environment_error"
-    """The environment failed in one of its attempts."""
+    """The environment failed in one of its rollouts."""
     TIMEOUT = "timeout"
     """The group took more than worker_timeout, or one request took more than its server's timeout."""
     BAD_ROW = "bad_row"

@@ -42,9 +42,9 @@ from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.launch import Launch
 from gristmill_env.progress import Pace, Tally
-from gristmill_env.rollouts.generator import Played
+from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import build_group, drop_reason, is_version, trainable, version_spans
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.session import Session, Task, connect_api, open_session
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
@@ -122,7 +122,7 @@ class ServeLoop:
         self._api = api
         self._server = session.server
         self._dataset = session.task.dataset
-        self._roller = session.roller
+        self._generator = session.generator
         self._observers = observers
         self._permits = permits
         permits.slots.places = config.workers
@@ -167,10 +167,10 @@ class ServeLoop:
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as bound:
                     item = self._dataset.item(permit.row)
-                    played = await self._roller.play(item, permit.group_id, step=version.step)
-                    versions = self._versions(played, version)
+                    unscored = await self._generator.generate(item, permit.group_id, step=version.step)
+                    versions = self._versions(unscored, version)
                     self._permits.generated(permit)
-                    rollout = await self._roller.score(played)
+                    scored = await self._generator.score(unscored)
             except TimeoutError:
                 if not bound.expired():
                     raise
@@ -179,25 +179,25 @@ class ServeLoop:
             except ROW_ERRORS as error:
                 await self._drop(permit, reason_of(error), str(error))
                 return
-            self._observers.scored(ScoredPrompt.of(rollout, version))
-            reason = drop_reason(rollout, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
+            self._observers.scored(ScoredPrompt.of(scored, version))
+            reason = drop_reason(scored, ensure_scores_are_not_same=self._config.ensure_scores_are_not_same)
             if reason is None:
-                await self._submit(permit, rollout, versions, version)
+                await self._submit(permit, scored, versions, version)
             else:
-                errors = dict.fromkeys(score.error for score in rollout.scores if score.error is not None)
+                errors = dict.fromkeys(score.error for score in scored.scores if score.error is not None)
                 await self._drop(permit, reason, "; ".join(errors))
 
-    def _versions(self, played: Played, granted: PolicyVersion) -> list[list[VersionSpan]]:
-        """Returns which weights sampled each attempt. The model servers have discarded completions of other weights."""
+    def _versions(self, unscored: UnscoredGroup, granted: PolicyVersion) -> list[list[VersionSpan]]:
+        """Returns which weights sampled each rollout. The model servers have discarded completions of other weights."""
         assert self._trainer is not None  # a permit exists, so the trainer has joined
         published = self._trainer.publishes
-        return [version_spans(attempt, str(granted), published=published) for attempt in played.attempts]
+        return [version_spans(rollout, str(granted), published=published) for rollout in unscored.rollouts]
 
     async def _submit(
-        self, permit: Permit, rollout: Rollout, versions: list[list[VersionSpan]], version: PolicyVersion
+        self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion
     ) -> None:
         group = build_group(
-            rollout, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
+            scored, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
         )
         try:
             if not await self._permits.submit(group):
@@ -208,12 +208,12 @@ class ServeLoop:
             logger.error("group %s is refused: %s", group.group_id, error)
             await self._drop(permit, DropReason.REFUSED)
             return
-        kept = [rollout.attempts[n] for n in trainable(rollout)]
-        self.tally.unscored += len(rollout.attempts) - len(kept)
+        kept = [scored.rollouts[n] for n in trainable(scored)]
+        self.tally.unscored += len(scored.rollouts) - len(kept)
         self.tally.add(None)
         self._report(group)
         self._pace.group(int(group.mask.sum()), version.step, self._trainer.steps if self._trainer else None)
-        await self._observers.submitted(group, [in_words(attempt) for attempt in kept], self.tally, rollout)
+        await self._observers.submitted(group, [in_words(rollout) for rollout in kept], self.tally, scored)
 
     async def _drop(self, permit: Permit, reason: DropReason, why: str = "") -> None:
         fields = {"why": why} if why else {}
@@ -282,7 +282,9 @@ async def _evaluate_afterwards(
 def _evaluations(
     launch: Launch, session: Session, holder: str, api: Client, measure: RunMeasure, observers: Observers, slots: Slots
 ) -> RunEvaluations:
-    evaluate = functools.partial(measure, roll=functools.partial(session.roller.roll, evaluation=True))
+    evaluate = functools.partial(
+        measure, generate=functools.partial(session.generator.generate_and_score, evaluation=True)
+    )
     return RunEvaluations(launch.config, launch.run_id, holder, api, evaluate, observers, slots)
 
 
@@ -293,9 +295,9 @@ def _observers(
     config = launch.config
     tracker = saver = None
     if config.use_wandb:
-        folder, decision = launch.deployment.runs_dir, session.task.scorer.decision
+        folder, correctness = launch.deployment.runs_dir, session.task.scorer.correctness
         tracker = functools.partial(
-            WandbTracker, launch.run_id, config, recorded, folder, environ, decision=decision
+            WandbTracker, launch.run_id, config, recorded, folder, environ, correctness=correctness
         )  # fmt: skip
     if groups is not None:
 

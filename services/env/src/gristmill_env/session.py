@@ -19,7 +19,7 @@ from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
-from gristmill_env.rollouts.generator import Roller
+from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
 from gristmill_env.running import Limits
 from gristmill_env.settings import DatasetConfig, EnvConfig
@@ -80,7 +80,7 @@ class Session:
     task: Task
     server: ModelServers
     served: ServedModel
-    roller: Roller
+    generator: RolloutGenerator
 
 
 @contextlib.asynccontextmanager
@@ -95,8 +95,8 @@ async def open_session(
     config = launch.config
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
     async with task, servers as server:
-        served, roller = await meet_model(launch, task, server, config.startup_patience or wait)
-        yield Session(task, server, served, roller)
+        served, generator = await meet_model(launch, task, server, config.startup_patience or wait)
+        yield Session(task, server, served, generator)
 
 
 def connect_api(launch: Launch, patience: float) -> Client:
@@ -104,8 +104,10 @@ def connect_api(launch: Launch, patience: float) -> Client:
     return Client(launch.config.rollout_server_url, patience=patience, token=launch.deployment.api_token)
 
 
-async def meet_model(launch: Launch, task: Task, server: ModelServers, patience: float) -> tuple[ServedModel, Roller]:
-    """Waits for the model server, loads its tokenizer and creates the roller. Raises InferenceError, PromptError."""
+async def meet_model(
+    launch: Launch, task: Task, server: ModelServers, patience: float
+) -> tuple[ServedModel, RolloutGenerator]:
+    """Waits for the model server, loads its tokenizer and creates the generator. Raises InferenceError, PromptError."""
     config = launch.config
     manifest = read_manifest(launch.deployment.models_dir)
     # Imports and file reads take seconds and need no server.
@@ -125,8 +127,10 @@ async def meet_model(launch: Launch, task: Task, server: ModelServers, patience:
             )
     prompts = prompt_builder(config, tokenizer)
     logger.info("model %s at %s", served.name, server.description)
-    roller = Roller(config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served))
-    return served, roller
+    generator = RolloutGenerator(
+        config, prompts, server, task.scorer, task.environments, max_length=_max_length(config, served)
+    )
+    return served, generator
 
 
 def execution(config: EnvConfig) -> Execution:

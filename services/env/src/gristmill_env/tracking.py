@@ -17,8 +17,8 @@ import numpy as np
 from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_env.progress import Tally
-from gristmill_env.rewards import Decision, Score
-from gristmill_env.rollouts.transcript import Attempt, Rollout
+from gristmill_env.rewards import CorrectnessReward, Score
+from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 
@@ -52,14 +52,14 @@ class Observers:
             with self.errors.of(_WANDB):
                 self._tracker.scored(prompt)
 
-    async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, rollout: Rollout) -> None:
+    async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, scored: RolloutGroup) -> None:
         """Reports a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.group(group, texts, tally)
         if self._saver is not None:
             with self.errors.of(_SAVED):
-                await self._saver.save(rollout)
+                await self._saver.save(scored)
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
         """Reports the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
@@ -96,13 +96,13 @@ class ScoredPrompt:
     """Training steps of the newest weights when the prompt's permit was granted."""
 
     @classmethod
-    def of(cls, rollout: Rollout, version: PolicyVersion) -> ScoredPrompt:
-        """Extracts a tracker's input from a rollout."""
+    def of(cls, scored: RolloutGroup, version: PolicyVersion) -> ScoredPrompt:
+        """Extracts a tracker's input from a scored group."""
         return cls(
-            scores=rollout.scores,
-            lengths=[attempt.sampled for attempt in rollout.attempts if attempt.sampled is not None],
-            finish_reasons=[attempt.finish_reason for attempt in rollout.attempts],
-            seconds=rollout.seconds,
+            scores=scored.scores,
+            lengths=[rollout.sampled for rollout in scored.rollouts if rollout.sampled is not None],
+            finish_reasons=[rollout.finish_reason for rollout in scored.rollouts],
+            seconds=scored.seconds,
             step=version.step,
         )
 
@@ -144,14 +144,16 @@ class WandbTracker:
         folder: Path,
         environ: Mapping[str, str],
         *,
-        decision: Decision,
+        correctness: CorrectnessReward,
     ) -> None:
-        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder. `decision`: the run's
-        correctness reward."""
+        """`recorded`: the run's record, shown as its configuration. `folder`: the runs' folder.
+
+        `correctness`: the run's correctness reward.
+        """
         self._run = start_wandb(run_id, "env", recorded, folder / run_id, environ, name=config.wandb_name)
         self._run.define_metric("policy_step")
         self._run.define_metric("*", step_metric="policy_step")
-        self._window = Window(decision)
+        self._window = Window(correctness)
         self._rollouts = Rollouts(config.num_rollouts_to_keep, config.num_rollouts_per_group_for_logging)
         self._log_after = max(1, config.min_items_sent_before_logging)
         self._unlogged = 0
@@ -215,9 +217,9 @@ class Window:
     would be biased, because groups with equal scores, such as all right or all wrong, are dropped.
     """
 
-    def __init__(self, decision: Decision) -> None:
-        """`decision`: the run's correctness reward."""
-        self._decision = decision
+    def __init__(self, correctness: CorrectnessReward) -> None:
+        """`correctness`: the run's correctness reward."""
+        self._correctness = correctness
         self.prompts = 0
         self._sent_before = self._dropped_before = 0
         self._clear()
@@ -268,8 +270,8 @@ class Window:
             if said[name]:
                 values[f"reward/{name}/mean_raw"] = float(np.mean(said[name]))
                 values[f"reward/{name}/min"], values[f"reward/{name}/max"] = min(said[name]), max(said[name])
-        if self._decision.compares and (judged := said.get(self._decision.name)):
-            values["train/percent_correct"] = float(np.mean([self._decision.is_right(value) for value in judged]))
+        if self._correctness.compares and (judged := said.get(self._correctness.name)):
+            values["train/percent_correct"] = float(np.mean([self._correctness.is_right(value) for value in judged]))
         return values
 
     def _clear(self) -> None:
@@ -318,8 +320,8 @@ class Rollouts:
         return rows
 
 
-def in_words(attempt: Attempt) -> str:
+def in_words(rollout: Rollout) -> str:
     """Returns prompt and reply as the model saw and wrote them; for several turns, the conversation."""
-    if attempt.replies == 1:
-        return attempt.prompt.text.removesuffix(attempt.prompt.begun) + attempt.text
-    return "\n".join(f"{message['role']}: {message['content']}" for message in attempt.messages)
+    if rollout.replies == 1:
+        return rollout.prompt.text.removesuffix(rollout.prompt.begun) + rollout.text
+    return "\n".join(f"{message['role']}: {message['content']}" for message in rollout.messages)

@@ -9,16 +9,16 @@ from gristmill import SamplingParams
 from gristmill_env.data import Item
 from gristmill_env.evaluation.results import Summary, summarise
 from gristmill_env.evaluation.samples import answered
-from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, deciding_reward
+from gristmill_env.rewards import Sample, Scorer, WeightedReward, correctness_reward, create_reward
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Attempt, Rollout
+from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
 
 from .made import plan
 
 
-def attempt(text: str) -> Attempt:
+def rollout(text: str) -> Rollout:
     prompt = Prompt("?", (1,), ())
-    return Attempt(prompt, [1, 2], [0.0, 0.0], [True, True], [], text, (), "stop", 1, 2)
+    return Rollout(prompt, [1, 2], [0.0, 0.0], [True, True], [], text, (), "stop", 1, 2)
 
 
 async def summary(
@@ -35,12 +35,12 @@ async def summary(
     item = Item(0, 0, "?", answer, columns)
     async with Scorer(weighted, has_answer=True, columns=[*columns]) as scorer:
         scores = await scorer.score([Sample(text, answer=answer, tokens=tokens, row=columns) for text in completions])
-    decision = deciding_reward([one.reward for one in weighted])
-    made = plan(samples=len(completions), decides=decision.name, compares=decision.compares)
-    rollout = Rollout(
-        item, SamplingParams(temperature=1.0, max_tokens=8), [attempt(text) for text in completions], scores, 1.0
+    correctness = correctness_reward([one.reward for one in weighted])
+    made = plan(samples=len(completions), decides=correctness.name, compares=correctness.compares)
+    group = RolloutGroup(
+        item, SamplingParams(temperature=1.0, max_tokens=8), [rollout(text) for text in completions], scores, 1.0
     )
-    return summarise(made, [answered(0, rollout, decision)])
+    return summarise(made, [answered(0, group, correctness)])
 
 
 def majority(found: Summary) -> float:

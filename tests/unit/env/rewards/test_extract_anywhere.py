@@ -124,16 +124,16 @@ async def test_a_gold_without_mathematics_gives_no_score(gold: str, untouched_po
 
 
 @pytest.mark.parametrize(
-    ("completion", "stated"),
+    ("completion", "extracted"),
     [
         (r"Therefore $x \geq 5$.", r"x \geq 5"), ("It is 72.", "72"), (r"\boxed{5}, of 72", "5"),
         ("I do not know.", None), ("<think>7</think>It is $5$", "5"),
     ],
 )  # fmt: skip
-def test_votes_are_counted_for_unmarked_answers_too(completion: str, stated: str | None) -> None:
+def test_votes_are_counted_for_unmarked_answers_too(completion: str, extracted: str | None) -> None:
     reward = create_reward({"type": "accuracy", "params": {"extract": "anywhere"}})
-    assert reward.stated(completion, {}) == (None if stated is None else canonical_answer(stated))
-    assert create_reward("accuracy").stated(completion, {}) == ("5" if "boxed" in completion else None)
+    assert reward.extracted(completion, {}) == (None if extracted is None else canonical_answer(extracted))
+    assert create_reward("accuracy").extracted(completion, {}) == ("5" if "boxed" in completion else None)
 
 
 def test_another_word_for_extract_is_an_error() -> None:

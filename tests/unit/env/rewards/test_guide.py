@@ -50,7 +50,7 @@ def test_rewards_of_the_page_have_the_documented_results() -> None:
     finally:
         registry._REGISTRY.pop("last_word", None)
     assert ends_right.score(["it is Paris."], answer="Paris") == [1.0]
-    assert {ends_right.stated(text, {}) for text in ("it is Paris.", "paris")} == {"paris"}
+    assert {ends_right.extracted(text, {}) for text in ("it is Paris.", "paris")} == {"paris"}
     assert create_reward(code["ends_well"]).score(["Yes.", "Yes"]) == [1.0, 0.0]
     contains = create_reward(code["Contains"])
     assert contains.score(["A Cat", "dog"], row={"keywords": ["cat", "a"]}) == [1.0, 0.0]

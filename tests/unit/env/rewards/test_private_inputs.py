@@ -95,7 +95,7 @@ def test_what_says_the_stated_answer_gets_a_copy_too() -> None:
         return 1.0
 
     row = {"tests": ["a"]}
-    assert create_reward("spoils_stated").stated("", row) == "x"
+    assert create_reward("spoils_stated").extracted("", row) == "x"
     assert row == {"tests": ["a"]}
 
 

@@ -18,7 +18,7 @@ from gristmill_env.messages import user
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Rollout, Transcript
+from gristmill_env.rollouts.transcript import RolloutGroup, Transcript
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import Observers, ScoredPrompt
@@ -41,11 +41,11 @@ def saver(path: Path) -> Callable[[], GroupSaver]:
     return lambda: GroupSaver(GroupWriter(path), run="sums", model="tiny", config=EnvConfig())
 
 
-def rollout() -> Rollout:
+def rollout_group() -> RolloutGroup:
     transcript = Transcript(Prompt("?", (100, 101, 102), (user("?"),)))
     transcript.add_reply(Completion([1], [-0.1], "stop", []), "text")
     item = Item(row=0, index=0, prompt="?", answer=None)
-    return Rollout(
+    return RolloutGroup(
         item, SamplingParams(temperature=1.0, max_tokens=4), [transcript.end("stop")], [Score(1.0, {})], seconds=1.0
     )
 
@@ -58,7 +58,7 @@ def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
     async def train() -> None:
         for _ in range(2):
             observers.scored(PROMPT)
-        await observers.submitted(GROUP, ["?"], Tally(), rollout())
+        await observers.submitted(GROUP, ["?"], Tally(), rollout_group())
         observers.evaluation({"pass@1": 1.0}, 0)
 
     asyncio.run(train())
@@ -71,7 +71,7 @@ def test_every_call_of_a_tracker_that_raises_is_counted_and_the_first_is_logged(
 def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCaptureFixture) -> None:
     observers = Observers(saver=saver(Path("/dev/full")))
     for _ in range(3):
-        asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
+        asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout_group()))
     assert observers.errors.counts == {"saved groups": 3}
     assert "No space left on device" in caplog.text
     observers.close()
@@ -79,7 +79,7 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
 
 def test_a_folder_that_takes_no_files_leaves_the_saver_out() -> None:
     observers = Observers(saver=saver(Path("/proc/gristmill/groups.jsonl")))
-    asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout()))
+    asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout_group()))
     assert observers.errors.counts == {"saved groups": 1}
     observers.close()
 

@@ -16,7 +16,7 @@ from tests.support.wandb_file import WandbRun, read_wandb
 from gristmill.tracking import has_credentials, start_wandb
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
-from gristmill_env.rewards import Score, create_reward, deciding_reward
+from gristmill_env.rewards import Score, correctness_reward, create_reward
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import ScoredPrompt, WandbTracker
 
@@ -29,8 +29,11 @@ class Told:
         self._folder = folder
         config = EnvConfig.model_validate(settings)
         environ = {"NETRC": str(folder / "netrc")}
-        decision, recorded = deciding_reward([create_reward("accuracy")]), {"group_size": 2, "dataset": {"seed": 7}}
-        self.tracker = WandbTracker("sums", config, recorded, folder, environ, decision=decision)
+        correctness, recorded = (
+            correctness_reward([create_reward("accuracy")]),
+            {"group_size": 2, "dataset": {"seed": 7}},
+        )
+        self.tracker = WandbTracker("sums", config, recorded, folder, environ, correctness=correctness)
 
     def dropped(self, step: int = 0) -> None:
         self.tracker.scored(prompt(0.0, 0.0, step=step))

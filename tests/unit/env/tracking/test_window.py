@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
-from gristmill_env.rewards import Failure, Score, create_reward, deciding_reward
+from gristmill_env.rewards import Failure, Score, correctness_reward, create_reward
 from gristmill_env.tracking import ScoredPrompt, Window
 
-BY_ACCURACY = deciding_reward([create_reward("accuracy")])
+BY_ACCURACY = correctness_reward([create_reward("accuracy")])
 
 
 def judge(completion: str, ground_truth: str) -> float:
@@ -122,7 +122,7 @@ def test_a_failure_is_an_error_and_not_a_skip() -> None:
 def test_window_uses_the_correctness_reward(
     rewards: list[Any], parts: dict[str, list[float | None]], right: float | None
 ) -> None:
-    window = Window(deciding_reward([create_reward(one) for one in rewards]))
+    window = Window(correctness_reward([create_reward(one) for one in rewards]))
     window.add(prompt([1.0, 1.0], parts))
     assert window.take(None).get("train/percent_correct") == right
 

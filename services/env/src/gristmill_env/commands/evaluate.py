@@ -52,13 +52,13 @@ async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Consol
 async def _evaluate(launch: Launch, options: EvaluateOptions) -> Evaluated:
     config, folder = launch.config, _folder(launch, options)
     async with open_session(launch, evaluation_task(launch)) as session:
-        dataset, decision = session.task.dataset, session.task.scorer.decision
+        dataset, correctness = session.task.dataset, session.task.scorer.correctness
         plan = make_plan(launch, session.task, model=session.served.name, weights=await weight_label(session.server))
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
-                file, dataset, session.roller.roll, decision=decision, workers=config.max_eval_workers,
-                progress=progress,
+                file, dataset, session.generator.generate_and_score, correctness=correctness,
+                workers=config.max_eval_workers, progress=progress,
             )  # fmt: skip
 
 

@@ -60,13 +60,13 @@ async def _work(rows: Iterator[int], session: Session, saver: GroupSaver, steps:
     """Rolls rows and saves each group when it is done. `skipped`: receives the rows that cannot be used, by reason."""
     for row in rows:  # shared: each row goes to one worker
         try:
-            rollout = await session.roller.roll(session.task.dataset.item(row), f"row {row}")
+            scored = await session.generator.generate_and_score(session.task.dataset.item(row), f"row {row}")
         except ROW_ERRORS as error:
             logger.warning("row %d is skipped: %s", row, error.report())
             skipped[reason_of(error).value] += 1
             steps.add()
             continue
-        group = await saver.save(rollout)
+        group = await saver.save(scored)
         steps.add(tokens=sum(completion.tokens or 0 for completion in group.completions))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from gristmill_env.console import plain, say
 from gristmill_env.errors import ROW_ERRORS
 from gristmill_env.launch import Launch
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.saved.summary import figure
 from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 
@@ -25,32 +25,32 @@ async def try_items(launch: Launch, console: Console) -> None:
     async with open_session(launch, Task.load(launch), patience=patience) as session:
         dataset, model = session.task.dataset, session.served.name
         rows = range(min(_ITEMS, len(dataset)))
-        rollouts = await asyncio.gather(*(_roll(session, row) for row in rows))
+        rollouts = await asyncio.gather(*(_generate(session, row) for row in rows))
     say(console, f"{dataset.label}, {len(dataset)} rows; model {model} at {session.server.description}")
-    for number, rollout in enumerate(rollouts, 1):
-        if isinstance(rollout, str):
-            console.print(Panel(plain(rollout), title=f"item {number}: skipped", title_align="left"))
+    for number, group in enumerate(rollouts, 1):
+        if isinstance(group, str):
+            console.print(Panel(plain(group), title=f"item {number}: skipped", title_align="left"))
         else:
-            _show(console, number, rollout, launch)
+            _show(console, number, group, launch)
 
 
-async def _roll(session: Session, row: int) -> Rollout | str:
+async def _generate(session: Session, row: int) -> RolloutGroup | str:
     try:
-        return await session.roller.roll(session.task.dataset.item(row), f"item {row + 1}")
+        return await session.generator.generate_and_score(session.task.dataset.item(row), f"item {row + 1}")
     except ROW_ERRORS as error:
         return error.report()
 
 
-def _show(console: Console, number: int, rollout: Rollout, launch: Launch) -> None:
-    tokens = f", {len(rollout.prompt.token_ids)} prompt tokens" if rollout.prompt.token_ids else ""
-    title = f"item {number}: row {rollout.item.index}{tokens}"
-    console.print(Panel(plain(rollout.prompt.text), title=title, title_align="left"))
-    if rollout.item.answer is not None:
-        console.print(plain(f"answer: {rollout.item.answer}"))
-    table = Table("completion", "tokens", "end", *rollout.scores[0].parts, "total", show_lines=True)
-    for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
+def _show(console: Console, number: int, group: RolloutGroup, launch: Launch) -> None:
+    tokens = f", {len(group.prompt.token_ids)} prompt tokens" if group.prompt.token_ids else ""
+    title = f"item {number}: row {group.item.index}{tokens}"
+    console.print(Panel(plain(group.prompt.text), title=title, title_align="left"))
+    if group.item.answer is not None:
+        console.print(plain(f"answer: {group.item.answer}"))
+    table = Table("completion", "tokens", "end", *group.scores[0].parts, "total", show_lines=True)
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
         parts = [figure(value) for value in score.parts.values()]
         total = Text(score.error, "red") if score.error is not None else Text(figure(score.total), "bold")
-        tokens = "unknown" if attempt.sampled is None else str(attempt.sampled)
-        table.add_row(plain(attempt.text), tokens, attempt.finish_reason, *parts, total)
+        tokens = "unknown" if rollout.sampled is None else str(rollout.sampled)
+        table.add_row(plain(rollout.text), tokens, rollout.finish_reason, *parts, total)
     console.print(table)

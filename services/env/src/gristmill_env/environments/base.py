@@ -1,15 +1,15 @@
 """The interface of a task in turns: the environment sends messages and the model replies, until the task is done.
 
-One object plays one attempt. Each attempt of a group has its own object, so attempts share no state::
+One object plays one rollout. Each rollout of a group has its own object, so rollouts share no state::
 
     class Guess(Environment):
         def __init__(self, *, tries: int = 3) -> None: ...           # options: `environment: {params: {tries: 5}}`
         def reset(self, item: Item) -> Sequence[Message]: ...         # the messages for the model to answer first
         def step(self, reply: Reply) -> Turn: ...                     # the next messages, or the end
 
-The runner calls reset, then generates a reply and calls step in turn. An attempt ends with a Turn that is `done`, a
+The runner calls reset, then generates a reply and calls step in turn. A rollout ends with a Turn that is `done`, a
 truncated reply, no tokens left, or `max_turns`. Then the runner calls close. A plain method runs on a thread, and may
-block for `step_timeout` seconds. An `async def` method runs on an event loop that all attempts share, but no other
+block for `step_timeout` seconds. An `async def` method runs on an event loop that all rollouts share, but no other
 part of the service.
 """
 
@@ -53,9 +53,9 @@ class Turn:
     messages: tuple[Message, ...] = ()
     """Messages added to the conversation for the model to answer. The loss mask excludes them from training."""
     done: bool = False
-    """Whether the attempt is over."""
+    """Whether the rollout is over."""
     reward: float | None = None
-    """Added to the attempt's reward, which the reward `episode` puts into the total."""
+    """Added to the rollout's reward, which the reward `episode` puts into the total."""
     trained: bool = True
     """False excludes the last reply from the loss."""
 
@@ -66,16 +66,16 @@ class Turn:
 
 
 class Environment(ABC):
-    """One attempt at an item. Its options are the keyword-only arguments of `__init__`."""
+    """One rollout of an item. Its options are the keyword-only arguments of `__init__`."""
 
     max_turns: ClassVar[int] = 16
-    """Maximum number of replies in an attempt."""
+    """Maximum number of replies in a rollout."""
 
     @abstractmethod
     def reset(self, item: Item) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Begins an attempt. Returns at least one message for the model to answer, without the run's system prompt.
+        """Begins a rollout. Returns at least one message for the model to answer, without the run's system prompt.
 
-        A group compares its attempts, so all of them need the same task: derive any randomness from `item.row` alone.
+        A group compares its rollouts, so all of them need the same task: derive any randomness from `item.row` alone.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Environment(ABC):
         """Continues after a reply."""
 
     def close(self) -> Awaitable[None] | None:
-        """Releases the attempt's resources: a sandbox, a connection. Called once, however the attempt ends.
+        """Releases the rollout's resources: a sandbox, a connection. Called once, however the rollout ends.
 
         After an error, a time-out or a cancellation, close has 5 seconds. A step that did not end may still run on
         another thread.
@@ -101,7 +101,7 @@ class DatasetEnvironment(Environment):
         return item.messages
 
     async def step(self, reply: Reply) -> Turn:
-        """Ends the attempt."""
+        """Ends the rollout."""
         return Turn.end()
 
 
@@ -110,7 +110,7 @@ E = TypeVar("E", bound=type[Environment])
 
 @dataclass(frozen=True)
 class EnvironmentFactory:
-    """Creates the object of one more attempt."""
+    """Creates the object of one more rollout."""
 
     kind: type[Environment]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def environment(name: str) -> Callable[[E], E]:
 def create_environment(
     name: str, params: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> EnvironmentFactory:
-    """Returns a factory of attempts at the environment `name` with its options set.
+    """Returns a factory of rollouts of the environment `name` with its options set.
 
     `name`: a registered name, an entry point of the group `gristmill.environments`, or code (`plugins`), relative to
     `folder`. Raises EpisodeError for an unknown name and for unknown options; PluginError.

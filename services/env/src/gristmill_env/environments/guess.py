@@ -19,7 +19,7 @@ from gristmill_env.messages import Message, user
 class Guess(Environment):
     """Asks a question with a number for an answer, in several tries, with the hints "Higher." and "Lower.".
 
-    The attempt's reward falls linearly from 1 for a right first guess to 0 for no right guess.
+    The rollout's reward falls linearly from 1 for a right first guess to 0 for no right guess.
     """
 
     def __init__(self, *, tries: Annotated[int, Field(ge=1, le=16)] = 3) -> None:
@@ -39,8 +39,8 @@ class Guess(Environment):
         return item.messages
 
     async def step(self, reply: Reply) -> Turn:
-        stated = final_answer(reply.text, last_number=True)
-        number = None if stated is None else read_number(stated)
+        extracted = final_answer(reply.text, last_number=True)
+        number = None if extracted is None else read_number(extracted)
         guess = None if number is None else number.value
         if guess == self._number:
             return Turn.end(1.0 - self._wrong / self._tries)

@@ -28,9 +28,9 @@ from gristmill_env.running.calls import CallError
 logger = logging.getLogger(__name__)
 
 _THREADS = 256
-"""Most threads. A step that waits occupies one thread, and every attempt of every group may be in a step."""
+"""Most threads. A step that waits occupies one thread, and every rollout of every group may be in a step."""
 _GOODBYE = 5.0
-"""Seconds for all close() calls together, after an attempt was cancelled or failed."""
+"""Seconds for all close() calls together, after a rollout was cancelled or failed."""
 
 _Result = tuple[Any, Exception | None]
 """A method's return value, or its error."""
@@ -51,7 +51,7 @@ class EnvironmentRunner:
     async def open(self, late: Callable[[asyncio.Task[None]], object]) -> Environment:
         """Returns a new environment. Raises EpisodeError when its __init__ fails or overruns.
 
-        An __init__ that overruns, or whose attempt is cancelled, continues on its thread. `late` receives the task that
+        An __init__ that overruns, or whose rollout is cancelled, continues on its thread. `late` receives the task that
         closes the environment when that __init__ has returned.
         """
         if self.factory.ours:
@@ -80,20 +80,20 @@ class EnvironmentRunner:
         return turn
 
     async def close(self, environment: Environment) -> None:
-        """Closes the environment. Errors are logged, because the attempt is over."""
+        """Closes the environment. Errors are logged, because the rollout is over."""
         try:
             await self._call(environment.close)
         except EnvError as error:
             logger.warning("%s", error)
 
     async def opening(self, item: Item) -> Sequence[Message]:
-        """Returns the opening messages of an attempt that is not played."""
+        """Returns the opening messages of a rollout that is not played."""
         async with self.group() as group:
             _, opening = await group.begin(item)
         return opening
 
     def group(self) -> EnvironmentGroup:
-        """Returns a context for the attempts at one item."""
+        """Returns a context for the rollouts of one item."""
         return EnvironmentGroup(self)
 
     def stop(self) -> None:
@@ -127,7 +127,7 @@ class EnvironmentRunner:
 
 
 class EnvironmentGroup:
-    """The environments of the attempts at one item. The end of the context closes each environment once."""
+    """The environments of the rollouts of one item. The end of the context closes each environment once."""
 
     def __init__(self, environments: EnvironmentRunner) -> None:
         self._environments = environments
@@ -146,7 +146,7 @@ class EnvironmentGroup:
         return environment, await self._environments.reset(environment, own)
 
     async def close(self, environment: Environment) -> None:
-        """Closes one environment whose attempt has ended, before the others."""
+        """Closes one environment whose rollout has ended, before the others."""
         if has_close(environment):
             await asyncio.wait([self._close(environment)])
 
@@ -165,7 +165,7 @@ class EnvironmentGroup:
             logger.warning("__init__ or close() of %s takes longer than %g s and is not waited for", name, seconds)
 
     def _close(self, environment: Environment) -> asyncio.Task[None]:
-        """Returns a separate task, which continues when the attempt's task is cancelled."""
+        """Returns a separate task, which continues when the rollout's task is cancelled."""
         task = self._closing.get(id(environment))
         if task is None:
             task = self._closing[id(environment)] = asyncio.create_task(self._environments.close(environment))

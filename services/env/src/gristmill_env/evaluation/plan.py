@@ -37,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int
     """max_token_length: most tokens of prompt and completion together."""
     decides: str
-    """The reward that decides whether a completion is right: a value of 1 or more. (Chosen by rewards.deciding.)"""
+    """The reward that decides whether a completion is right: a value of 1 or more. (Chosen by `correctness_reward`.)"""
     compares: bool
     """Whether that reward compares the completion with the row's answer, so that a final answer exists to extract."""
     settings: dict[str, Any]
@@ -91,7 +91,7 @@ def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, li
     """`model`: its served name. `weights`: the label. `limit`: most prompts if the configuration sets no limit."""
     config, scorer, rows = launch.config, task.scorer, len(task.dataset)
     settings = config.dataset
-    decision = scorer.decision
+    correctness = scorer.correctness
     temperature = settings.eval_temperature
     if temperature is None:
         temperature = settings.temperature if settings.eval_samples > 1 else 0.0
@@ -107,8 +107,8 @@ def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, li
             temperature=temperature, top_p=settings.top_p if temperature else 1.0, max_tokens=settings.max_tokens
         ),
         max_length=config.max_token_length,
-        decides=decision.name,
-        compares=decision.compares,
+        decides=correctness.name,
+        compares=correctness.compares,
         settings={
             key: value
             for key, value in evaluation_dataset(settings).recorded().items()

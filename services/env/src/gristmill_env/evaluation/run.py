@@ -35,8 +35,8 @@ from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
-from gristmill_env.rewards import Decision
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rewards import CorrectnessReward
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.together import together
 from gristmill_env.tracking import Observers
@@ -51,25 +51,25 @@ _LIMIT = 100
 """Prompts if eval_limit is not set; Atropos' evaluation takes the same number."""
 
 
-class Roll(Protocol):
-    """Makes completions of an item and scores them, as `Roller.roll` does; the name appears in the logs."""
+class Generate(Protocol):
+    """Does what `RolloutGenerator.generate_and_score` does. The name appears in the logs."""
 
-    def __call__(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[Rollout]: ...
+    def __call__(self, item: Item, name: str, *, sampling: SamplingParams, count: int) -> Awaitable[RolloutGroup]: ...
 
 
 async def evaluate(
     file: SampleFile,
     dataset: PromptDataset,
-    roll: Roll,
+    generate: Generate,
     *,
-    decision: Decision,
+    correctness: CorrectnessReward,
     workers: int,
     progress: Steps,
 ) -> Evaluated:
     """Evaluates the missing prompts of `file.plan`, and writes the results. Keeps finished prompts after any error.
 
-    `decision`: the correctness reward of the rewards by which `roll` scores. Raises InferenceError when the model
-    server does not answer or refuses every prompt, and RewardError when the deciding reward cannot extract an answer.
+    `correctness`: the correctness reward of the rewards by which `generate` scores. Raises InferenceError when the
+    model server does not answer or refuses every prompt, and RewardError when `correctness` cannot extract an answer.
     """
     started, resumed, plan = time.time(), len(file.done), file.plan
     missing = iter([number for number in range(plan.prompts) if number not in file.done])
@@ -77,11 +77,13 @@ async def evaluate(
     async def work() -> None:
         for number in missing:  # shared: each number goes to one worker
             try:
-                rollout = await roll(dataset.item(number), f"e{number:06d}", sampling=plan.sampling, count=plan.samples)
+                group = await generate(
+                    dataset.item(number), f"e{number:06d}", sampling=plan.sampling, count=plan.samples
+                )
             except ROW_ERRORS as error:
                 record = skipped(number, reason_of(error), str(error))
             else:
-                record = answered(number, rollout, decision)
+                record = answered(number, group, correctness)
             await file.add(record)
             progress.add(tokens=sum(sample.tokens or 0 for sample in record.samples))
 
@@ -112,7 +114,7 @@ class RunMeasure:
         """The data set and split."""
         return self._task.dataset.label
 
-    async def __call__(self, version: str, roll: Roll) -> Evaluated:
+    async def __call__(self, version: str, generate: Generate) -> Evaluated:
         """Evaluates the weights of `version`. Keeps the prompts that a killed evaluation of `version` has finished.
 
         Raises InferenceError, BusyEvaluationError.
@@ -121,8 +123,8 @@ class RunMeasure:
         plan = make_plan(self._launch, self._task, model=self._model, weights=version, limit=_LIMIT)
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
-            decision, workers = self._task.scorer.decision, config.max_eval_workers
-            return await evaluate(file, dataset, roll, decision=decision, workers=workers, progress=progress)
+            correctness, workers = self._task.scorer.correctness, config.max_eval_workers
+            return await evaluate(file, dataset, generate, correctness=correctness, workers=workers, progress=progress)
 
 
 def _writable(folder: Path) -> Path:

@@ -16,8 +16,8 @@ from gristmill.redaction import redact_text
 from gristmill_env.durable import LineFile, read_lines, write_file
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
 from gristmill_env.evaluation.plan import Plan
-from gristmill_env.rewards import Decision
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rewards import CorrectnessReward
+from gristmill_env.rollouts.transcript import RolloutGroup
 
 PLAN_FILE, SAMPLES_FILE = "evaluation.json", "samples.jsonl"
 _ENCODER = msgspec.json.Encoder()
@@ -53,10 +53,10 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     """ "stop", or "length" for a truncated completion."""
     answer: str | None
-    """The final answer that the deciding reward extracts, in a normal form. None: no answer was found, or the reward
+    """The final answer that the correctness reward extracts, in a normal form. None: no answer was found, or the reward
     returned no value."""
     right: bool | None
-    """Verdict of the deciding reward; None if the reward returned no value or failed."""
+    """Verdict of the correctness reward; None if the reward returned no value or failed."""
     total: float | None
     parts: dict[str, float | None]
     """Each reward's value, unweighted; None if the reward skipped the completion or failed."""
@@ -71,33 +71,33 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(PromptRecord)
 
 
-def answered(number: int, rollout: Rollout, decision: Decision) -> PromptRecord:
-    """Returns the record of a prompt that has completions. `decision`: of the rewards that scored them."""
+def answered(number: int, group: RolloutGroup, correctness: CorrectnessReward) -> PromptRecord:
+    """Returns the record of a prompt that has completions. `correctness`: the correctness reward."""
     samples = []
-    for attempt, score in zip(rollout.attempts, rollout.scores, strict=True):
-        right = decision.is_right(score.parts[decision.name])
-        judged = decision.compares and right is not None
+    for rollout, score in zip(group.rollouts, group.scores, strict=True):
+        right = correctness.is_right(score.parts[correctness.name])
+        judged = correctness.compares and right is not None
         samples.append(
             SampleRecord(
-                text=attempt.text,
-                tokens=attempt.sampled,
-                finish_reason=attempt.finish_reason,
-                answer=decision.reward.stated(attempt.text, rollout.item.columns) if judged else None,
+                text=rollout.text,
+                tokens=rollout.sampled,
+                finish_reason=rollout.finish_reason,
+                answer=correctness.reward.extracted(rollout.text, group.item.columns) if judged else None,
                 right=right,
                 total=score.total,
                 parts=dict(score.parts),
                 error=score.error,
                 failed={name: failure.text for name, failure in score.failed.items()},
-                versions=list(dict.fromkeys(span.version for span in attempt.labels)),
+                versions=list(dict.fromkeys(span.version for span in rollout.labels)),
             )
         )
     return PromptRecord(
         number=number,
-        index=rollout.item.index,
-        prompt=rollout.prompt.text,
-        answer=rollout.item.answer,
-        prompt_tokens=len(rollout.prompt.token_ids),
-        max_tokens=rollout.sampling.max_tokens,
+        index=group.item.index,
+        prompt=group.prompt.text,
+        answer=group.item.answer,
+        prompt_tokens=len(group.prompt.token_ids),
+        max_tokens=group.sampling.max_tokens,
         samples=samples,
     )
 

@@ -13,10 +13,10 @@ from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.registry import reward, reward_names
 from gristmill_env.rewards.reward import Execution, Reward
-from gristmill_env.rewards.scorer import Decision, Score, Scorer, WeightedReward, deciding_reward
+from gristmill_env.rewards.scorer import CorrectnessReward, Score, Scorer, WeightedReward, correctness_reward
 
 __all__ = [
-    "Decision",
+    "CorrectnessReward",
     "Detailed",
     "Execution",
     "Failure",
@@ -26,8 +26,8 @@ __all__ = [
     "Score",
     "Scorer",
     "WeightedReward",
+    "correctness_reward",
     "create_reward",
-    "deciding_reward",
     "reward",
     "reward_names",
 ]

@@ -75,10 +75,10 @@ async def accuracy(
         if same is not None and not tolerance:
             return float(same)
         return _score(await symbolic_pool().check([(as_latex(reference), said)], tolerance, extract=True))
-    stated = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
-    if stated is None:
+    extracted = final_answer(completion, last_number=last_number, split_on_think_tag=split_on_think_tag)
+    if extracted is None:
         return 0.0
-    decision = compare(gold, read_answer(stated), tolerance)
+    decision = compare(gold, read_answer(extracted), tolerance)
     if isinstance(decision, bool):
         return float(decision)
     return _score(await symbolic_pool().check(((pair.gold, pair.stated) for pair in decision), tolerance))

@@ -195,8 +195,8 @@ def _extracted_text(
     ignore_punctuation: bool = False,
     whole_if_unmarked: bool = True,
 ) -> str | None:
-    stated = _said(completion, whole_if_unmarked)
-    return None if stated is None else _normal(stated, ignore_case, ignore_punctuation) or None
+    extracted = _said(completion, whole_if_unmarked)
+    return None if extracted is None else _normal(extracted, ignore_case, ignore_punctuation) or None
 
 
 @reward("exact_match", extract_answer=_extracted_text)
@@ -217,13 +217,13 @@ def exact_match(
     gold = _normal(gold_answer(answer), ignore_case, ignore_punctuation)
     if not gold:
         return None
-    stated = _said(completion, whole_if_unmarked)
-    return float(stated is not None and _normal(stated, ignore_case, ignore_punctuation) == gold)
+    extracted = _said(completion, whole_if_unmarked)
+    return float(extracted is not None and _normal(extracted, ignore_case, ignore_punctuation) == gold)
 
 
 def _said(completion: str, whole_if_unmarked: bool) -> str | None:
-    stated = final_answer(completion)
-    return after_thinking(completion) if stated is None and whole_if_unmarked else stated
+    extracted = final_answer(completion)
+    return after_thinking(completion) if extracted is None and whole_if_unmarked else extracted
 
 
 def _normal(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:

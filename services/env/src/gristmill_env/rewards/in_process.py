@@ -59,8 +59,8 @@ class ProcessReward(Reward):
     def reads_answers(self) -> bool:
         return self.inner.reads_answers
 
-    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
-        return self.inner.stated(completion, row)
+    def extracted(self, completion: str, row: Mapping[str, Any]) -> str | None:
+        return self.inner.extracted(completion, row)
 
     def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
         if isinstance(self.inner, ComposedReward):

@@ -63,9 +63,9 @@ class Sample:
     messages: Sequence[Mapping[str, Any]] = ()
     """The prompt as chat messages ({role, content}), with the system message and without the completion."""
     conversation: Sequence[Mapping[str, Any]] = ()
-    """All messages of the attempt, including the model's messages."""
+    """All messages of the rollout, including the model's messages."""
     episode_reward: float | None = None
-    """The reward that the run's `environment` returned for the attempt; None if it returned no reward."""
+    """The reward that the run's `environment` returned for the rollout; None if it returned no reward."""
     conversational: bool = False
     """Whether the row's prompt is a list of messages. Decides whether a TRL reward gets messages or text."""
     step: int | None = None

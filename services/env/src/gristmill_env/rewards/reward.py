@@ -66,10 +66,10 @@ class Reward(ABC):
 
     @property
     def reads_answers(self) -> bool:
-        """Whether the reward extracts answers itself. Otherwise `stated` uses the general extraction."""
+        """Whether the reward extracts answers itself. Otherwise `extracted` uses the general extraction."""
         return False
 
-    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
+    def extracted(self, completion: str, row: Mapping[str, Any]) -> str | None:
         """Returns the completion's final answer in canonical form; None if the completion has no final answer.
 
         Raises RewardError when the reward's extraction fails.
@@ -145,9 +145,9 @@ class FunctionReward(Reward):
     def reads_answers(self) -> bool:
         return self.extract_answer is not None
 
-    def stated(self, completion: str, row: Mapping[str, Any]) -> str | None:
+    def extracted(self, completion: str, row: Mapping[str, Any]) -> str | None:
         if self.extract_answer is None:
-            return super().stated(completion, row)
+            return super().extracted(completion, row)
         try:
             return self.extract_answer(completion, private(row))
         except Exception as error:  # the user's code

@@ -109,9 +109,9 @@ class Scorer:
         return [weighted.reward.name for weighted in self.rewards]
 
     @property
-    def decision(self) -> Decision:
+    def correctness(self) -> CorrectnessReward:
         """The reward that decides whether a completion is right."""
-        return deciding_reward([weighted.reward for weighted in self.rewards])
+        return correctness_reward([weighted.reward for weighted in self.rewards])
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -208,7 +208,7 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class Decision:
+class CorrectnessReward:
     """The reward that decides whether a completion is right."""
 
     name: str
@@ -223,7 +223,7 @@ class Decision:
         return None if value is None else value >= FULL
 
 
-def deciding_reward(rewards: Sequence[Reward]) -> Decision:
+def correctness_reward(rewards: Sequence[Reward]) -> CorrectnessReward:
     """Returns the reward that decides whether a completion is right, for evaluations and for training metrics.
 
     1. The first reward that extracts answers: accuracy, exact_match, mcq, or a user's reward with `extract_answer`.
@@ -237,8 +237,8 @@ def deciding_reward(rewards: Sequence[Reward]) -> Decision:
     leaves = {name: leaf for reward in rewards for name, leaf in reward.leaves().items()}
     for name, leaf in leaves.items():
         if leaf.reads_answers:
-            return Decision(name, leaf, compares=True)
+            return CorrectnessReward(name, leaf, compares=True)
     for name, leaf in leaves.items():
         if leaf.compares:
-            return Decision(name, leaf, compares=True)
-    return Decision(rewards[0].name, rewards[0], compares=False)
+            return CorrectnessReward(name, leaf, compares=True)
+    return CorrectnessReward(rewards[0].name, rewards[0], compares=False)

@@ -1,4 +1,4 @@
-"""Makes rollouts: prompt, replies, turns (`play`), then scores (`score`)."""
+"""Makes rollouts: prompt, replies, turns (`generate`), then scores (`score`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill_env.inference import Completion, GenerationRequest, ModelServers
 from gristmill_env.messages import Message
 from gristmill_env.rewards import Sample, Scorer
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
-from gristmill_env.rollouts.transcript import Attempt, Rollout, Transcript
+from gristmill_env.rollouts.transcript import Rollout, RolloutGroup, Transcript
 from gristmill_env.settings import EnvConfig
 from gristmill_env.together import together
 
@@ -26,28 +26,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Ask:
-    """Options of the requests for one rollout's completions."""
+    """Options of the requests for one group's completions."""
 
     sampling: SamplingParams
     evaluation: bool
 
 
 @dataclass(frozen=True)
-class Played:
-    """The finished attempts at one item, before scoring."""
+class UnscoredGroup:
+    """The finished rollouts of one item, before scoring."""
 
     item: Item
     name: str
-    """The rollout's name in the logs."""
+    """The group's name in the logs."""
     step: int | None
-    """Training steps done when the rollout began."""
+    """Training steps done when the group began."""
     sampling: SamplingParams
-    attempts: list[Attempt]
+    rollouts: list[Rollout]
     started: float
     """time.monotonic()."""
 
 
-class Roller:
+class RolloutGenerator:
     """Makes rollouts. Holds no state of an item, so any number of rollouts may run at the same time."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Roller:
         *,
         max_length: int,
     ) -> None:
-        """`max_length`: most tokens of an attempt, its prompt included, by configuration and server."""
+        """`max_length`: most tokens of a rollout, its prompt included, by configuration and server."""
         self._config = config
         self._prompts = prompts
         self._server = server
@@ -68,7 +68,7 @@ class Roller:
         self._environments = environments
         self._max_length = max_length
 
-    async def roll(
+    async def generate_and_score(
         self,
         item: Item,
         name: str,
@@ -77,8 +77,8 @@ class Roller:
         sampling: SamplingParams | None = None,
         count: int | None = None,
         evaluation: bool = False,
-    ) -> Rollout:
-        """Makes `count` attempts (default: `group_size`) at the item and scores them. `name` appears in the logs.
+    ) -> RolloutGroup:
+        """Makes `count` rollouts (default: `group_size`) of the item and scores them. `name` appears in the logs.
 
         `step`: training steps done, for the warm-up of `max_tokens`; None: as after it. `sampling`: overrides the
         configuration's sampling. `evaluation`: counts the requests against num_requests_for_eval of the servers.
@@ -86,10 +86,10 @@ class Roller:
         Raises InferenceError, and one of ROW_ERRORS for an error of the row. A failed reward is recorded in its score.
         """
         return await self.score(
-            await self.play(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
+            await self.generate(item, name, step=step, sampling=sampling, count=count, evaluation=evaluation)
         )
 
-    async def play(
+    async def generate(
         self,
         item: Item,
         name: str,
@@ -98,22 +98,25 @@ class Roller:
         sampling: SamplingParams | None = None,
         count: int | None = None,
         evaluation: bool = False,
-    ) -> Played:
-        """Makes the attempts, the part of `roll` that needs the model servers. Takes and raises the same as `roll`."""
+    ) -> UnscoredGroup:
+        """Makes the rollouts, the part of `generate_and_score` that needs the model servers.
+
+        Takes the same arguments and raises the same errors.
+        """
         started = time.monotonic()
         sampling = sampling or self.sampling(step)
         ask = _Ask(sampling, evaluation)
-        attempts = await self._play(item, ask, count or self._config.group_size)
-        self._tell_attempts(item, attempts, name, time.monotonic() - started)
-        return Played(item, name, step, sampling, attempts, started)
+        rollouts = await self._rollouts(item, ask, count or self._config.group_size)
+        self._log_rollouts(item, rollouts, name, time.monotonic() - started)
+        return UnscoredGroup(item, name, step, sampling, rollouts, started)
 
-    async def score(self, played: Played) -> Rollout:
-        """Scores the attempts, the second part of `roll`."""
-        item, attempts = played.item, played.attempts
-        scores = await self._scorer.score([_sample(item, attempt, played.step) for attempt in attempts])
-        rollout = Rollout(item, played.sampling, attempts, scores, time.monotonic() - played.started)
-        self._tell_scores(rollout, played.name)
-        return rollout
+    async def score(self, unscored: UnscoredGroup) -> RolloutGroup:
+        """Scores the rollouts, the second part of `generate_and_score`."""
+        item, rollouts = unscored.item, unscored.rollouts
+        scores = await self._scorer.score([_sample(item, rollout, unscored.step) for rollout in rollouts])
+        scored = RolloutGroup(item, unscored.sampling, rollouts, scores, time.monotonic() - unscored.started)
+        self._log_scores(scored, unscored.name)
+        return scored
 
     def sampling(self, step: int | None = None) -> SamplingParams:
         """Returns the sampling after `step` training steps; None: after the warm-up."""
@@ -124,13 +127,13 @@ class Roller:
             most = max(1, round(dataset.min_tokens + progress * (dataset.max_tokens - dataset.min_tokens)))
         return SamplingParams(temperature=dataset.temperature, top_p=dataset.top_p, max_tokens=most)
 
-    async def _play(self, item: Item, ask: _Ask, count: int) -> list[Attempt]:
+    async def _rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
         async with self._environments.group() as group:
             begun = await together(group.begin(item) for _ in range(count))
             prompts = self._build([opening for _, opening in begun])
             first = await self._first_replies(prompts, ask)
             return await together(
-                self._go_on(group, environment, Transcript(prompt), completion, ask)
+                self._finish(group, environment, Transcript(prompt), completion, ask)
                 for (environment, _), prompt, completion in zip(begun, prompts, first, strict=True)
             )
 
@@ -164,22 +167,22 @@ class Roller:
         )
         return await self._server.generate(request, evaluation=ask.evaluation)
 
-    async def _go_on(
+    async def _finish(
         self,
         group: EnvironmentGroup,
         environment: Environment,
         transcript: Transcript,
         completion: Completion,
         ask: _Ask,
-    ) -> Attempt:
-        """Plays the attempt from its first reply to its end, and closes its environment."""
-        attempt = await self._turns(environment, transcript, completion, ask)
+    ) -> Rollout:
+        """Plays the rollout from its first reply to its end, and closes its environment."""
+        rollout = await self._take_turns(environment, transcript, completion, ask)
         await group.close(environment)
-        return attempt
+        return rollout
 
-    async def _turns(
+    async def _take_turns(
         self, environment: Environment, transcript: Transcript, completion: Completion, ask: _Ask
-    ) -> Attempt:
+    ) -> Rollout:
         replies = 0
         begun = transcript.begun
         while True:
@@ -221,42 +224,42 @@ class Roller:
             return sampling
         return SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=room)
 
-    def _tell_attempts(self, item: Item, attempts: Sequence[Attempt], name: str, seconds: float) -> None:
+    def _log_rollouts(self, item: Item, rollouts: Sequence[Rollout], name: str, seconds: float) -> None:
         testing = self._config.testing
         if testing:
-            logger.info(line("prompt", prompt=name, row=item.index, text=attempts[0].prompt.text))
-        for number, attempt in enumerate(attempts):
-            version = ",".join(dict.fromkeys(span.version for span in attempt.labels)) or "unknown"
-            tokens = "unknown" if attempt.sampled is None else attempt.sampled
+            logger.info(line("prompt", prompt=name, row=item.index, text=rollouts[0].prompt.text))
+        for number, rollout in enumerate(rollouts):
+            version = ",".join(dict.fromkeys(span.version for span in rollout.labels)) or "unknown"
+            tokens = "unknown" if rollout.sampled is None else rollout.sampled
             fields: dict[str, object] = {"prompt": name, "n": number, "tokens": tokens, "seconds": seconds}
-            fields |= {"version": version, "finish": attempt.finish_reason}
-            if attempt.replies > 1:
-                fields["turns"] = attempt.replies
-            text = repr(attempt.text) if attempt.replies == 1 else repr([dict(m) for m in attempt.messages])
+            fields |= {"version": version, "finish": rollout.finish_reason}
+            if rollout.replies > 1:
+                fields["turns"] = rollout.replies
+            text = repr(rollout.text) if rollout.replies == 1 else repr([dict(m) for m in rollout.messages])
             logger.info(line("completion", **fields) + (f" text={text}" if testing else ""))
 
-    def _tell_scores(self, rollout: Rollout, name: str) -> None:
-        for number, score in enumerate(rollout.scores):
+    def _log_scores(self, scored: RolloutGroup, name: str) -> None:
+        for number, score in enumerate(scored.scores):
             parts = {part: "none" if value is None else value for part, value in score.parts.items()}
             total = "none" if score.total is None else score.total
             logger.info(line("score", prompt=name, n=number, **parts, total=total))
 
 
-def _trained(attempt: Attempt) -> list[int]:
-    return list(itertools.compress(attempt.token_ids, attempt.mask))
+def _trained(rollout: Rollout) -> list[int]:
+    return list(itertools.compress(rollout.token_ids, rollout.mask))
 
 
-def _sample(item: Item, attempt: Attempt, step: int | None) -> Sample:
+def _sample(item: Item, rollout: Rollout, step: int | None) -> Sample:
     return Sample(
-        completion=attempt.text,
+        completion=rollout.text,
         answer=item.answer,
         prompt=item.prompt,
-        tokens=_trained(attempt) if attempt.token_ids else None,
-        finish_reason=attempt.finish_reason,
+        tokens=_trained(rollout) if rollout.token_ids else None,
+        finish_reason=rollout.finish_reason,
         row=item.columns,
-        messages=attempt.prompt.messages,
-        conversation=attempt.messages,
-        episode_reward=attempt.reward,
+        messages=rollout.prompt.messages,
+        conversation=rollout.messages,
+        episode_reward=rollout.reward,
         conversational=item.conversation is not None,
         step=step,
     )

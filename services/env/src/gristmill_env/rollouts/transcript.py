@@ -1,4 +1,4 @@
-"""Attempts as the exact tokens that were sent and sampled, with a mask of the trained tokens."""
+"""Rollouts as the exact tokens that were sent and sampled, with a mask of the trained tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gristmill_env.rollouts.prompts import Prompt
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A finished attempt at an item. C: number of tokens after the prompt, including tokens between replies."""
+class Rollout:
+    """A finished rollout of an item. C: number of tokens after the prompt, including tokens between replies."""
 
     prompt: Prompt
     token_ids: list[int]
@@ -40,7 +40,7 @@ class Attempt:
 
 
 class Transcript:
-    """An unfinished attempt."""
+    """An unfinished rollout."""
 
     def __init__(self, prompt: Prompt) -> None:
         self.messages: tuple[Message, ...] = prompt.messages
@@ -101,9 +101,9 @@ class Transcript:
         if reward is not None:
             self._reward = reward + (self._reward or 0.0)
 
-    def end(self, finish_reason: str) -> Attempt:
-        """Returns the finished attempt."""
-        return Attempt(
+    def end(self, finish_reason: str) -> Rollout:
+        """Returns the finished rollout."""
+        return Rollout(
             prompt=self._prompt,
             token_ids=self._token_ids,
             logprobs=self._logprobs,
@@ -119,17 +119,17 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The attempts at one item and their scores, in the same order."""
+class RolloutGroup:
+    """The rollouts of one item and their scores, in the same order."""
 
     item: Item
     sampling: SamplingParams
-    attempts: list[Attempt]
+    rollouts: list[Rollout]
     scores: list[Score]
     seconds: float
     """From the first request to the last score."""
 
     @property
     def prompt(self) -> Prompt:
-        """The first attempt's prompt; the others have the same prompt if the environment gives them the same task."""
-        return self.attempts[0].prompt
+        """The first rollout's prompt; the others have the same prompt if the environment gives them the same task."""
+        return self.rollouts[0].prompt

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill_env.rollouts.transcript import Attempt, Rollout
+from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
 from gristmill_env.settings import EnvConfig
 
 FORMAT = 1
@@ -106,9 +106,9 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """When the group was made."""
 
     @classmethod
-    def of(cls, rollout: Rollout, *, run: str, model: str, config: EnvConfig) -> SavedGroup:
-        """Creates the saved form of a rollout. `model`: the model's name at the server."""
-        item, prompt = rollout.item, rollout.prompt
+    def of(cls, group: RolloutGroup, *, run: str, model: str, config: EnvConfig) -> SavedGroup:
+        """Creates the saved form of a group. `model`: the model's name at the server."""
+        item, prompt = group.item, group.prompt
         columns, left_out = json_columns(item.columns)
         return cls(
             run=run,
@@ -123,25 +123,25 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
             answer=item.answer,
             columns=columns,
             columns_left_out=left_out,
-            sampling=rollout.sampling,
+            sampling=group.sampling,
             settings=settings_of(config, model),
             completions=[
                 SavedCompletion(
-                    text=attempt.text,
-                    messages=_turns(attempt) if attempt.replies > 1 else None,
-                    tokens=attempt.sampled,
-                    token_ids=attempt.token_ids or None,
-                    mask=None if all(attempt.mask) else attempt.mask,
-                    logprobs=attempt.logprobs or None,
-                    finish_reason=attempt.finish_reason,
-                    episode_reward=attempt.reward,
+                    text=rollout.text,
+                    messages=_turns(rollout) if rollout.replies > 1 else None,
+                    tokens=rollout.sampled,
+                    token_ids=rollout.token_ids or None,
+                    mask=None if all(rollout.mask) else rollout.mask,
+                    logprobs=rollout.logprobs or None,
+                    finish_reason=rollout.finish_reason,
+                    episode_reward=rollout.reward,
                     scores=dict(score.parts),
                     total=score.total,
                     error=score.error,
                 )
-                for attempt, score in zip(rollout.attempts, rollout.scores, strict=True)
+                for rollout, score in zip(group.rollouts, group.scores, strict=True)
             ],
-            versions=list(dict.fromkeys(span.version for attempt in rollout.attempts for span in attempt.labels)),
+            versions=list(dict.fromkeys(span.version for rollout in group.rollouts for span in rollout.labels)),
             time=datetime.now(UTC),
         )
 
@@ -158,8 +158,8 @@ def settings_of(config: EnvConfig, model: str) -> dict[str, Any]:
     return {"group_size": config.group_size, **recorded}
 
 
-def _turns(attempt: Attempt) -> list[Message]:
-    return [dict(message) for message in attempt.messages[len(attempt.prompt.messages) :]]
+def _turns(rollout: Rollout) -> list[Message]:
+    return [dict(message) for message in rollout.messages[len(rollout.prompt.messages) :]]
 
 
 def json_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

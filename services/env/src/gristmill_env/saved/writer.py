@@ -12,7 +12,7 @@ import msgspec
 
 from gristmill_env.durable import LineFile, complete_file
 from gristmill_env.errors import SavedError
-from gristmill_env.rollouts.transcript import Rollout
+from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.saved.group import SavedGroup
 from gristmill_env.settings import EnvConfig
 
@@ -56,9 +56,9 @@ class GroupSaver:
         self._writer = writer
         self._run, self._model, self._config = run, model, config
 
-    async def save(self, rollout: Rollout) -> SavedGroup:
-        """Saves a rollout, which is on disk when this returns. The event loop is not blocked. Raises SavedError."""
-        group = SavedGroup.of(rollout, run=self._run, model=self._model, config=self._config)
+    async def save(self, scored: RolloutGroup) -> SavedGroup:
+        """Saves a scored group. It is on disk when this returns. Does not block the event loop. Raises SavedError."""
+        group = SavedGroup.of(scored, run=self._run, model=self._model, config=self._config)
         await asyncio.to_thread(self._writer.append, group)
         return group
 

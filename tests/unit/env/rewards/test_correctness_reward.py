@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gristmill_env.rewards import create_reward, deciding_reward
+from gristmill_env.rewards import correctness_reward, create_reward
 
 
 def judge(completion: str, ground_truth: str) -> float:
@@ -46,12 +46,12 @@ NESTED = {"type": "combined", "name": "outer", "params": {"rewards": ["format", 
     ],
 )
 def test_the_reward_that_decides(rewards: list[Any], name: str, compares: bool) -> None:
-    decision = deciding_reward([create_reward(one) for one in rewards])
-    assert (decision.name, decision.compares) == (name, compares)
+    correctness = correctness_reward([create_reward(one) for one in rewards])
+    assert (correctness.name, correctness.compares) == (name, compares)
 
 
 def test_right_means_1_or_more_up_to_rounding() -> None:
-    decision = deciding_reward([create_reward("accuracy")])
-    assert [decision.is_right(value) for value in (1.0, 1.1, 0.1 * 3 + 0.7, 0.999, 0.0, None)] == [
+    correctness = correctness_reward([create_reward("accuracy")])
+    assert [correctness.is_right(value) for value in (1.0, 1.1, 0.1 * 3 + 0.7, 0.999, 0.0, None)] == [
         True, True, True, False, False, None,
     ]  # fmt: skip

@@ -10,9 +10,9 @@ from gristmill_env.rewards import create_reward, reward
 from gristmill_env.rewards.registry import _REGISTRY
 
 
-def stated(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:
+def extracted(name: str, params: dict[str, Any], *completions: str, **row: Any) -> set[str | None]:
     made = create_reward(name, params)
-    return {made.stated(completion, row) for completion in completions}
+    return {made.extracted(completion, row) for completion in completions}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def stated(name: str, params: dict[str, Any], *completions: str, **row: Any) -> 
     ],
 )
 def test_accuracy_canonical_answer_does_not_depend_on_notation(completions: tuple[str, ...]) -> None:
-    found = stated("accuracy", {}, *completions)
+    found = extracted("accuracy", {}, *completions)
     assert len(found) == 1
     assert None not in found
 
@@ -36,30 +36,30 @@ def test_accuracy_canonical_answer_does_not_depend_on_notation(completions: tupl
 def test_canonical_answers_with_different_meanings_differ() -> None:
     completions = ["#### 1", "#### -1", "#### 25%", "#### Paris", "#### Rome", "#### x", "#### X", r"\boxed{(1,2)}"]
     completions += [r"\boxed{(2,1)}", r"\boxed{[1,2]}", r"\boxed{\sqrt{2}}", r"\boxed{-\sqrt{2}}", r"\boxed{\pi}"]
-    assert len(stated("accuracy", {}, *completions)) == len(completions)
+    assert len(extracted("accuracy", {}, *completions)) == len(completions)
 
 
 def test_accuracy_canonical_answer_follows_the_extract_options() -> None:
-    assert stated("accuracy", {}, "so it is 71") == {None}
-    assert stated("accuracy", {"last_number": True}, "so it is 71", "71.0") == {"71"}
-    assert stated("accuracy", {}, "<think>#### 7\n</think>") == {None}
-    assert stated("accuracy", {"split_on_think_tag": False}, "<think>#### 7\n</think>") == {"7"}
+    assert extracted("accuracy", {}, "so it is 71") == {None}
+    assert extracted("accuracy", {"last_number": True}, "so it is 71", "71.0") == {"71"}
+    assert extracted("accuracy", {}, "<think>#### 7\n</think>") == {None}
+    assert extracted("accuracy", {"split_on_think_tag": False}, "<think>#### 7\n</think>") == {"7"}
 
 
 def test_exact_match_canonical_answer_is_the_compared_text() -> None:
-    assert stated("exact_match", {}, "#### Paris", "paris.", "<think>Rome</think>PARIS") == {"paris"}
-    assert stated("exact_match", {"ignore_case": False}, "#### Paris", "#### paris") == {"Paris", "paris"}
-    assert stated("exact_match", {"whole_if_unmarked": False}, "Paris") == {None}
-    assert stated("exact_match", {}, "<think>never ends") == {None}
+    assert extracted("exact_match", {}, "#### Paris", "paris.", "<think>Rome</think>PARIS") == {"paris"}
+    assert extracted("exact_match", {"ignore_case": False}, "#### Paris", "#### paris") == {"Paris", "paris"}
+    assert extracted("exact_match", {"whole_if_unmarked": False}, "Paris") == {None}
+    assert extracted("exact_match", {}, "<think>never ends") == {None}
 
 
 def test_mcq_states_a_choice() -> None:
     said = ["<answer>B</answer>", "(B)", "Answer: B) Paris", r"\boxed{\text{b}}", "#### B"]
-    assert stated("mcq", {}, *said) == {"B"}
-    assert stated("mcq", {}, "answer: Rome", "answer: C", choices=["Oslo", "Paris", "Rome"]) == {"C"}
-    assert stated("mcq", {"letters": "12345"}, "answer: (2)", "answer: 2") <= {"2", None}
-    assert stated("mcq", {}, "I do not know") == {None}
-    assert stated("mcq", {}, "answer: B. Or rather \\boxed{C}") == {"B, C"}
+    assert extracted("mcq", {}, *said) == {"B"}
+    assert extracted("mcq", {}, "answer: Rome", "answer: C", choices=["Oslo", "Paris", "Rome"]) == {"C"}
+    assert extracted("mcq", {"letters": "12345"}, "answer: (2)", "answer: 2") <= {"2", None}
+    assert extracted("mcq", {}, "I do not know") == {None}
+    assert extracted("mcq", {}, "answer: B. Or rather \\boxed{C}") == {"B, C"}
 
 
 def test_custom_reward_may_define_its_canonical_answer() -> None:
@@ -73,11 +73,11 @@ def test_custom_reward_may_define_its_canonical_answer() -> None:
         def judge(completion: str, answer: str, *, upper: bool = False) -> float:
             return float(completion.split()[-1] == answer)
 
-        assert stated("final_word", {}, "it is so", "so") == {"so"}
-        assert stated("final_word", {"upper": True}, "it is so", "so") == {"SO"}
+        assert extracted("final_word", {}, "it is so", "so") == {"so"}
+        assert extracted("final_word", {"upper": True}, "it is so", "so") == {"SO"}
     finally:
         _REGISTRY.pop("final_word", None)
 
 
 def test_canonical_answer_of_other_rewards_is_the_marked_answer() -> None:
-    assert stated("cosine_scaled", {"base_url": "http://localhost:1"}, "#### 7.0", "answer: 7") == {"7"}
+    assert extracted("cosine_scaled", {"base_url": "http://localhost:1"}, "#### 7.0", "answer: 7") == {"7"}
