@@ -10,7 +10,7 @@ from gristmill import Manifest, PolicyVersion
 from gristmill_env.rollouts.prompts import PromptBuilder
 
 GAME = """
-from gristmill_env.environments import Environment, Turn
+from gristmill_env.environments import Environment, StepResult
 
 class Nag(Environment):
     \"\"\"Asks again, whatever is said.\"\"\"
@@ -22,8 +22,8 @@ class Nag(Environment):
     def step(self, reply):
         self.left -= 1
         if self.left < 0:
-            return Turn.end(1.0)
-        return Turn(({"role": "user", "content": f"Once more. {self.left}"},))
+            return StepResult.end(1.0)
+        return StepResult(({"role": "user", "content": f"Once more. {self.left}"},))
 """
 
 

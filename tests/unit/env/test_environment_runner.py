@@ -20,16 +20,15 @@ from tests.support.errors import raises
 from tests.unit.env.conftest import FailingServer
 from tests.unit.env.inference.conftest import CHAT, answers, said
 
-from gristmill_env.data import Item
-from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
+from gristmill_env.data import Item, Message, user
+from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, StepResult
 from gristmill_env.environments import runner as environment_runner
 from gristmill_env.errors import DatasetError, EnvError, EpisodeError
 from gristmill_env.inference import ModelServers
-from gristmill_env.messages import Message, user
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder
-from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.running import runner
 from gristmill_env.settings import EnvConfig, ServerConfig
 
@@ -52,8 +51,8 @@ class Recorded(Environment):
     def reset(self, item: Item) -> Sequence[Message]:
         return [user(f"{item.prompt} {self.number}")]
 
-    def step(self, reply: Reply) -> Turn:
-        return Turn.end(1.0)
+    def step(self, reply: Reply) -> StepResult:
+        return StepResult.end(1.0)
 
     def close(self) -> None:
         self.closed += 1
@@ -81,7 +80,7 @@ class HangsToOpenOrFailsToReset(HangsToOpen):
 
 
 class FailsToStep(Recorded):
-    def step(self, reply: Reply) -> Turn:
+    def step(self, reply: Reply) -> StepResult:
         if self.number == 1:
             raise KeyError("no board")
         return super().step(reply)
@@ -96,27 +95,27 @@ class FailsToClose(Recorded):
 class Hangs(Recorded):
     """Blocks in its second step. It ends only when the test releases it."""
 
-    def step(self, reply: Reply) -> Turn:
+    def step(self, reply: Reply) -> StepResult:
         if self.number == 1:
             self.let_go.wait()
         return super().step(reply)
 
 
 class HangsAsync(Recorded):
-    async def step(self, reply: Reply) -> Turn:  # type: ignore[override]
+    async def step(self, reply: Reply) -> StepResult:  # type: ignore[override]
         if self.number == 1:
             await asyncio.get_running_loop().create_future()
-        return Turn.end(1.0)
+        return StepResult.end(1.0)
 
 
 class BlocksItsLoop(Recorded):
-    async def step(self, reply: Reply) -> Turn:  # type: ignore[override]
+    async def step(self, reply: Reply) -> StepResult:  # type: ignore[override]
         self.steps += 1
         if self.number == 1:
             self.let_go.wait()  # in place of an await
         else:
             await asyncio.sleep(60)
-        return Turn.end(1.0)
+        return StepResult.end(1.0)
 
 
 class ClosesAsync(Recorded):
@@ -309,7 +308,7 @@ async def test_own_errors_are_raised_unchanged(rolls: Make) -> None:
 GAME = """
 import time
 from pathlib import Path
-from gristmill_env.environments import Environment, Turn
+from gristmill_env.environments import Environment, StepResult
 
 HERE = Path(__file__).parent
 

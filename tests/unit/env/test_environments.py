@@ -9,16 +9,16 @@ from tests.support.errors import raises
 
 from gristmill.errors import PluginError
 from gristmill_env.data import Item
-from gristmill_env.environments import Environment, Reply, Turn, create_environment
+from gristmill_env.environments import Environment, Reply, StepResult, create_environment
 from gristmill_env.environments.base import DatasetEnvironment
 from gristmill_env.errors import DatasetError, EpisodeError
 
 ITEM = Item(row=0, index=0, prompt="What is 20 + 5?", answer="20 + 5\n#### 25")
 
 
-async def step(environment: Environment, text: str) -> Turn:
+async def step(environment: Environment, text: str) -> StepResult:
     turn = environment.step(Reply(text, "stop", 3))
-    assert not isinstance(turn, Turn), "the shipped ones are async"
+    assert not isinstance(turn, StepResult), "the shipped ones are async"
     return await turn
 
 
@@ -40,13 +40,13 @@ async def test_guess_hints_lead_to_the_number_and_reduce_the_reward() -> None:
         turn = await step(game, guess)
         assert [message["content"] for message in turn.messages] == [hint]
         assert not turn.done
-    assert await step(game, "\\boxed{25}") == Turn.end(0.25)
+    assert await step(game, "\\boxed{25}") == StepResult.end(0.25)
 
 
 async def test_guess_reward_is_one_for_a_right_first_guess_and_zero_for_none() -> None:
-    assert await step(await start(), "25") == Turn.end(1.0)
+    assert await step(await start(), "25") == StepResult.end(1.0)
     game = await start(tries=1)
-    assert await step(game, "24") == Turn.end(0.0)
+    assert await step(game, "24") == StepResult.end(0.0)
 
 
 async def test_attempts_share_nothing() -> None:
@@ -85,14 +85,14 @@ def test_names_and_options_that_are_not_there_list_those_that_are() -> None:
 
 
 OWN = """
-from gristmill_env.environments import Environment, Turn
+from gristmill_env.environments import Environment, StepResult
 
 class Echo(Environment):
     def reset(self, item):
         return [{"role": "user", "content": item.prompt}]
 
     def step(self, reply):
-        return Turn.end(1.0)
+        return StepResult.end(1.0)
 
 number = 5
 """
@@ -101,7 +101,7 @@ number = 5
 def test_custom_environment_class_is_found_next_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     environment = create_environment("own.py:Echo", folder=tmp_path)()
-    assert environment.step(Reply("x", "stop", 1)) == Turn.end(1.0)
+    assert environment.step(Reply("x", "stop", 1)) == StepResult.end(1.0)
     assert create_environment("gristmill_env.environments.guess:Guess")() is not None
     with raises(PluginError, "plugin_attribute_missing", place="own.py", attribute="Ecko") as raised:
         create_environment("own.py:Ecko", folder=tmp_path)
@@ -116,3 +116,9 @@ def test_custom_environment_class_is_found_next_to_the_configuration(tmp_path: P
         create_environment("broken.py:Echo", folder=tmp_path)
     with raises(PluginError, "plugin_module_missing", module="no_such_package"):
         create_environment("no_such_package:Echo")
+
+
+def test_earlier_name_of_the_step_result_still_imports() -> None:
+    from gristmill_env.environments import StepResult, Turn
+
+    assert Turn is StepResult

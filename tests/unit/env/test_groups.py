@@ -7,16 +7,23 @@ import pytest
 from tests.support.errors import raises
 
 from gristmill import Permit, SamplingParams, TrajectoryGroup, VersionSpan
+from gristmill_env.data import user
 from gristmill_env.data.dataset import Item
 from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
 from gristmill_env.inference import Completion
 from gristmill_env.inference.types import LabelSpan
-from gristmill_env.messages import user
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
-from gristmill_env.rollouts.groups import build_group, drop_reason, trainable, version_spans
+from gristmill_env.rollouts.groups import (
+    Rollout,
+    RolloutGroup,
+    Transcript,
+    build_group,
+    drop_reason,
+    trainable,
+    version_spans,
+)
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Rollout, RolloutGroup, Transcript
 
 
 def completion(*tokens: int, labels: tuple[tuple[str, int, int], ...] = ()) -> Rollout:

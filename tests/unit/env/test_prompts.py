@@ -85,7 +85,7 @@ def test_continuation_tokens_match_the_template(tokenizer: PreTrainedTokenizerFa
     reply = tokenizer("<answer>5</answer>", add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id] if ended else []  # a stop string ends a turn without its token
     more = ({"role": "user", "content": "Higher."},)
-    between = prompts.follow(opening.messages, more, [*reply, *end][-1]).token_ids
+    between = prompts.continuation_tokens(opening.messages, more, [*reply, *end][-1]).token_ids
     whole = prompts.build([*opening.messages, {"role": "assistant", "content": "<answer>5</answer>"}, *more])
     assert (*opening.token_ids, *reply, *end, *between) == whole.token_ids
 
@@ -94,7 +94,7 @@ def test_without_a_template_turns_follow_one_another_as_paragraphs(tokenizer: Pr
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = None
     prompts = PromptBuilder(plain)
-    between = prompts.follow(prompts.build("Hi").messages, ({"role": "user", "content": "Go on."},), 0)
+    between = prompts.continuation_tokens(prompts.build("Hi").messages, ({"role": "user", "content": "Go on."},), 0)
     assert prompts.decode(between.token_ids) == "\n\nGo on."
 
 

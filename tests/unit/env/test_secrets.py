@@ -30,7 +30,7 @@ KEY, FILLED, IN_URL = "sk-by-name-5f21", "sk-filled-in-7a03", "sk-in-address-c94
 SECRETS = (KEY, FILLED, IN_URL)
 
 CODE = f'''
-from gristmill_env.environments import Environment, Turn
+from gristmill_env.environments import Environment, StepResult
 
 class Game(Environment):
     def __init__(self, *, judge: dict, hint: str):
@@ -41,7 +41,7 @@ class Game(Environment):
         return item.messages
 
     async def step(self, reply):
-        return Turn.end(1.0)
+        return StepResult.end(1.0)
 
 
 def judged(completion: str, *, api_key: str, note: str) -> float:

@@ -22,8 +22,8 @@ from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers
 from gristmill_env.rewards import Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.rollouts.prompts import PromptBuilder, opened_thought
-from gristmill_env.rollouts.transcript import RolloutGroup
 from gristmill_env.saved import SavedCompletion, SavedGroup
 from gristmill_env.settings import EnvConfig, ServerConfig
 from gristmill_env.tracking import in_words
@@ -195,4 +195,4 @@ def test_template_that_leaves_a_reply_out_is_refused(tokenizer: PreTrainedTokeni
     prompts = PromptBuilder(with_template(tokenizer, FORGETFUL))
     said = prompts.build(ITEM.messages).messages
     with raises(PromptError, "chat_template_drops_replies"):
-        prompts.follow(said, ({"role": "user", "content": "Higher."},), None)
+        prompts.continuation_tokens(said, ({"role": "user", "content": "Higher."},), None)

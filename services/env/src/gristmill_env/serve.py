@@ -43,8 +43,7 @@ from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_lef
 from gristmill_env.launch import Launch
 from gristmill_env.progress import Pace, Tally
 from gristmill_env.rollouts.generator import UnscoredGroup
-from gristmill_env.rollouts.groups import build_group, drop_reason, is_version, trainable, version_spans
-from gristmill_env.rollouts.transcript import RolloutGroup
+from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.session import Session, Task, connect_api, open_session
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words

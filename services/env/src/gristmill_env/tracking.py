@@ -18,7 +18,7 @@ from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.tracking import ObserverErrors, start_wandb
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import CorrectnessReward, Score
-from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 

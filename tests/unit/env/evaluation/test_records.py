@@ -10,8 +10,8 @@ from gristmill_env.data import Item
 from gristmill_env.evaluation.results import Summary, summarise
 from gristmill_env.evaluation.samples import answered
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, correctness_reward, create_reward
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
 
 from .made import plan
 

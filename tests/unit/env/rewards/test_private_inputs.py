@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill_env.data import Item
-from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, Turn
-from gristmill_env.messages import Message
+from gristmill_env.data import Item, Message
+from gristmill_env.environments import Environment, EnvironmentFactory, EnvironmentRunner, Reply, StepResult
 from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward, reward
 from gristmill_env.rewards.inputs import private
 
@@ -106,8 +105,8 @@ async def test_environments_of_a_group_get_items_of_their_own() -> None:
             item.columns["tests"].append("c")
             return [{"role": "user", "content": str(seen)}]
 
-        def step(self, reply: Reply) -> Turn:
-            return Turn.end()
+        def step(self, reply: Reply) -> StepResult:
+            return StepResult.end()
 
     item = Item(row=0, index=0, prompt="?", answer=None, columns={"tests": ["a", "b"]})
     async with EnvironmentRunner(EnvironmentFactory(Spoils), 60) as environments, environments.group() as group:

@@ -12,13 +12,12 @@ from tests.support.errors import raises
 from tests.support.groups import make_group
 
 from gristmill import ConfigError, SamplingParams, TrajectoryGroup
-from gristmill_env.data import Item
+from gristmill_env.data import Item, user
 from gristmill_env.inference import Completion
-from gristmill_env.messages import user
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import Score
+from gristmill_env.rollouts.groups import RolloutGroup, Transcript
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import RolloutGroup, Transcript
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.settings import EnvConfig
 from gristmill_env.tracking import Observers, ScoredPrompt

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.support.groups import make_group
 
+from gristmill_env.data import user
 from gristmill_env.inference import Completion
-from gristmill_env.messages import user
+from gristmill_env.rollouts.groups import Transcript
 from gristmill_env.rollouts.prompts import Prompt
-from gristmill_env.rollouts.transcript import Transcript
 from gristmill_env.tracking import Rollouts, in_words
 
 REWARDS = (0.0, 1.0, 0.5)

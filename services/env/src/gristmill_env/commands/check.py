@@ -14,10 +14,10 @@ from gristmill import ConfigError, GristmillError
 from gristmill.settings import load_yaml
 from gristmill_env.answers.extraction import gold_answer
 from gristmill_env.console import Steps, plain, say
+from gristmill_env.data import assistant
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
 from gristmill_env.launch import Launch
-from gristmill_env.messages import assistant
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer

@@ -13,13 +13,13 @@ from rich.console import Console
 from gristmill_env.commands import ProcessOptions
 from gristmill_env.console import Steps, say, show_summary
 from gristmill_env.errors import ROW_ERRORS, SavedError, reason_of
+from gristmill_env.gather import gather
 from gristmill_env.launch import Launch
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
 from gristmill_env.session import Session, Task, open_session
 from gristmill_env.settings import differences
-from gristmill_env.together import together
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
                     waiting = iter(rows)
                     saver = GroupSaver(writer, run=launch.run_id, model=model, config=config)
                     workers = min(config.workers, len(rows))
-                    await together(_work(waiting, session, saver, steps, skipped) for _ in range(workers))
+                    await gather(_work(waiting, session, saver, steps, skipped) for _ in range(workers))
             finally:
                 page = path.with_suffix(".html")
                 summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")

@@ -12,7 +12,7 @@ from rich.text import Text
 from gristmill_env.console import plain, say
 from gristmill_env.errors import ROW_ERRORS
 from gristmill_env.launch import Launch
-from gristmill_env.rollouts.transcript import RolloutGroup
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.summary import figure
 from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 

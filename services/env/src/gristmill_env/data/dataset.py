@@ -21,8 +21,28 @@ import numpy.typing as npt
 from gristmill.settings import did_you_mean
 from gristmill_env.data.sources import load_rows
 from gristmill_env.errors import DatasetError
-from gristmill_env.messages import Message, user
 from gristmill_env.settings import DatasetConfig
+
+Message = Mapping[str, Any]
+"""One message of a conversation, in the form of chat templates and servers.
+
+`role` (system, user, assistant, tool) and `content`, text; a template may use more keys.
+"""
+
+
+def system(content: str) -> Message:
+    """Returns a message with instructions for the model."""
+    return {"role": "system", "content": content}
+
+
+def user(content: str) -> Message:
+    """Returns a message for the model to answer."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    """Returns a message by the model."""
+    return {"role": "assistant", "content": content}
 
 
 @dataclass(frozen=True)

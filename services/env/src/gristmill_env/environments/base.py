@@ -5,10 +5,10 @@ One object plays one rollout. Each rollout of a group has its own object, so rol
     class Guess(Environment):
         def __init__(self, *, tries: int = 3) -> None: ...           # options: `environment: {params: {tries: 5}}`
         def reset(self, item: Item) -> Sequence[Message]: ...         # the messages for the model to answer first
-        def step(self, reply: Reply) -> Turn: ...                     # the next messages, or the end
+        def step(self, reply: Reply) -> StepResult: ...               # the next messages, or the end
 
-The runner calls reset, then generates a reply and calls step in turn. A rollout ends with a Turn that is `done`, a
-truncated reply, no tokens left, or `max_turns`. Then the runner calls close. A plain method runs on a thread, and may
+The runner calls reset, then generates a reply and calls step in turn. A rollout ends with a StepResult that is `done`,
+a truncated reply, no tokens left, or `max_turns`. Then the runner calls close. A plain method runs on a thread, and may
 block for `step_timeout` seconds. An `async def` method runs on an event loop that all rollouts share, but no other
 part of the service.
 """
@@ -29,9 +29,8 @@ from pydantic import TypeAdapter, ValidationError
 from gristmill.plugins import is_plugin, load_plugin
 from gristmill.redaction import redact
 from gristmill.settings import did_you_mean
-from gristmill_env.data import Item
+from gristmill_env.data import Item, Message
 from gristmill_env.errors import EpisodeError
-from gristmill_env.messages import Message
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepResult:
     """The environment's answer to a reply."""
 
     messages: tuple[Message, ...] = ()
@@ -60,9 +59,13 @@ class Turn:
     """False excludes the last reply from the loss."""
 
     @classmethod
-    def end(cls, reward: float | None = None, *, trained: bool = True) -> Turn:
+    def end(cls, reward: float | None = None, *, trained: bool = True) -> StepResult:
         """Returns the last turn."""
         return cls(done=True, reward=reward, trained=trained)
+
+
+Turn = StepResult
+"""The earlier name of `StepResult`."""
 
 
 class Environment(ABC):
@@ -79,7 +82,7 @@ class Environment(ABC):
         """
 
     @abstractmethod
-    def step(self, reply: Reply) -> Turn | Awaitable[Turn]:
+    def step(self, reply: Reply) -> StepResult | Awaitable[StepResult]:
         """Continues after a reply."""
 
     def close(self) -> Awaitable[None] | None:
@@ -100,9 +103,9 @@ class DatasetEnvironment(Environment):
         """Returns the row's messages."""
         return item.messages
 
-    async def step(self, reply: Reply) -> Turn:
+    async def step(self, reply: Reply) -> StepResult:
         """Ends the rollout."""
-        return Turn.end()
+        return StepResult.end()
 
 
 E = TypeVar("E", bound=type[Environment])

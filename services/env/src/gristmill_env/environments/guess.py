@@ -9,10 +9,9 @@ from pydantic import Field
 
 from gristmill_env.answers.extraction import final_answer, gold_answer
 from gristmill_env.answers.numbers import read_number
-from gristmill_env.data import Item
-from gristmill_env.environments.base import Environment, Reply, Turn, environment
+from gristmill_env.data import Item, Message, user
+from gristmill_env.environments.base import Environment, Reply, StepResult, environment
 from gristmill_env.errors import DatasetError
-from gristmill_env.messages import Message, user
 
 
 @environment("guess")
@@ -38,15 +37,15 @@ class Guess(Environment):
         self._number = number.value
         return item.messages
 
-    async def step(self, reply: Reply) -> Turn:
+    async def step(self, reply: Reply) -> StepResult:
         extracted = final_answer(reply.text, last_number=True)
         number = None if extracted is None else read_number(extracted)
         guess = None if number is None else number.value
         if guess == self._number:
-            return Turn.end(1.0 - self._wrong / self._tries)
+            return StepResult.end(1.0 - self._wrong / self._tries)
         self._wrong += 1
         if self._wrong == self._tries:
-            return Turn.end(0.0)
+            return StepResult.end(0.0)
         if guess is None:
-            return Turn((user("That is no number."),))
-        return Turn((user("Higher." if guess < self._number else "Lower."),))
+            return StepResult((user("That is no number."),))
+        return StepResult((user("Higher." if guess < self._number else "Lower."),))

@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from gristmill.redaction import redact_text
-from gristmill_env.data import Item
-from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, Turn
+from gristmill_env.data import Item, Message
+from gristmill_env.environments.base import Environment, EnvironmentFactory, Reply, StepResult
 from gristmill_env.errors import EnvError, EpisodeError
-from gristmill_env.messages import Message
 from gristmill_env.rewards.inputs import private
 from gristmill_env.running import Call, Limits, Runner
 from gristmill_env.running.calls import CallError
@@ -74,9 +73,9 @@ class EnvironmentRunner:
         opening: Sequence[Message] = await self._call(environment.reset, item)
         return opening
 
-    async def step(self, environment: Environment, reply: Reply) -> Turn:
+    async def step(self, environment: Environment, reply: Reply) -> StepResult:
         """Calls `step` with a reply. Raises as `reset` does."""
-        turn: Turn = await self._call(environment.step, reply)
+        turn: StepResult = await self._call(environment.step, reply)
         return turn
 
     async def close(self, environment: Environment) -> None:

@@ -32,13 +32,13 @@ from gristmill_env.errors import (
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
 from gristmill_env.evaluation.samples import SampleFile, answered, skipped
+from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
 from gristmill_env.launch import Launch
 from gristmill_env.rewards import CorrectnessReward
-from gristmill_env.rollouts.transcript import RolloutGroup
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.settings import EnvConfig, EvalHandling
-from gristmill_env.together import together
 from gristmill_env.tracking import Observers
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ async def evaluate(
         return evaluated
 
     with progress:
-        await together(work() for _ in range(workers))
+        await gather(work() for _ in range(workers))
     # On a thread, because serve continues with rollouts meanwhile.
     return await asyncio.to_thread(conclude)
 

@@ -17,7 +17,7 @@ from gristmill_env.durable import LineFile, read_lines, write_file
 from gristmill_env.errors import BusyEvaluationError, DropReason, EvaluationError
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.rewards import CorrectnessReward
-from gristmill_env.rollouts.transcript import RolloutGroup
+from gristmill_env.rollouts.groups import RolloutGroup
 
 PLAN_FILE, SAMPLES_FILE = "evaluation.json", "samples.jsonl"
 _ENCODER = msgspec.json.Encoder()

@@ -10,12 +10,12 @@ from types import TracebackType
 
 from gristmill import Manifest
 from gristmill_env.errors import InferenceError, PromptRefusedError
+from gristmill_env.gather import gather
 from gristmill_env.inference.failover import Backoff, Endpoint, Failover, RetryBudget, UnpublishedError
 from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
 from gristmill_env.settings import ServerConfig
-from gristmill_env.together import together
 
 _AS_THE_MODEL_DOES = Thinking()
 _LONGEST_PAUSE = 0.5
@@ -143,7 +143,7 @@ class ModelServers:
 
     async def _one_by_one(self, request: GenerationRequest, count: int, evaluation: bool) -> list[Completion]:
         one = request.with_count(1)
-        answers = await together(self._answer(one, evaluation) for _ in range(count))
+        answers = await gather(self._answer(one, evaluation) for _ in range(count))
         return [completion for answer in answers for completion in answer]
 
     async def _answer(self, request: GenerationRequest, evaluation: bool) -> list[Completion]:
@@ -215,7 +215,7 @@ async def _wait_for_servers(
                 until = min(until, time.monotonic() + _GRACE)
                 return
 
-    await together(meet(endpoint) for endpoint in endpoints)
+    await gather(meet(endpoint) for endpoint in endpoints)
     return {endpoint: met[endpoint] for endpoint in endpoints if endpoint in met}, late
 
 

@@ -8,11 +8,10 @@ As a library::
 
 # Importing a module registers its rewards.
 from gristmill_env.rewards import accuracy, builtin, composed, embeddings, mcq  # noqa: F401
-from gristmill_env.rewards.calls import Detailed, Failure, RewardResult
 from gristmill_env.rewards.create import create_reward
 from gristmill_env.rewards.inputs import Sample
 from gristmill_env.rewards.registry import reward, reward_names
-from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.reward import Detailed, Execution, Failure, Reward, RewardResult
 from gristmill_env.rewards.scorer import CorrectnessReward, Score, Scorer, WeightedReward, correctness_reward
 
 __all__ = [

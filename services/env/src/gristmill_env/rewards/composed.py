@@ -15,10 +15,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, Task
 from gristmill_env.rewards.inputs import RowSchema
 from gristmill_env.rewards.registry import reward
-from gristmill_env.rewards.reward import Called, Execution, Reward
+from gristmill_env.rewards.reward import Called, Execution, Failure, Outcome, Reward, Task
 from gristmill_env.settings import RewardSpec
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]

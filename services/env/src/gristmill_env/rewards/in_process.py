@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, RewardCall, RewardResult, Task
 from gristmill_env.rewards.composed import ComposedReward
 from gristmill_env.rewards.inputs import RowSchema, Sample
-from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, RewardCall, RewardResult, Task
 from gristmill_env.running.child import Order, plain
 from gristmill_env.running.processes import ProcessPool
 

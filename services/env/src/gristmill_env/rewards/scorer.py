@@ -12,10 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Failure, Outcome, outcomes_by_name
 from gristmill_env.rewards.composed import weighted_sum
 from gristmill_env.rewards.inputs import RowSchema, Sample
-from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.reward import Execution, Failure, Outcome, Reward, outcomes_by_name
 from gristmill_env.running import Runner
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from typing import Any
 
 from gristmill.settings import did_you_mean
 from gristmill_env.errors import RewardError
-from gristmill_env.rewards.calls import Task
 from gristmill_env.rewards.inputs import RowSchema, Sample, known_tokens, private
-from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.reward import Execution, Reward, Task
 
 _IDS = "completion_ids"
 _COMPLETIONS = frozenset({"prompts", "completions", _IDS})

@@ -32,9 +32,8 @@ from gristmill import ConfigError
 from gristmill.errors import PluginError
 from gristmill.settings import Settings, did_you_mean, parse
 from gristmill_env.errors import DatasetError, RewardError
-from gristmill_env.rewards.calls import RewardResult, Task
 from gristmill_env.rewards.inputs import RowSchema, Sample, private
-from gristmill_env.rewards.reward import Execution, Reward
+from gristmill_env.rewards.reward import Execution, Reward, RewardResult, Task
 
 _INSTALL = 'pip install "verifiers>=0.2,<0.4"'
 _SPLITS = {"train": "build_dataset", "eval": "build_eval_dataset"}

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 from gristmill import SamplingParams
 from gristmill.logs import line
-from gristmill_env.data import Item
+from gristmill_env.data import Item, Message
 from gristmill_env.environments import Environment, EnvironmentGroup, EnvironmentRunner, Reply
 from gristmill_env.errors import PromptTooLongError
+from gristmill_env.gather import gather
 from gristmill_env.inference import Completion, GenerationRequest, ModelServers
-from gristmill_env.messages import Message
 from gristmill_env.rewards import Sample, Scorer
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup, Transcript
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder
-from gristmill_env.rollouts.transcript import Rollout, RolloutGroup, Transcript
 from gristmill_env.settings import EnvConfig
-from gristmill_env.together import together
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +128,10 @@ class RolloutGenerator:
 
     async def _rollouts(self, item: Item, ask: _Ask, count: int) -> list[Rollout]:
         async with self._environments.group() as group:
-            begun = await together(group.begin(item) for _ in range(count))
+            begun = await gather(group.begin(item) for _ in range(count))
             prompts = self._build([opening for _, opening in begun])
             first = await self._first_replies(prompts, ask)
-            return await together(
+            return await gather(
                 self._finish(group, environment, Transcript(prompt), completion, ask)
                 for (environment, _), prompt, completion in zip(begun, prompts, first, strict=True)
             )
@@ -150,7 +149,7 @@ class RolloutGenerator:
         alike: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             alike.setdefault(prompt.text, []).append(prompt)
-        answers = await together(self._ask(same[0], ask, len(same)) for same in alike.values())
+        answers = await gather(self._ask(same[0], ask, len(same)) for same in alike.values())
         replies = dict(zip(alike, map(iter, answers), strict=True))
         return [next(replies[prompt.text]) for prompt in prompts]
 
@@ -200,7 +199,7 @@ class RolloutGenerator:
                 return transcript.end(completion.finish_reason)
             if replies == environment.max_turns:
                 return transcript.end("turns")
-            between = self._prompts.follow(said, turn.messages, transcript.last_token)
+            between = self._prompts.continuation_tokens(said, turn.messages, transcript.last_token)
             if self._room(len(transcript.token_ids) + len(between.token_ids)) < 1:
                 return transcript.end("length")
             transcript.add_messages(turn.messages, between.token_ids)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from gristmill_env.data import Message, assistant, system, user
 from gristmill_env.errors import PromptError
-from gristmill_env.messages import Message, assistant, system, user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,7 +118,9 @@ class PromptBuilder:
         ids = self._tokenizer(text, add_special_tokens=self._tokenizer.chat_template is None)["input_ids"]
         return Prompt(text, tuple(ids), messages, self.prefill, opened_thought(rendered) + self.prefill)
 
-    def follow(self, said: Sequence[Message], more: Sequence[Message], last_token: int | None) -> Continuation:
+    def continuation_tokens(
+        self, said: Sequence[Message], more: Sequence[Message], last_token: int | None
+    ) -> Continuation:
         """Returns the tokens between two replies: the end of the model's turn, `more`, the generation prompt.
 
         `said`: the conversation before the reply. `last_token`: the reply's last token, which is not repeated if it is

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill_env.rollouts.transcript import Rollout, RolloutGroup
+from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.settings import EnvConfig
 
 FORMAT = 1

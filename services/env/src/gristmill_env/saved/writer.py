@@ -12,7 +12,7 @@ import msgspec
 
 from gristmill_env.durable import LineFile, complete_file
 from gristmill_env.errors import SavedError
-from gristmill_env.rollouts.transcript import RolloutGroup
+from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.saved.group import SavedGroup
 from gristmill_env.settings import EnvConfig
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Returns all results, in order. If one raises, cancels the others and raises that error, not an error group."""
     try:
         async with asyncio.TaskGroup() as tasks:
