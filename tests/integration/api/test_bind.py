@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.api_server import ApiServer
 
-from gristmill_api.access.bind import listening
+from gristmill_api.background import listening
 
 NOBODY_THERE = "redis://127.0.0.1:1/0"
 LOUD = "THE API IS OPEN TO THE NETWORK"

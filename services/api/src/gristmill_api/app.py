@@ -21,7 +21,7 @@ from gristmill import logs
 from gristmill_api import access, atropos, routes
 from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver
-from gristmill_api.background import Supervisor, keep_retention
+from gristmill_api.background import Supervisor, keep_retention, report_addresses
 from gristmill_api.context import Context
 from gristmill_api.http import error_handlers
 from gristmill_api.http.body_limit import Bodies, BodyLimit
@@ -57,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
         archiver = Archiver(store.archive, context.notifications, metrics, settings.archive_dir, settings.limits)
         tasks.start("archive", archiver.run, archiver.stop)
         tasks.start("retention", functools.partial(keep_retention, store, settings.limits.run_retention_s))
-        reporting = asyncio.create_task(access.tell_bind(settings.access), name="tell-bind")
+        reporting = asyncio.create_task(report_addresses(settings.access), name="report-addresses")
         where = settings.archive_dir or "off"
         _LOG.info(logs.line("api", redis=settings.redis_address, archive=where, state="up"))
         if warning := settings.access.hosts.warning():

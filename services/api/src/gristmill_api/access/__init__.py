@@ -3,7 +3,6 @@
 settings      the three roles, their tokens, and API_AUTH, API_TOKENS_DIR, API_CORS_ORIGINS, API_ALLOWED_HOSTS
 permissions   the role that each route needs, and its description in OpenAPI
 guard         the middlewares: 421 for other hosts, 401 and 403
-bind          logs where the process listens; warns if other machines reach it and no token is needed
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from gristmill_api.access.bind import tell_bind
 from gristmill_api.access.guard import Guard
 from gristmill_api.access.permissions import install_openapi
 from gristmill_api.access.settings import AccessSettings
 
-__all__ = ["AccessSettings", "install", "tell_bind"]
+__all__ = ["AccessSettings", "install"]
 
 
 def install(app: FastAPI, settings: AccessSettings) -> None:
