@@ -29,7 +29,7 @@ from types import FrameType
 from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunState, SyncClient
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.settings import load_yaml, merge, parse
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
@@ -88,7 +88,7 @@ class Launcher:
 
         Raises GristmillError, which names the mistake and the remedy.
         """
-        launch = Launch.read(self._env_flags(), {**os.environ, **self.environ}, "make local")
+        launch = RunSettings.read(self._env_flags(), {**os.environ, **self.environ}, "make local")
         settings = self._trainer_settings(launch)
         self._check_finished(launch.run_id, settings.training_steps)
         if launch.config.dataset.dataset_path is not None:
@@ -99,7 +99,7 @@ class Launcher:
         redis_server()
         return launch.run_id, settings.training_steps
 
-    def _trainer_settings(self, launch: Launch) -> TrainerSettings:
+    def _trainer_settings(self, launch: RunSettings) -> TrainerSettings:
         file = ROOT / "configs" / "trainer.yaml"
         layers = merge(merge(load_yaml(file), launch.config.trainer_block()), self._trainer_settings_given())
         where = f"trainer settings ({file.name}, trainer: block of {launch.config_path}, command line)"
@@ -169,7 +169,7 @@ class Launcher:
                 port=self.options.model_port,
             )
 
-    def _check_model(self, launch: Launch) -> None:
+    def _check_model(self, launch: RunSettings) -> None:
         name = served_name(self.options.model)
         wanted = launch.config.server.model_name
         if wanted not in (None, name):

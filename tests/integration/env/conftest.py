@@ -19,7 +19,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import Output, Vllm
 
 from gristmill import GristmillError, PolicyVersion, SyncClient, TrajectoryGroup
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
 from local_processes import LocalStack, Service
 
@@ -109,7 +109,7 @@ class HandTrainer:
 class EnvThread:
     """`serve` on a thread, which starts as fast as its event loop. It ends when the run does, or is cancelled."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: RunSettings) -> None:
         self.error: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(serve(launch, {}))
@@ -149,7 +149,7 @@ class Environments:
 
     def here(self, api_url: str, *flags: str) -> EnvThread:
         """Runs `serve` in this process. Only one may run at a time, because the process names the permits' holder."""
-        self.threads.append(EnvThread(Launch.read(["--config", "sums", *flags], self._environ(api_url), "test")))
+        self.threads.append(EnvThread(RunSettings.read(["--config", "sums", *flags], self._environ(api_url), "test")))
         return self.threads[-1]
 
     def process(self, api_url: str, *flags: str, name: str = "env") -> Service:

@@ -20,8 +20,8 @@ from tests.support.stack import Output, Vllm
 from gristmill import Manifest
 from gristmill_env.commands import COMMANDS, Order
 from gristmill_env.errors import SavedError
-from gristmill_env.launch import Launch
 from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
 from local_processes import LocalStack
 
@@ -63,7 +63,7 @@ class Commands:
     async def run(self, name: str, *flags: str) -> str:
         """Returns the output of the command. Raises the exception that the command raised."""
         command, console = COMMANDS[name], Console(file=io.StringIO(), width=160)
-        launch, options = Launch.read_with(command.options, flags, self.environ, "test")
+        launch, options = RunSettings.read_with(command.options, flags, self.environ, "test")
         await command.work(Order(launch, options, self.environ, console))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()

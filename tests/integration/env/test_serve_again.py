@@ -19,7 +19,7 @@ from tests.unit.env.inference.conftest import GENERATE, choice
 from transformers import PreTrainedTokenizerFast
 
 from gristmill import Client, PolicyVersion, RunState
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import record_row_count, serve
 
 
@@ -34,7 +34,7 @@ def server() -> Iterator[FailingServer]:
 @pytest.fixture
 def launch(
     tmp_path: Path, session_api: ApiServer, server: FailingServer, tokenizer: PreTrainedTokenizerFast  # noqa: F811
-) -> Launch:  # fmt: skip
+) -> RunSettings:  # fmt: skip
     tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?"}\n' * 3)
     dataset = {"dataset_path": "rows.jsonl", "prompt_field": "question", "reward_functions": ["length"]}
@@ -42,11 +42,11 @@ def launch(
     (tmp_path / "sums.yaml").write_text(json.dumps({**run, "tokenizer_name": str(tmp_path / "tokenizer")}))
     environ = {"GRISTMILL_RUNS_DIR": str(tmp_path / "runs"), "GRISTMILL_MODELS_DIR": "/nowhere"}
     environ |= {"GRISTMILL_API_URL": session_api.url, "GRISTMILL_MODEL_URL": server.url}
-    return Launch.read(["--config", str(tmp_path / "sums.yaml")], environ, "test")
+    return RunSettings.read(["--config", str(tmp_path / "sums.yaml")], environ, "test")
 
 
 @pytest.fixture
-async def api(redis_url: str, session_api: ApiServer, launch: Launch) -> AsyncIterator[Client]:
+async def api(redis_url: str, session_api: ApiServer, launch: RunSettings) -> AsyncIterator[Client]:
     """A client of an API that knows the run."""
     async with Client(session_api.url) as client:
         await client.create_run("sums", launch.config.recorded("tiny"), launch.config.group_size)
@@ -65,7 +65,7 @@ async def evaluated(api: Client) -> list[int]:
 
 
 async def test_the_last_evaluation_that_a_kill_left_undone_is_done(
-    api: Client, launch: Launch, server: FailingServer
+    api: Client, launch: RunSettings, server: FailingServer
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "1.4"})
     await finish(api)
@@ -89,7 +89,7 @@ async def test_close_command_ends_the_run(api: Client, session_api: ApiServer) -
 
 
 async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
-    api: Client, launch: Launch, server: FailingServer, caplog: pytest.LogCaptureFixture
+    api: Client, launch: RunSettings, server: FailingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
     await finish(api)
@@ -103,7 +103,7 @@ async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
 
 
 async def test_where_nobody_publishes_the_labels_say_nothing(
-    api: Client, launch: Launch, server: FailingServer
+    api: Client, launch: RunSettings, server: FailingServer
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
     await finish(api, publisher="none")
@@ -112,7 +112,7 @@ async def test_where_nobody_publishes_the_labels_say_nothing(
 
 
 async def test_another_number_of_rows_than_before_is_warned_of_once(
-    api: Client, launch: Launch, caplog: pytest.LogCaptureFixture
+    api: Client, launch: RunSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     for rows in (800, 800):

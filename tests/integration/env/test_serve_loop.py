@@ -17,7 +17,7 @@ from tests.unit.env.conftest import FailingServer, tokenizer  # noqa: F401
 from tests.unit.env.inference.conftest import GENERATE, choice
 
 from gristmill import Client, PolicyVersion
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
 
 from .test_serve_again import launch, server  # noqa: F401
@@ -29,7 +29,7 @@ GROUP_SIZE = 2
 class Run:
     """A run that is served in this process. The test is its trainer."""
 
-    def __init__(self, api: Client, settings: Launch, model: FailingServer) -> None:
+    def __init__(self, api: Client, settings: RunSettings, model: FailingServer) -> None:
         self.api = api
         self.serving = asyncio.create_task(serve(settings, {}))
         self.model = model
@@ -76,7 +76,7 @@ def held() -> dict[int, threading.Event]:
 
 @pytest.fixture
 async def run(
-    redis_url: str, session_api: ApiServer, launch: Launch, server: FailingServer,  # noqa: F811
+    redis_url: str, session_api: ApiServer, launch: RunSettings, server: FailingServer,  # noqa: F811
     held: dict[int, threading.Event],
 ) -> AsyncIterator[Run]:  # fmt: skip
     def complete() -> tuple[int, Any]:

@@ -21,8 +21,8 @@ from gristmill_env.commands.replay import replay
 from gristmill_env.environments import create_environment
 from gristmill_env.errors import EpisodeError, InferenceError, RewardError
 from gristmill_env.inference import ModelServers
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import correctness_reward, create_reward
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import DatasetConfig, EnvConfig, ServerConfig
 from gristmill_env.tracking import WandbTracker
 
@@ -49,7 +49,7 @@ def judged(completion: str, *, api_key: str, note: str) -> float:
 '''
 
 
-def launch(folder: Path, *flags: str) -> Launch:
+def launch(folder: Path, *flags: str) -> RunSettings:
     (folder / "code.py").write_text(CODE)
     (folder / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     judged = {"type": "code.py:judged", "weight": 0, "params": {"api_key": KEY, "note": "${NOTE_SECRET}"}}
@@ -67,7 +67,7 @@ def launch(folder: Path, *flags: str) -> Launch:
     environ = {
         "GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_RUNS_DIR": str(folder / "runs"), "NOTE_SECRET": FILLED
     }  # fmt: skip
-    return Launch.read(["--config", str(folder / "run.yaml"), *flags], environ, "test")
+    return RunSettings.read(["--config", str(folder / "run.yaml"), *flags], environ, "test")
 
 
 def leaks(text: str) -> list[str]:
@@ -136,7 +136,7 @@ async def test_replay_takes_redacted_options_of_saved_groups_for_unset(tmp_path:
     }  # fmt: skip
     (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
     out = tmp_path / "out.jsonl"
-    asked = Launch.read([], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+    asked = RunSettings.read([], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
     await replay(asked, ReplayOptions(saved=tmp_path / "groups.jsonl", out=out), Console(file=None, quiet=True))
     assert json.loads(out.read_text())["completions"][0]["total"] == 1.0
 

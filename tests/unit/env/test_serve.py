@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
 from gristmill_env.session import Task, meet_model
 
@@ -27,10 +27,10 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     return tmp_path
 
 
-def launch(folder: Path, *flags: str) -> Launch:
+def launch(folder: Path, *flags: str) -> RunSettings:
     environ = {"GRISTMILL_RUNS_DIR": "/runs", "GRISTMILL_MODELS_DIR": "/nowhere"}
     named = ("--tokenizer_name", str(folder / "tokenizer"))
-    return Launch.read(["--config", str(folder / "sums.yaml"), *named, *flags], environ, "test")
+    return RunSettings.read(["--config", str(folder / "sums.yaml"), *named, *flags], environ, "test")
 
 
 def test_a_relative_file_of_groups_is_in_the_runs_folder(folder: Path) -> None:
@@ -59,13 +59,13 @@ async def test_a_limit_of_thought_that_nothing_enforces_is_warned_of(
     assert ("max_reasoning_tokens" in caplog.text) == warned
 
 
-def launch_with_trainer(folder: Path, trainer: str, *flags: str) -> Launch:
+def launch_with_trainer(folder: Path, trainer: str, *flags: str) -> RunSettings:
     """A run with groups of 8. `trainer`: the trainer.yaml."""
     (folder / "trainer.yaml").write_text(trainer)
     environ = {"GRISTMILL_RUNS_DIR": "/runs", "GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_CONFIG_DIR": str(folder)}
     named = ("--tokenizer_name", str(folder / "tokenizer"))
     given = ["--config", "sums", *named, "--group_size", "8", "--startup_patience", "1", *flags]
-    return Launch.read(given, environ, "test")
+    return RunSettings.read(given, environ, "test")
 
 
 async def test_serve_refuses_a_step_that_takes_no_whole_groups_before_it_opens_the_run(

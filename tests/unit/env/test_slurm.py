@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from tests.support.errors import raises
 
 from gristmill import ConfigError
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import ServerConfig
 from gristmill_env.slurm import discover, expand_nodes
 
@@ -94,8 +94,8 @@ def test_number_of_training_nodes_must_be_set() -> None:
 
 def test_every_command_discovers_with_the_flag_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with_flag = Launch.read(["--slurm", "--timeout", "9"], JOB, "test").config
+    with_flag = RunSettings.read(["--slurm", "--timeout", "9"], JOB, "test").config
     assert [server.base_url for server in with_flag.server_configs][:2] == ["http://gpu2:9000", "http://gpu2:9001"]
     assert {server.timeout for server in with_flag.server_configs} == {9.0}
     assert (16, "gpu2, gpu3") in [record.args for record in caplog.records]
-    assert len(Launch.read([], JOB, "test").config.server_configs) == 1
+    assert len(RunSettings.read([], JOB, "test").config.server_configs) == 1

@@ -20,7 +20,7 @@ from gristmill import ConfigError, GristmillError
 from gristmill.logs import setup as set_up_logging
 from gristmill.settings import did_you_mean
 from gristmill_env.commands import COMMANDS, Order
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.running.threads import DaemonExecutor
 
 logger = logging.getLogger("gristmill_env")
@@ -48,8 +48,8 @@ def run_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             )
         if command.takes and flags and not flags[0].startswith("-"):
             flags = [f"--{command.takes}", *flags]
-        launch, options = Launch.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
-        return asyncio.run(_until_signal(command.work(Order(launch, options, environ, Console()))))
+        run, options = RunSettings.read_with(command.options, flags, environ, f"gristmill-env {name}", _about())
+        return asyncio.run(_until_signal(command.work(Order(run, options, environ, Console()))))
     except GristmillError as error:
         for text in error.report().splitlines():
             logger.error("%s", text)

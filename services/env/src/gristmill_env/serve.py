@@ -40,10 +40,10 @@ from gristmill.stall import StallGuard, StallLimits
 from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
-from gristmill_env.launch import Launch
 from gristmill_env.progress import Pace, Tally
 from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupSaver, GroupWriter
 from gristmill_env.session import Session, Task, connect_api, open_session
 from gristmill_env.tracking import Observers, ScoredPrompt, WandbTracker, in_words
@@ -64,26 +64,26 @@ _PULSE = 1.0
 """Seconds between two reports of progress to the watchdog."""
 
 
-async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
+async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
     """Feeds the run until it is finished; returns at once if it is finished already. Raises GristmillError."""
-    config, run_id = launch.config, launch.run_id
-    launch.check_step_size()
+    config, run_id = run.config, run.run_id
+    run.check_step_size()
     for warning in config.warnings():
         logger.warning("%s", warning)
-    task = Task.load(launch)
-    async with open_session(launch, task, wait=_STARTUP_PATIENCE) as session:
+    task = Task.load(run)
+    async with open_session(run, task, wait=_STARTUP_PATIENCE) as session:
         session.server.refuse_text_only()
         evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
-        measure = RunMeasure(launch, session.served.name) if evaluates else None
+        measure = RunMeasure(run, session.served.name) if evaluates else None
         recorded = config.recorded(session.served.name)
-        async with connect_api(launch, config.startup_patience or _STARTUP_PATIENCE) as api:
-            record = await api.create_run(run_id, recorded, config.group_size, launch.deployment.stack)
-        open_observers = functools.partial(_observers, launch, session, recorded, environ)
-        async with connect_api(launch, config.patience) as api:
+        async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE) as api:
+            record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
+        open_observers = functools.partial(_observers, run, session, recorded, environ)
+        async with connect_api(run, config.patience) as api:
             if record.state == RunState.FINISHED:
                 logger.info("run %s is already finished at version %s; %s", run_id, record.version, _HOW_TO_BEGIN)
                 if measure is not None:
-                    await _evaluate_afterwards(launch, session, record, measure, api, open_observers)
+                    await _evaluate_afterwards(run, session, record, measure, api, open_observers)
                 return
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             if measure is not None:
@@ -93,9 +93,9 @@ async def serve(launch: Launch, environ: Mapping[str, str]) -> None:
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
                 # Registers at once, because a run without a live environment may be replaced by another run.
                 async with PermitSession(api, run_id, holder, weight=weight, min_batch_allocation=share) as permits:
-                    observers = observing.enter_context(contextlib.closing(open_observers(launch.groups_file)))
+                    observers = observing.enter_context(contextlib.closing(open_observers(run.groups_file)))
                     await record_row_count(api, run_id, task.dataset.label, len(task.dataset))
-                    loop = ServeLoop(launch, session, holder, api, permits, observers, measure)
+                    loop = ServeLoop(run, session, holder, api, permits, observers, measure)
                     try:
                         async with _watched():
                             await loop.run()
@@ -108,15 +108,15 @@ class ServeLoop:
     """One process' part of a run. `run` is the loop, and the other methods follow the order of a row's stages."""
 
     def __init__(
-        self, launch: Launch, session: Session, holder: str, api: Client, permits: PermitSession,
+        self, run: RunSettings, session: Session, holder: str, api: Client, permits: PermitSession,
         observers: Observers, measure: RunMeasure | None,
     ) -> None:  # fmt: skip
         """`holder`: this process' name at the API; each process needs a different name. `measure`: None if the run has
         no evaluations."""
-        config = launch.config
+        config = run.config
         self.tally = Tally()
         self._config = config
-        self._run_id = launch.run_id
+        self._run_id = run.run_id
         self._holder = holder
         self._api = api
         self._server = session.server
@@ -127,9 +127,9 @@ class ServeLoop:
         permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
         if measure is not None:
-            self._evaluations = _evaluations(launch, session, holder, api, measure, observers, permits.slots)
+            self._evaluations = _evaluations(run, session, holder, api, measure, observers, permits.slots)
         self._trainer: _Trainer | None = None
-        self._pace = Pace(launch.run_id)
+        self._pace = Pace(run.run_id)
 
     async def run(self) -> None:
         """Starts the rows of all permits and the evaluations that are due, until the run is finished.
@@ -265,7 +265,7 @@ async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> N
 
 
 async def _evaluate_afterwards(
-    launch: Launch, session: Session, record: RunRecord, measure: RunMeasure, api: Client,
+    run: RunSettings, session: Session, record: RunRecord, measure: RunMeasure, api: Client,
     open_observers: Callable[[], Observers],
 ) -> None:  # fmt: skip
     """Evaluates the last version of a finished run, if a kill prevented that evaluation."""
@@ -273,35 +273,41 @@ async def _evaluate_afterwards(
     if version is None:
         return
     with contextlib.closing(open_observers()) as observers:
-        slots = Slots(launch.config.workers)
-        evaluations = _evaluations(launch, session, holder_name(), api, measure, observers, slots)
+        slots = Slots(run.config.workers)
+        evaluations = _evaluations(run, session, holder_name(), api, measure, observers, slots)
         await evaluations.at_end(version)
 
 
 def _evaluations(
-    launch: Launch, session: Session, holder: str, api: Client, measure: RunMeasure, observers: Observers, slots: Slots
+    run: RunSettings,
+    session: Session,
+    holder: str,
+    api: Client,
+    measure: RunMeasure,
+    observers: Observers,
+    slots: Slots,
 ) -> RunEvaluations:
     evaluate = functools.partial(
         measure, generate=functools.partial(session.generator.generate_and_score, evaluation=True)
     )
-    return RunEvaluations(launch.config, launch.run_id, holder, api, evaluate, observers, slots)
+    return RunEvaluations(run.config, run.run_id, holder, api, evaluate, observers, slots)
 
 
 def _observers(
-    launch: Launch, session: Session, recorded: dict[str, Any], environ: Mapping[str, str], groups: Path | None = None
+    run: RunSettings, session: Session, recorded: dict[str, Any], environ: Mapping[str, str], groups: Path | None = None
 ) -> Observers:
     """`groups`: the file for saved groups."""
-    config = launch.config
+    config = run.config
     tracker = saver = None
     if config.use_wandb:
-        folder, correctness = launch.deployment.runs_dir, session.task.scorer.correctness
+        folder, correctness = run.deployment.runs_dir, session.task.scorer.correctness
         tracker = functools.partial(
-            WandbTracker, launch.run_id, config, recorded, folder, environ, correctness=correctness
+            WandbTracker, run.run_id, config, recorded, folder, environ, correctness=correctness
         )  # fmt: skip
     if groups is not None:
 
         def saver() -> GroupSaver:
-            return GroupSaver(GroupWriter(groups), run=launch.run_id, model=session.served.name, config=config)
+            return GroupSaver(GroupWriter(groups), run=run.run_id, model=session.served.name, config=config)
 
     return Observers(tracker, saver)
 

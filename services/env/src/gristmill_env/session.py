@@ -17,10 +17,10 @@ from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.environments import EnvironmentRunner, create_environment
 from gristmill_env.errors import PromptError
 from gristmill_env.inference import ModelServers, ServedModel, Thinking
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import Execution, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.running import Limits
 from gristmill_env.settings import DatasetConfig, EnvConfig
 
@@ -43,21 +43,21 @@ class Task:
     environments: EnvironmentRunner
 
     @classmethod
-    def load(cls, launch: Launch) -> Task:
+    def load(cls, run: RunSettings) -> Task:
         """Loads the parts. Raises RewardError, DatasetError, EpisodeError, PluginError."""
-        config = launch.config.dataset
-        folder = launch.config_path.parent if launch.config_path is not None else None
-        spec = launch.config.environment
+        config = run.config.dataset
+        folder = run.config_path.parent if run.config_path is not None else None
+        spec = run.config.environment
         environments = EnvironmentRunner(create_environment(spec.type, spec.params, folder), spec.step_timeout)
         rewards = create_rewards(config, folder)
         dataset = PromptDataset(config, folder)
-        has_answer, how = config.gold_field is not None, execution(launch.config)
+        has_answer, how = config.gold_field is not None, execution(run.config)
         scorer = Scorer(
             rewards,
             has_answer=has_answer,
             columns=dataset.columns,
             execution=how,
-            failure_limit=launch.config.reward_failure_limit,
+            failure_limit=run.config.reward_failure_limit,
         )
         logger.info("%s: %d rows; rewards: %s", dataset.label, len(dataset), ", ".join(scorer.names))
         return cls(dataset, scorer, environments)
@@ -85,31 +85,31 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def open_session(
-    launch: Launch, task: Task, *, wait: float = AT_A_TERMINAL, patience: float | None = None
+    run: RunSettings, task: Task, *, wait: float = AT_A_TERMINAL, patience: float | None = None
 ) -> AsyncIterator[Session]:
     """Connects to the model server, and closes the connection and the task at the end.
 
     `wait`: seconds to wait for the server at the start, unless startup_patience is set. `patience`: seconds for which
     all servers may fail later; None: the run's. Raises InferenceError, PromptError.
     """
-    config = launch.config
+    config = run.config
     servers = ModelServers(config.server_configs, patience=patience or config.patience, thinking=Thinking.of(config))
     async with task, servers as server:
-        served, generator = await meet_model(launch, task, server, config.startup_patience or wait)
+        served, generator = await meet_model(run, task, server, config.startup_patience or wait)
         yield Session(task, server, served, generator)
 
 
-def connect_api(launch: Launch, patience: float) -> Client:
+def connect_api(run: RunSettings, patience: float) -> Client:
     """Returns a client of the run's API, to be used as a context. `patience`: seconds for which the API may be away."""
-    return Client(launch.config.rollout_server_url, patience=patience, token=launch.deployment.api_token)
+    return Client(run.config.rollout_server_url, patience=patience, token=run.deployment.api_token)
 
 
 async def meet_model(
-    launch: Launch, task: Task, server: ModelServers, patience: float
+    run: RunSettings, task: Task, server: ModelServers, patience: float
 ) -> tuple[ServedModel, RolloutGenerator]:
     """Waits for the model server, loads its tokenizer and creates the generator. Raises InferenceError, PromptError."""
-    config = launch.config
-    manifest = read_manifest(launch.deployment.models_dir)
+    config = run.config
+    manifest = read_manifest(run.deployment.models_dir)
     # Imports and file reads take seconds and need no server.
     early = asyncio.create_task(asyncio.to_thread(_load_early, tokenizer_name(config, manifest)))
     served = await server.connect(patience=patience, manifest=manifest)

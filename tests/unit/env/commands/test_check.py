@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gristmill_env.commands.check import check
 from gristmill_env.errors import CheckError, DatasetError
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 
 from .conftest import shown
 
@@ -42,7 +42,7 @@ def write(folder: Path, rows: list[dict[str, str]]) -> None:
 async def checked(folder: Path, console: Console, *flags: str, tokenizer: bool = True) -> list[str]:
     named = ["--tokenizer_name", str(folder / "tokenizer")] if tokenizer else []
     environ = {"GRISTMILL_MODELS_DIR": "/nowhere"}
-    await check(Launch.read(["--config", str(folder / "run.yaml"), *named, *flags], environ, "test"), console)
+    await check(RunSettings.read(["--config", str(folder / "run.yaml"), *named, *flags], environ, "test"), console)
     return shown(console).splitlines()
 
 

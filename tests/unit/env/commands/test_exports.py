@@ -14,12 +14,12 @@ from tests.support.errors import raises
 from gristmill_env.commands import DpoOptions, SftOptions
 from gristmill_env.commands.export import LeftOut, best, dpo, pairs, sft
 from gristmill_env.errors import SavedError
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
 
 from .conftest import completion, group, names_in, save, shown
 
-LAUNCH = Launch.read([], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+LAUNCH = RunSettings.read([], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
 
 
 def taken(one: SavedGroup, **options: Any) -> tuple[list[str], dict[str, int]]:

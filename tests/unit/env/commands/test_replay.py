@@ -13,7 +13,7 @@ from tests.support.errors import raises
 from gristmill_env.commands import ReplayOptions
 from gristmill_env.commands.replay import ScoreChanges, replay
 from gristmill_env.errors import RewardError, SavedError
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
 
 from .conftest import completion, group, names_in, save, shown
@@ -27,8 +27,8 @@ OVERLONG = {
 }
 
 
-def launch(*flags: str) -> Launch:
-    return Launch.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+def launch(*flags: str) -> RunSettings:
+    return RunSettings.read(flags, {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
 
 
 async def test_replay_replaces_scores_and_keeps_the_rest(tmp_path: Path, console: Console) -> None:

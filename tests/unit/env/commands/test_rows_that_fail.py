@@ -19,7 +19,7 @@ from gristmill_env.commands.process import process
 from gristmill_env.commands.try_items import try_items
 from gristmill_env.errors import InferenceError
 from gristmill_env.evaluation.samples import read_samples
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import read_groups
 
 from .conftest import shown
@@ -47,7 +47,7 @@ class Server:
         return REFUSAL if {"*", self.asked[-1]} & self.refuses else answers(said("2"))
 
 
-def launch(folder: Path, url: str, questions: list[str | None] = QUESTIONS, **settings: Any) -> Launch:
+def launch(folder: Path, url: str, questions: list[str | None] = QUESTIONS, **settings: Any) -> RunSettings:
     rows = [{"question": question, "answer": "2"} for question in questions]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = {
@@ -57,7 +57,7 @@ def launch(folder: Path, url: str, questions: list[str | None] = QUESTIONS, **se
     run = {"dataset": dataset, "group_size": 1, "max_num_workers": 1, "max_eval_workers": 1} | settings
     (folder / "run.yaml").write_text(json.dumps(run))
     environ = {"GRISTMILL_MODELS_DIR": "/nowhere", "GRISTMILL_RUNS_DIR": str(folder / "runs")}
-    return Launch.read(["--config", str(folder / "run.yaml"), "--base_url", url], environ, "test")
+    return RunSettings.read(["--config", str(folder / "run.yaml"), "--base_url", url], environ, "test")
 
 
 async def test_process_continues_after_a_prompt_that_the_server_refuses(

@@ -16,8 +16,8 @@ from gristmill import SamplingParams, TrajectoryGroup, VersionSpan
 from gristmill.archive import segment
 from gristmill_env.commands.source import open_groups
 from gristmill_env.errors import PromptError, SavedError
-from gristmill_env.launch import Launch
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
 from gristmill_env.saved.reader import split_conversations
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pyte
 
 def groups_of(source: Path, *flags: str, tokenizer: bool = True) -> list[SavedGroup]:
     named = ["--tokenizer_name", "tokenizer"] if tokenizer else []
-    return list(open_groups(Launch.read([*named, *flags], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test"), source))
+    return list(open_groups(RunSettings.read([*named, *flags], {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test"), source))
 
 
 def scored(prompt: list[int], answers: list[list[int]], **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.atropos import translate
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import EnvConfig, RewardSpec
 
 NESTED = """
@@ -182,7 +182,7 @@ class Reader:
 
     def __call__(self, text: str, *flags: str, **environ: str) -> EnvConfig:
         self.path.write_text(text)
-        return Launch.read(["--config", str(self.path), *flags], environ, "test").config
+        return RunSettings.read(["--config", str(self.path), *flags], environ, "test").config
 
     @property
     def told(self) -> list[str]:

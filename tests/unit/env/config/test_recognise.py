@@ -9,7 +9,7 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill_env.atropos.translate import sign_of_atropos
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 
 DATASET = {"dataset_name": "a/b", "prompt_field": "q"}
 
@@ -64,7 +64,7 @@ def test_gristmill_files_are_not_read_as_atropos_files(values: dict[str, object]
 def test_keys_of_both_kinds_are_an_error_that_names_both(tmp_path: Path, text: str, theirs: str, ours: str) -> None:
     (tmp_path / "mixed.yaml").write_text(text)
     with raises(ConfigError, "config_formats_mixed", key=ours) as raised:
-        Launch.read(["--config", str(tmp_path / "mixed.yaml")], {}, "test")
+        RunSettings.read(["--config", str(tmp_path / "mixed.yaml")], {}, "test")
     assert theirs in raised.value.values["mark"]
     assert f"'{ours}'" in str(raised.value)
 
@@ -74,17 +74,17 @@ def test_config_format_can_be_named_explicitly(tmp_path: Path) -> None:
     plain.write_text("dataset: {dataset_name: a/b, prompt_field: q}\nmy_note: x\n")
     problems = {"my_note": "unknown_key"}
     with raises(ConfigError, "unknown_key", where=str(plain), problems=problems) as error:
-        Launch.read(["--config", str(plain)], {}, "test")
+        RunSettings.read(["--config", str(plain)], {}, "test")
     assert "--config_format atropos" in str(error.value)
     ours = tmp_path / "ours.yaml"
     ours.write_text("dataset: {dataset_name: a/b, prompt_field: q}\ntrainer: {}\nmy_note: x\n")
     with raises(ConfigError, "unknown_key", where=str(ours), problems=problems) as error:
-        Launch.read(["--config", str(ours)], {}, "test")
+        RunSettings.read(["--config", str(ours)], {}, "test")
     assert "atropos" not in str(error.value)
-    launch = Launch.read(["--config", str(plain), "--config_format", "atropos"], {}, "test")
+    launch = RunSettings.read(["--config", str(plain), "--config_format", "atropos"], {}, "test")
     assert launch.config.dataset.temperature == 0.7
     plain.write_text("config_format: atropos\nrun_id: mine\ntrainer: {training_steps: 7}\nreward_funcs: [format]\n")
-    config = Launch.read(["--config", str(plain)], {}, "test").config
+    config = RunSettings.read(["--config", str(plain)], {}, "test").config
     assert (config.run_id, config.trainer_block()["training_steps"]) == ("mine", 7)
     with raises(ConfigError, "unknown_config_format", where="file", known=["atropos", "gristmill"]):
         sign_of_atropos({"config_format": "verl"}, "file")

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gristmill_env.atropos import translate
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import create_reward
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import DatasetConfig
 from gristmill_trainer.settings import TrainerSettings
 
@@ -23,29 +23,29 @@ def test_what_ships() -> None:
 
 
 @pytest.fixture(params=RUNS)
-def launch(request: pytest.FixtureRequest) -> Launch:
-    return Launch.read(["--config", request.param], {"GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
+def launch(request: pytest.FixtureRequest) -> RunSettings:
+    return RunSettings.read(["--config", request.param], {"GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
 
 
-def test_it_is_one_of_ours(launch: Launch) -> None:
+def test_it_is_one_of_ours(launch: RunSettings) -> None:
     assert launch.config_path is not None
     assert translate(yaml.safe_load(launch.config_path.read_text()), "file").notes == []
 
 
-def test_its_rewards_can_be_made(launch: Launch) -> None:
+def test_its_rewards_can_be_made(launch: RunSettings) -> None:
     specs = launch.config.dataset.rewards()
     assert specs
     for spec in specs:
         create_reward(spec.type, spec.params)
 
 
-def test_a_step_is_made_of_whole_groups(launch: Launch) -> None:
+def test_a_step_is_made_of_whole_groups(launch: RunSettings) -> None:
     block = launch.config.trainer_block()
     settings = TrainerSettings.model_validate(block)
     assert not block or settings.sequences_per_step % launch.config.group_size == 0
 
 
-def test_it_says_where_rows_come_from_and_what_a_prompt_is(launch: Launch) -> None:
+def test_it_says_where_rows_come_from_and_what_a_prompt_is(launch: RunSettings) -> None:
     dataset = launch.config.dataset
     if dataset.dataset_path is not None:
         assert (CONFIGS / dataset.dataset_path).exists()

@@ -11,7 +11,7 @@ from tests.support.errors import raises
 from gristmill import ConfigError
 from gristmill_env.commands import EvaluateOptions
 from gristmill_env.evaluation.plan import Plan, evaluation_task, evaluations_folder, has_evaluation_set, make_plan
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 
 CONFIG = """
 dataset:
@@ -33,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(folder: Path, *flags: str) -> Launch:
-    return Launch.read(["--config", "sums", *flags], {"GRISTMILL_CONFIG_DIR": str(folder)}, "test")
+def launch(folder: Path, *flags: str) -> RunSettings:
+    return RunSettings.read(["--config", "sums", *flags], {"GRISTMILL_CONFIG_DIR": str(folder)}, "test")
 
 
 def planned(folder: Path, *flags: str, limit: int | None = None) -> Plan:
@@ -112,4 +112,4 @@ def test_where_evaluations_are(folder: Path, tmp_path: Path) -> None:
 
 def test_at_most_two_are_compared(folder: Path) -> None:
     with raises(ConfigError, "invalid_settings", problems={"compare": "too_long"}):
-        Launch.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")
+        RunSettings.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")

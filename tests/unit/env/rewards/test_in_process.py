@@ -12,8 +12,8 @@ from tests.support.errors import raises
 
 from gristmill_env.answers.symbolic_pool import symbolic_pool
 from gristmill_env.errors import RewardError
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import Execution, Sample, Score, Scorer, WeightedReward, create_reward
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.running import Limits
 from gristmill_env.session import Task
 from gristmill_env.settings import EnvConfig, RewardSpec
@@ -180,7 +180,7 @@ async def test_settings_set_limits_and_sizes(tmp_path: Path) -> None:
         f"--dataset_path {tmp_path}/rows.jsonl --answer_field answer --reward_functions accuracy --reward_timeout 7 "
         "--reward_wall_timeout 70 --reward_threads 3 --reward_processes 4 --check_timeout 5 --check_processes 3"
     )
-    launch = Launch.read(flags.split(), {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
+    launch = RunSettings.read(flags.split(), {"GRISTMILL_MODELS_DIR": "/nowhere"}, "test")
     async with Task.load(launch).scorer as made:
         assert made.execution == Execution(Limits(7.0, 70.0), threads=3, processes=4)
         assert (symbolic_pool().size, symbolic_pool().limits) == (3, Limits(5.0, 100.0))

@@ -23,9 +23,9 @@ from gristmill.errors import PluginError
 from gristmill.settings import parse
 from gristmill_env.data import PromptDataset
 from gristmill_env.errors import DatasetError, RewardError
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import Sample, Score, Scorer, WeightedReward, create_reward
 from gristmill_env.rollouts.prompts import PromptBuilder
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig
 
@@ -167,7 +167,7 @@ async def test_a_few_lines_of_yaml_are_a_run(package: Package, tmp_path: Path) -
         f"dataset:\n  dataset_name: verifiers:{package(SUMS)}\n  dataset_args: {{rows: 2}}\n"
         "  reward_functions: [verifiers]\n"
     )
-    task = Task.load(Launch.read(["--config", str(tmp_path / "sums.yaml")], {}, "test"))
+    task = Task.load(RunSettings.read(["--config", str(tmp_path / "sums.yaml")], {}, "test"))
     async with task.scorer:
         assert task.dataset.label.startswith("verifiers environment '")
         items = [task.dataset.item_at(at) for at in range(len(task.dataset))]

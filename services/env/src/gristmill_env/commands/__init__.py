@@ -15,7 +15,7 @@ from pydantic import Field
 from rich.console import Console
 
 from gristmill.settings import Settings
-from gristmill_env.launch import Launch, NoOptions
+from gristmill_env.run_settings import NoOptions, RunSettings
 
 Options = TypeVar("Options", bound=Settings)
 
@@ -97,7 +97,7 @@ class DpoOptions(Settings):
 class Order(Generic[Options]):
     """The task of one process, from the command line."""
 
-    launch: Launch
+    run: RunSettings
     """The run's settings."""
     options: Options
     """The command's flags."""
@@ -124,55 +124,55 @@ class Command(Generic[Options]):
 def _serve(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.serve import serve
 
-    return serve(order.launch, order.environ)
+    return serve(order.run, order.environ)
 
 
 def _try(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.try_items import try_items
 
-    return try_items(order.launch, order.console)
+    return try_items(order.run, order.console)
 
 
 def _process(order: Order[ProcessOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.process import process
 
-    return process(order.launch, order.options, order.console)
+    return process(order.run, order.options, order.console)
 
 
 def _check(order: Order[NoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.check import check
 
-    return check(order.launch, order.console)
+    return check(order.run, order.console)
 
 
 def _evaluate(order: Order[EvaluateOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.evaluate import run_evaluate
 
-    return run_evaluate(order.launch, order.options, order.console)
+    return run_evaluate(order.run, order.options, order.console)
 
 
 def _replay(order: Order[ReplayOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.replay import replay
 
-    return replay(order.launch, order.options, order.console)
+    return replay(order.run, order.options, order.console)
 
 
 def _sft(order: Order[SftOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.export import sft
 
-    return sft(order.launch, order.options, order.console)
+    return sft(order.run, order.options, order.console)
 
 
 def _dpo(order: Order[DpoOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.export import dpo
 
-    return dpo(order.launch, order.options, order.console)
+    return dpo(order.run, order.options, order.console)
 
 
 def _close(order: Order[CloseOptions]) -> Coroutine[Any, Any, None]:
     from gristmill_env.commands.close import close
 
-    return close(order.launch, order.options, order.console)
+    return close(order.run, order.options, order.console)
 
 
 COMMANDS: Mapping[str, Command[Any]] = {

@@ -17,10 +17,10 @@ from gristmill_env.console import Steps, plain, say
 from gristmill_env.data import assistant
 from gristmill_env.data.dataset import Item, PromptDataset
 from gristmill_env.errors import CheckError, DatasetError, EpisodeError, PromptError
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import Sample, Scorer, WeightedReward
 from gristmill_env.rewards.scorer import FULL
 from gristmill_env.rollouts.prompts import Prompt, load_tokenizer
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import quantile
 from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
 
@@ -56,30 +56,30 @@ class _Findings:
     bad_rows: Counter[str] = field(default_factory=Counter)
 
 
-async def check(launch: Launch, console: Console) -> None:
+async def check(run: RunSettings, console: Console) -> None:
     """Shows rows, prompts, prompt lengths, and the rewards' scores for the rows' own answers.
 
     Raises CheckError when something is wrong, and any GristmillError that prevents loading.
     """
-    task = Task.load(launch)
+    task = Task.load(run)
     async with task:
-        await _check(launch, task, console)
+        await _check(run, task, console)
 
 
-async def _check(launch: Launch, task: Task, console: Console) -> None:
+async def _check(run: RunSettings, task: Task, console: Console) -> None:
     dataset, found = task.dataset, _Findings()
     rewards = ", ".join(f"{w.weight:g} × {w.reward.name}" for w in task.scorer.rewards)
-    where = launch.config_path or "no configuration file"
-    say(console, f"{where}: run {launch.run_id}")
+    where = run.config_path or "no configuration file"
+    say(console, f"{where}: run {run.run_id}")
     say(console, f"{dataset.label}: {len(dataset)} rows")
-    for warning in launch.config.warnings():
+    for warning in run.config.warnings():
         say(console, f"warning: {warning}")
-    _check_trainer(launch, found)
+    _check_trainer(run, found)
     _read_rows(dataset, found)
     if found.items:
         say(console, f"columns: {', '.join(found.items[0].columns)}")
     say(console, f"rewards: {rewards}")
-    await _show_prompts(launch, task, console, found)
+    await _show_prompts(run, task, console, found)
     if found.bad_rows:
         count = found.bad_rows.total()
         first = next(iter(found.bad_rows))
@@ -98,10 +98,10 @@ async def _check(launch: Launch, task: Task, console: Console) -> None:
     say(console, "all is well")
 
 
-def _check_trainer(launch: Launch, found: _Findings) -> None:
-    file = launch.trainer_file
+def _check_trainer(run: RunSettings, found: _Findings) -> None:
+    file = run.trainer_file
     try:
-        launch.check_trainer(load_yaml(file) if file.is_file() else {})
+        run.check_trainer(load_yaml(file) if file.is_file() else {})
     except ConfigError as error:
         found.problems.append(error)
 
@@ -118,10 +118,10 @@ def _read_rows(dataset: PromptDataset, found: _Findings) -> None:
             found.bad_rows[error.report()] += 1
 
 
-async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Findings) -> None:
+async def _show_prompts(run: RunSettings, task: Task, console: Console, found: _Findings) -> None:
     """Shows the first prompts and the lengths of all prompts; without a tokenizer, shows the messages."""
-    manifest = read_manifest(launch.deployment.models_dir)
-    name = tokenizer_name(launch.config, manifest)
+    manifest = read_manifest(run.deployment.models_dir)
+    name = tokenizer_name(run.config, manifest)
     tokenizer = None
     why = "no tokenizer is named: set --tokenizer_name, or point GRISTMILL_MODELS_DIR at the model service's folder"
     if name is not None:
@@ -129,7 +129,7 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
             tokenizer = load_tokenizer(name)
         except PromptError as error:
             why = error.report()
-    prompts = prompt_builder(launch.config, tokenizer)
+    prompts = prompt_builder(run.config, tokenizer)
     lengths: list[int] = []
     for number, item in enumerate(found.items):
         if number == (_SHOWN if tokenizer is None else _RESETS if not task.environments.factory.ours else None):
@@ -148,12 +148,12 @@ async def _show_prompts(launch: Launch, task: Task, console: Console, found: _Fi
     if tokenizer is None:
         say(console, f"no token counts: {why}")
         return
-    limit = launch.config.max_token_length
+    limit = run.config.max_token_length
     if manifest is not None and name == manifest.tokenizer_path:
         limit = min(limit, manifest.max_model_len)
     say(console, f"tokenizer: {name}")
     if lengths:
-        _show_lengths(launch, console, lengths, limit, found)
+        _show_lengths(run, console, lengths, limit, found)
 
 
 def _show_prompt(console: Console, item: Item, prompt: Prompt) -> None:
@@ -165,7 +165,7 @@ def _show_prompt(console: Console, item: Item, prompt: Prompt) -> None:
     console.print(Panel(plain(text), title=f"row {item.index}, {title}", title_align="left"))
 
 
-def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: int, found: _Findings) -> None:
+def _show_lengths(run: RunSettings, console: Console, lengths: list[int], limit: int, found: _Findings) -> None:
     marks = ", ".join(f"{share:.0%} ≤ {quantile(lengths, share)}" for share in (0.5, 0.9, 0.99))
     say(console, f"prompt tokens over {len(lengths)} rows: {min(lengths)} to {max(lengths)} ({marks})")
     too_long = sum(length > limit - 1 for length in lengths)
@@ -174,7 +174,7 @@ def _show_lengths(launch: Launch, console: Console, lengths: list[int], limit: i
     if too_long == len(lengths):
         text = f"every prompt is longer than max_token_length {limit} allows"
         found.problems.append(CheckError("all_prompts_too_long", text, limit=limit))
-    wanted = launch.config.dataset.max_tokens
+    wanted = run.config.dataset.max_tokens
     squeezed = sum(limit - wanted < length <= limit - 1 for length in lengths)
     if squeezed:
         say(console, f"{squeezed} prompts leave less than max_tokens ({wanted}) within {limit}")

@@ -21,8 +21,8 @@ from gristmill_env.evaluation.report import show, show_comparison
 from gristmill_env.evaluation.results import RESULTS_FILE, SOURCE_BY_HAND, Evaluated, row
 from gristmill_env.evaluation.run import evaluate, weight_label
 from gristmill_env.evaluation.samples import PLAN_FILE, SampleFile
-from gristmill_env.launch import Launch
 from gristmill_env.rollouts.groups import is_version
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import connect_api, open_session
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ COMPARISON_FILE = "comparison.json"
 _API_PATIENCE = 5.0
 
 
-async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Console) -> None:
+async def run_evaluate(run: RunSettings, options: EvaluateOptions, console: Console) -> None:
     """Evaluates or compares, as the flags request. Raises GristmillError."""
     if len(options.compare) == 2:
         if options.resume:
@@ -42,18 +42,18 @@ async def run_evaluate(launch: Launch, options: EvaluateOptions, console: Consol
         return
     for folder in options.compare:
         compare(folder, folder)  # reports a mistyped folder before the evaluation instead of after it
-    evaluated = await _evaluate(launch, options)
+    evaluated = await _evaluate(run, options)
     show(console, evaluated)
-    await _tell(launch, evaluated)
+    await _tell(run, evaluated)
     for folder in options.compare:
         _compare(folder, evaluated.folder, evaluated.folder, console)
 
 
-async def _evaluate(launch: Launch, options: EvaluateOptions) -> Evaluated:
-    config, folder = launch.config, _folder(launch, options)
-    async with open_session(launch, evaluation_task(launch)) as session:
+async def _evaluate(run: RunSettings, options: EvaluateOptions) -> Evaluated:
+    config, folder = run.config, _folder(run, options)
+    async with open_session(run, evaluation_task(run)) as session:
         dataset, correctness = session.task.dataset, session.task.scorer.correctness
-        plan = make_plan(launch, session.task, model=session.served.name, weights=await weight_label(session.server))
+        plan = make_plan(run, session.task, model=session.served.name, weights=await weight_label(session.server))
         with SampleFile(folder, plan, resume=options.resume) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done))
             return await evaluate(
@@ -62,10 +62,10 @@ async def _evaluate(launch: Launch, options: EvaluateOptions) -> Evaluated:
             )  # fmt: skip
 
 
-def _folder(launch: Launch, options: EvaluateOptions) -> Path:
+def _folder(run: RunSettings, options: EvaluateOptions) -> Path:
     if options.out is not None:
         return options.out
-    base = evaluations_folder(launch)
+    base = evaluations_folder(run)
     if not options.resume:
         return base / f"evaluate-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
     begun = sorted(path.parent for path in base.glob(f"evaluate-*/{PLAN_FILE}"))
@@ -79,19 +79,19 @@ def _folder(launch: Launch, options: EvaluateOptions) -> Path:
     return unfinished[-1]
 
 
-async def _tell(launch: Launch, evaluated: Evaluated) -> None:
+async def _tell(run: RunSettings, evaluated: Evaluated) -> None:
     """Reports to the API if the weights are a version of this run there, because then a step exists to plot at."""
     label = evaluated.plan.weights
     if label is None or not is_version(label):
         return
     version = PolicyVersion.parse(label)
     try:
-        async with connect_api(launch, _API_PATIENCE) as api:
-            newest = (await api.get_run(launch.run_id)).version
+        async with connect_api(run, _API_PATIENCE) as api:
+            newest = (await api.get_run(run.run_id)).version
             if newest is None or version > PolicyVersion.parse(newest):
-                logger.warning("run %s never had the weights %s; the API is not told", launch.run_id, label)
+                logger.warning("run %s never had the weights %s; the API is not told", run.run_id, label)
                 return
-            await api.report_metrics(launch.run_id, SOURCE_BY_HAND, version.step, row(evaluated))
+            await api.report_metrics(run.run_id, SOURCE_BY_HAND, version.step, row(evaluated))
     except (ApiError, ApiUnreachable) as error:
         logger.warning("the API is not told of this evaluation: %s", error)
 

@@ -16,7 +16,7 @@ from gristmill_env.commands import DpoOptions, SftOptions
 from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.console import Steps, say
 from gristmill_env.errors import SavedError
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import Message, SavedCompletion, SavedGroup
 from gristmill_env.saved.group import content_of
 from gristmill_env.saved.summary import SAME
@@ -71,13 +71,13 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 Pick = Callable[[SavedGroup, Counter[LeftOut]], Iterator[Row]]
 
 
-def sft(launch: Launch, options: SftOptions, console: Console) -> Coroutine[Any, Any, None]:
+def sft(run: RunSettings, options: SftOptions, console: Console) -> Coroutine[Any, Any, None]:
     """Writes the best `top_n` completions of each group to `out`. Raises GristmillError."""
 
     def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[Conversation | PromptAndCompletion]:
         return best(group, options, left_out)
 
-    return export(launch, options.saved, options.out, pick, console)
+    return export(run, options.saved, options.out, pick, console)
 
 
 def best(
@@ -101,13 +101,13 @@ def best(
                 yield Conversation([*split[0], *split[1]])
 
 
-def dpo(launch: Launch, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
+def dpo(run: RunSettings, options: DpoOptions, console: Console) -> Coroutine[Any, Any, None]:
     """Writes up to `pairs` pairs per group to `out`. Raises GristmillError."""
 
     def pick(group: SavedGroup, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
         return pairs(group, options, left_out)
 
-    return export(launch, options.saved, options.out, pick, console)
+    return export(run, options.saved, options.out, pick, console)
 
 
 def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) -> Iterator[ConversationPair | TextPair]:
@@ -133,7 +133,7 @@ def pairs(group: SavedGroup, options: DpoOptions, left_out: Counter[LeftOut]) ->
             yield ConversationPair(split[0], split[1], other[1], better, worse)
 
 
-async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
+async def export(run: RunSettings, saved: Path, out: Path, pick: Pick[Row], console: Console) -> None:
     """Writes the rows that `pick` yields for each group as JSONL, and prints the counts of omitted rows.
 
     Raises SavedError when there is nothing to write, or when some groups hold messages and others plain text,
@@ -143,7 +143,7 @@ async def export(launch: Launch, saved: Path, out: Path, pick: Pick[Row], consol
     written, kind = 0, None
     with new_file(out, saved) as temporary, Steps("groups", count_lines(saved)) as steps:
         with temporary.open("wb") as file:
-            for group in open_groups(launch, saved):
+            for group in open_groups(run, saved):
                 for row in pick(group, left_out):
                     if kind not in (None, type(row)):
                         raise SavedError(

@@ -14,7 +14,7 @@ from gristmill_env.commands import ProcessOptions
 from gristmill_env.console import Steps, say, show_summary
 from gristmill_env.errors import ROW_ERRORS, SavedError, reason_of
 from gristmill_env.gather import gather
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupSaver, GroupWriter, read_groups
 from gristmill_env.saved.group import settings_of
 from gristmill_env.saved.page import write_page
@@ -24,15 +24,15 @@ from gristmill_env.settings import differences
 logger = logging.getLogger(__name__)
 
 
-async def process(launch: Launch, options: ProcessOptions, console: Console) -> None:
+async def process(run: RunSettings, options: ProcessOptions, console: Console) -> None:
     """Writes the groups of rows 0 to `groups` − 1 and a page of them. Does not repeat rows that the file already has.
 
     If stopped early, keeps the groups so far and their page. Raises GristmillError.
     """
-    path = options.out or launch.run_folder
+    path = options.out or run.run_folder
     path = path if path.suffix == ".jsonl" else path / "groups.jsonl"
-    config = launch.config
-    async with open_session(launch, Task.load(launch)) as session:
+    config = run.config
+    async with open_session(run, Task.load(run)) as session:
         model = session.served.name
         done = _rows_there(path, settings_of(config, model))
         rows = [row for row in range(options.groups) if row not in done]
@@ -43,12 +43,12 @@ async def process(launch: Launch, options: ProcessOptions, console: Console) -> 
             try:
                 with Steps("groups", len(rows)) as steps:
                     waiting = iter(rows)
-                    saver = GroupSaver(writer, run=launch.run_id, model=model, config=config)
+                    saver = GroupSaver(writer, run=run.run_id, model=model, config=config)
                     workers = min(config.workers, len(rows))
                     await gather(_work(waiting, session, saver, steps, skipped) for _ in range(workers))
             finally:
                 page = path.with_suffix(".html")
-                summary = write_page(lambda: read_groups(path), page, f"Groups of {launch.run_id}")
+                summary = write_page(lambda: read_groups(path), page, f"Groups of {run.run_id}")
                 show_summary(console, summary)
                 if skipped:
                     reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.most_common())

@@ -18,9 +18,9 @@ from gristmill_env.commands.source import count_lines, open_groups
 from gristmill_env.console import Steps, plain, say
 from gristmill_env.data.dataset import NoFieldError, lookup
 from gristmill_env.errors import SavedError
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import Sample, Score, Scorer
 from gristmill_env.rollouts.prompts import opened_thought
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import GroupWriter, SavedGroup
 from gristmill_env.saved.summary import SAME, GroupStats, figure
 from gristmill_env.saved.writer import new_file
@@ -55,18 +55,18 @@ class ScoreChanges:
         self.turned_groups += turned > 0
 
 
-async def replay(launch: Launch, options: ReplayOptions, console: Console) -> None:
+async def replay(run: RunSettings, options: ReplayOptions, console: Console) -> None:
     """Scores the groups again and shows the changes. Raises GristmillError."""
     changes, scorer = ScoreChanges(), None
-    config = launch.config.dataset
+    config = run.config.dataset
     with contextlib.ExitStack() as stack:
         writer = None
         if options.out is not None:
             writer = stack.enter_context(GroupWriter(stack.enter_context(new_file(options.out, options.saved))))
         try:
             with Steps("groups", count_lines(options.saved)) as steps:
-                for group in open_groups(launch, options.saved):
-                    scorer = scorer or _scorer(launch, group)
+                for group in open_groups(run, options.saved):
+                    scorer = scorer or _scorer(run, group)
                     scored = _with(group, await score_group(scorer, group, config.gold_field), config)
                     changes.add(group, scored)
                     if writer is not None:
@@ -82,10 +82,10 @@ async def replay(launch: Launch, options: ReplayOptions, console: Console) -> No
         say(console, f"groups: {options.out}")
 
 
-def _scorer(launch: Launch, first: SavedGroup) -> Scorer:
+def _scorer(run: RunSettings, first: SavedGroup) -> Scorer:
     """Returns the rewards of the configuration or the command line; otherwise the rewards saved with the groups."""
-    config, folder = launch.config.dataset, launch.config_path.parent if launch.config_path is not None else None
-    columns, how = [*first.columns, *first.columns_left_out], execution(launch.config)
+    config, folder = run.config.dataset, run.config_path.parent if run.config_path is not None else None
+    columns, how = [*first.columns, *first.columns_left_out], execution(run.config)
     if config.reward_functions:
         return Scorer(create_rewards(config, folder), has_answer=True, columns=columns, execution=how)
     saved = (first.settings or {}).get("dataset", {}).get("reward_functions", [])

@@ -10,14 +10,14 @@ import msgspec
 
 from gristmill_env.data.dataset import PromptDataset
 from gristmill_env.errors import PromptError, SavedError
-from gristmill_env.launch import Launch
 from gristmill_env.rollouts.prompts import PromptBuilder, load_tokenizer
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup, read_groups
 from gristmill_env.saved.group import json_columns
 from gristmill_env.session import prompt_builder, read_manifest, tokenizer_name
 
 
-def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
+def open_groups(run: RunSettings, source: Path) -> Iterator[SavedGroup]:
     """Yields the groups of `source`. Groups that hold only tokens are decoded with the run's tokenizer.
 
     If the run's data set is configured, its rows add messages and answers.
@@ -26,7 +26,7 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
 
     @cache
     def prompts() -> PromptBuilder:
-        name = tokenizer_name(launch.config, read_manifest(launch.deployment.models_dir))
+        name = tokenizer_name(run.config, read_manifest(run.deployment.models_dir))
         if name is None:
             raise PromptError(
                 "no_tokenizer",
@@ -34,14 +34,14 @@ def open_groups(launch: Launch, source: Path) -> Iterator[SavedGroup]:
                 "GRISTMILL_MODELS_DIR at the model service's folder",
                 source=source,
             )
-        return prompt_builder(launch.config, load_tokenizer(name))
+        return prompt_builder(run.config, load_tokenizer(name))
 
     @cache
     def dataset() -> PromptDataset | None:
-        config = launch.config.dataset
+        config = run.config.dataset
         if config.dataset_name is None and config.dataset_path is None:
             return None
-        return PromptDataset(config, launch.config_path.parent if launch.config_path is not None else None)
+        return PromptDataset(config, run.config_path.parent if run.config_path is not None else None)
 
     def decode(token_ids: Sequence[int], special: bool) -> str:
         return prompts().decode(token_ids, special=special)

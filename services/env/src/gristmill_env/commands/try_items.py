@@ -11,18 +11,18 @@ from rich.text import Text
 
 from gristmill_env.console import plain, say
 from gristmill_env.errors import ROW_ERRORS
-from gristmill_env.launch import Launch
 from gristmill_env.rollouts.groups import RolloutGroup
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved.summary import figure
 from gristmill_env.session import AT_A_TERMINAL, Session, Task, open_session
 
 _ITEMS = 5
 
 
-async def try_items(launch: Launch, console: Console) -> None:
+async def try_items(run: RunSettings, console: Console) -> None:
     """Shows the first five items of the run's order. Raises GristmillError."""
-    patience = launch.config.startup_patience or AT_A_TERMINAL
-    async with open_session(launch, Task.load(launch), patience=patience) as session:
+    patience = run.config.startup_patience or AT_A_TERMINAL
+    async with open_session(run, Task.load(run), patience=patience) as session:
         dataset, model = session.task.dataset, session.served.name
         rows = range(min(_ITEMS, len(dataset)))
         rollouts = await asyncio.gather(*(_generate(session, row) for row in rows))
@@ -31,7 +31,7 @@ async def try_items(launch: Launch, console: Console) -> None:
         if isinstance(group, str):
             console.print(Panel(plain(group), title=f"item {number}: skipped", title_align="left"))
         else:
-            _show(console, number, group, launch)
+            _show(console, number, group, run)
 
 
 async def _generate(session: Session, row: int) -> RolloutGroup | str:
@@ -41,7 +41,7 @@ async def _generate(session: Session, row: int) -> RolloutGroup | str:
         return error.report()
 
 
-def _show(console: Console, number: int, group: RolloutGroup, launch: Launch) -> None:
+def _show(console: Console, number: int, group: RolloutGroup, run: RunSettings) -> None:
     tokens = f", {len(group.prompt.token_ids)} prompt tokens" if group.prompt.token_ids else ""
     title = f"item {number}: row {group.item.index}{tokens}"
     console.print(Panel(plain(group.prompt.text), title=title, title_align="left"))

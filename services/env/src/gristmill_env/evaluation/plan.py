@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gristmill import SamplingParams
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_env.settings import DatasetConfig, differences
 
@@ -70,16 +70,16 @@ def evaluation_dataset(config: DatasetConfig) -> DatasetConfig:
     return config.model_copy(update=update)
 
 
-def evaluation_task(launch: Launch) -> Task:
+def evaluation_task(run: RunSettings) -> Task:
     """Loads the rows to evaluate on, in their order, and the run's rewards. Raises DatasetError, RewardError."""
-    settings = launch.config
+    settings = run.config
     dataset = evaluation_dataset(settings.dataset)
-    return Task.load(dataclasses.replace(launch, config=settings.model_copy(update={"dataset": dataset})))
+    return Task.load(dataclasses.replace(run, config=settings.model_copy(update={"dataset": dataset})))
 
 
-def evaluations_folder(launch: Launch) -> Path:
+def evaluations_folder(run: RunSettings) -> Path:
     """Returns the folder of the run's evaluations; each evaluation has a subfolder."""
-    return launch.run_folder / (launch.config.data_dir_to_save_evals or "evaluations")
+    return run.run_folder / (run.config.data_dir_to_save_evals or "evaluations")
 
 
 def has_evaluation_set(config: DatasetConfig) -> bool:
@@ -87,16 +87,16 @@ def has_evaluation_set(config: DatasetConfig) -> bool:
     return bool(config.eval_dataset_name or config.eval_dataset_path or config.eval_split)
 
 
-def make_plan(launch: Launch, task: Task, *, model: str, weights: str | None, limit: int | None = None) -> Plan:
+def make_plan(run: RunSettings, task: Task, *, model: str, weights: str | None, limit: int | None = None) -> Plan:
     """`model`: its served name. `weights`: the label. `limit`: most prompts if the configuration sets no limit."""
-    config, scorer, rows = launch.config, task.scorer, len(task.dataset)
+    config, scorer, rows = run.config, task.scorer, len(task.dataset)
     settings = config.dataset
     correctness = scorer.correctness
     temperature = settings.eval_temperature
     if temperature is None:
         temperature = settings.temperature if settings.eval_samples > 1 else 0.0
     return Plan(
-        task=launch.run_id,
+        task=run.run_id,
         model=model,
         weights=weights,
         dataset=task.dataset.label,

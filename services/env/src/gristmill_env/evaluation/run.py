@@ -35,9 +35,9 @@ from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
 from gristmill_env.inference.http import ServerTroubleError
-from gristmill_env.launch import Launch
 from gristmill_env.rewards import CorrectnessReward
 from gristmill_env.rollouts.groups import RolloutGroup
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -102,12 +102,12 @@ async def evaluate(
 class RunMeasure:
     """Evaluates the model in training on the run's evaluation set."""
 
-    def __init__(self, launch: Launch, model: str) -> None:
+    def __init__(self, run: RunSettings, model: str) -> None:
         """Loads the evaluation set. `model`: the model's served name. Raises DatasetError, RewardError."""
-        self._launch = launch
+        self._run_settings = run
         self._model = model
-        self._task = evaluation_task(launch)
-        self._folder = _writable(evaluations_folder(launch))
+        self._task = evaluation_task(run)
+        self._folder = _writable(evaluations_folder(run))
 
     @property
     def label(self) -> str:
@@ -119,8 +119,8 @@ class RunMeasure:
 
         Raises InferenceError, BusyEvaluationError.
         """
-        config, dataset = self._launch.config, self._task.dataset
-        plan = make_plan(self._launch, self._task, model=self._model, weights=version, limit=_LIMIT)
+        config, dataset = self._run_settings.config, self._task.dataset
+        plan = make_plan(self._run_settings, self._task, model=self._model, weights=version, limit=_LIMIT)
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
             progress = Steps("prompts evaluated", plan.prompts, done=len(file.done), say=logger.info)
             correctness, workers = self._task.scorer.correctness, config.max_eval_workers

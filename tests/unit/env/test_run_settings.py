@@ -11,7 +11,7 @@ from tests.support.errors import raises
 
 from gristmill import ConfigError
 from gristmill.settings import Settings
-from gristmill_env.launch import Launch
+from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import RewardSpec
 
 STEP_BY_STEP = (
@@ -22,8 +22,8 @@ STEP_BY_STEP = (
 )
 
 
-def read(arguments: str = "", **environ: str) -> Launch:
-    return Launch.read(arguments.split(), environ, "gristmill-env")
+def read(arguments: str = "", **environ: str) -> RunSettings:
+    return RunSettings.read(arguments.split(), environ, "gristmill-env")
 
 
 def config_file(folder: Path, text: str, name: str = "sums") -> str:
@@ -145,10 +145,10 @@ class _Options(Settings):
 
 
 def test_command_flags_are_read_together_with_the_runs_flags() -> None:
-    launch, options = Launch.read_with(_Options, ["--samples", "4", "--group_size", "3"], {}, "test")
+    launch, options = RunSettings.read_with(_Options, ["--samples", "4", "--group_size", "3"], {}, "test")
     assert (options.samples, launch.config.group_size) == (4, 3)
     with raises(ConfigError, "invalid_settings", where="command line", problems={"samples": "greater_than_equal"}):
-        Launch.read_with(_Options, ["--samples", "0"], {}, "test")
+        RunSettings.read_with(_Options, ["--samples", "0"], {}, "test")
     with raises(ConfigError, "unknown_flag", name="--samples"):
         read("--samples 4")
 

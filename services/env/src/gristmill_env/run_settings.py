@@ -31,7 +31,7 @@ class NoOptions(Settings):
 
 
 @dataclass(frozen=True)
-class Launch:
+class RunSettings:
     """The settings of one environment process."""
 
     config: EnvConfig
@@ -81,7 +81,7 @@ class Launch:
         settings.check_whole_groups(self.config.group_size, where)
 
     @classmethod
-    def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> Launch:
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str], prog: str) -> RunSettings:
         """Reads the command line (without the command's name) and the environment's variables.
 
         Raises ConfigError for a missing configuration, unknown keys and flags, and wrong values.
@@ -91,7 +91,7 @@ class Launch:
     @classmethod
     def read_with(
         cls, options: type[Options], arguments: Sequence[str], environ: Mapping[str, str], prog: str, about: str = ""
-    ) -> tuple[Launch, Options]:
+    ) -> tuple[RunSettings, Options]:
         """Reads as `read` does, with the command's flags. `about`: text above the flags in --help."""
         deployment = Deployment.read(environ)
         name, flags = _take_config(arguments)
