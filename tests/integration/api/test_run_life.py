@@ -214,6 +214,15 @@ async def test_a_living_environment_keeps_its_stack(harness: StoreHarness) -> No
     assert (await create(harness)).state is RunState.OPEN
 
 
+async def test_an_environment_unregisters_from_a_suspended_run(harness: StoreHarness) -> None:
+    await harness.store.envs.register(RUN, "env-1", None, None)
+    await fall_silent(harness, "env-1")
+    await create(harness, OTHER)
+    assert (await harness.store.runs.record(RUN)).state is RunState.SUSPENDED
+    assert await harness.store.envs.unregister(RUN, "env-1")
+    assert await harness.store.envs.all(RUN) == []
+
+
 async def test_a_suspended_run_may_be_closed_and_leaves_the_stack_alone(harness: StoreHarness) -> None:
     await create(harness, OTHER)
     assert (await refusal(harness.store.runs.delete(RUN))).code == "run_open"
