@@ -21,7 +21,7 @@ from gristmill_api.http.body_limit import offload, reserve_inflated
 from gristmill_api.http.content_coding import inflate_group, inflated_size, negotiated_group, plain_size
 from gristmill_api.http.fast_route import FastRoute, fast_path
 from gristmill_api.store import Submission
-from gristmill_api.store.permits import row_of
+from gristmill_api.store.keys import row_of
 
 _LOG = logging.getLogger(__name__)
 SCORED_MEDIA_TYPE: Final = "application/vnd.atropos.scored-data+json"

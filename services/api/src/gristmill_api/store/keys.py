@@ -1,4 +1,5 @@
-"""Names of Redis keys. The top of lua/_keys.lua lists their contents and makes the same names."""
+"""Names of Redis keys, and the row that a group's id names. The top of lua/_keys.lua lists the keys' contents and makes
+the same names."""
 
 from __future__ import annotations
 
@@ -39,6 +40,13 @@ def example(run_id: str, group_id: str) -> str:
 
 def group(run_id: str, group_id: str) -> str:
     return f"{prefix(run_id)}group:{group_id}"
+
+
+def row_of(group_id: str) -> int:
+    """Returns the permit's row: 12 for "g00000012". Raises ValueError for an id that no permit has."""
+    if not group_id.startswith("g") or not group_id[1:].isdecimal():
+        raise ValueError(f"{group_id!r} is not a permit's group id such as 'g00000012'")
+    return int(group_id[1:])
 
 
 def archive(run_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from gristmill import Permit, PermitGrant, RunState
 from gristmill_api import errors
 from gristmill_api.settings import Limits
-from gristmill_api.store.keys import milliseconds
+from gristmill_api.store.keys import milliseconds, row_of
 from gristmill_api.store.records import text, version
 from gristmill_api.store.scripts import Scripts
 
@@ -77,10 +77,3 @@ class Permits:
         """Return all permits of the holder; they are issued again. Returns how many there were."""
         _, count = await self._scripts.call("return_permits", run_id, holder, "")
         return int(count)
-
-
-def row_of(group_id: str) -> int:
-    """Returns the permit's row: 12 for "g00000012". Raises ValueError for an id that no permit has."""
-    if not group_id.startswith("g") or not group_id[1:].isdecimal():
-        raise ValueError(f"{group_id!r} is not a permit's group id such as 'g00000012'")
-    return int(group_id[1:])
