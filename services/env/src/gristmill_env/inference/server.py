@@ -138,7 +138,7 @@ class ModelServer:
                 "model_not_served",
                 f"the configuration names model '{wanted}', but the model server at {self.url} serves "
                 f"'{cards[0].id}'{_and_others(cards)}; set MODEL={wanted} in .env and restart the model service, "
-                "or leave model_name out to use what is served",
+                "or remove model_name to train the served model",
                 url=self.url,
                 model=wanted,
                 known=[card.id for card in cards],
