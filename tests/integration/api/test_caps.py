@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
-from tests.integration.api.store_harness import RUN, StoreHarness, submission
+from tests.integration.api.store_harness import RUN, StoreHarness, submission, trainer
 from tests.support.errors import raises
 
 from gristmill_api.errors import ApiProblem
@@ -120,6 +120,24 @@ async def test_a_submit_to_a_full_store_does_not_write_its_payload(redis: Redis,
     harness.store = Store(redis, Limits())
     assert await harness.store.queue.submit(RUN, "env-1", large)
     assert len((await harness.whereabouts())["ready"]) == 2
+
+
+async def test_a_submit_to_another_run_does_not_make_a_full_run_write_payloads(redis: Redis) -> None:
+    harness = StoreHarness(Store(redis, Limits(max_run_groups=1)), redis)
+    await harness.create()
+    await harness.start()
+    a, b = await harness.ask("env-1", 2)
+    assert await harness.submit("env-1", a)
+    await assert_full(harness, b)
+    store = harness.store
+    await store.runs.create("other", {}, 2, stack=None)
+    taken = await store.runs.take("other", trainer(), [])
+    await store.runs.record_version("other", taken.incarnation, 0)
+    (permit,) = (await store.permits.grant("other", "env-1", 1)).permits
+    assert await store.queue.submit("other", "env-1", submission(permit.group_id))
+    before = await sets(redis)
+    await assert_full(harness, b)
+    assert await sets(redis) == before
 
 
 async def test_a_submit_to_a_redis_at_its_maxmemory_does_not_write_its_payload(harness: StoreHarness) -> None:

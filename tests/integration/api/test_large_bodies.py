@@ -99,21 +99,24 @@ async def test_native_groups_of_more_than_512_kib_leave_the_event_loop(
     assert threads.off_loop["example"] == threads.off_loop["decode"] == {large}
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("tokens", "large", "slow"), [(40, False, False), (20_000, False, True), (100_000, True, True)]
+)
 async def test_groups_of_atropos_of_more_than_512_kib_leave_the_event_loop(
-    http: httpx.AsyncClient, threads: Threads, large: bool
+    http: httpx.AsyncClient, threads: Threads, tokens: int, large: bool, slow: bool
 ) -> None:
+    """`slow`: a group of more than 64 KiB that only the slow path can read leaves the event loop too."""
     threads.watch(fast_parse, "_read")
     threads.watch(fast_parse, "from_message")
     threads.watch(content_coding, "_gunzip")
-    row = list(range(100_000 if large else 40))
+    row = list(range(tokens))
     group = {"tokens": [row], "masks": [row], "scores": [1.0]}
     irregular = json.dumps({**group, "images": float("nan")}).encode()  # for the slow path
     for body in (json.dumps(group).encode(), irregular):
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
         answer = await http.post("/scored_data", content=gzip.compress(body), headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"status": "received"})
-    assert threads.off_loop == {"_read": {large}, "from_message": {large}, "_gunzip": {large}}
+    assert threads.off_loop == {"_read": {large}, "from_message": {slow}, "_gunzip": {large}}
 
 
 async def test_audit_of_many_groups_leaves_the_event_loop(

@@ -22,8 +22,8 @@ Args = TypeVarTuple("Args")
 UNCOUNTED: Final = 64 * 1024
 """Bytes. A body of this size is not counted in `Bodies`."""
 IN_LOOP: Final = 512 * 1024
-"""Bytes. Compiled code checks, hashes or inflates this much in about a millisecond. A thread would let other requests
-run meanwhile, but to pass the work there and back costs a group of 100 kB a third of its time."""
+"""Bytes. On two cores of an EPYC, to check and hash a native group of this size takes 0.5 ms, to inflate that much gzip
+1 ms, and to read that much of Atropos' JSON 2 ms. A thread adds 0.4 ms, three times the check of a group of 67 kB."""
 _WAIT_S: Final = 10.0
 """Seconds that a request waits for room before it is refused. The client keeps the body meanwhile."""
 _STALL_S: Final = 30.0
