@@ -29,7 +29,9 @@ NATIVE: Final[Tests] = (
     *(f"--deselect={test}" for test in _SLOW),
 )
 NATIVE_SLOW: Final[Tests] = (*_SLOW, f"{_API}/test_machine.py")
-ATROPOS: Final[Tests] = tuple(f"{_ATROPOS}/test_{name}.py" for name in ("queue", "buffers", "reject", "model"))
+ATROPOS: Final[Tests] = tuple(
+    f"{_ATROPOS}/test_{name}.py" for name in ("queue", "batches", "environments", "buffers", "model")
+)
 ATROPOS_SLOW: Final[Tests] = ("tests/integration/atropos/test_packing.py",)
 
 _OF_ATROPOS: Final = ("_atropos.lua", "_select_packed.lua", "reject.lua")

@@ -80,3 +80,8 @@ class StoreHarness:
 
 def names(*rows: int) -> Sequence[str]:
     return [f"a{row:08d}" for row in rows]
+
+
+def event_fields(kind: str, **fields: object) -> dict[str, str]:
+    """Returns an event as EventListener records it."""
+    return {"kind": kind, **{name: str(value) for name, value in fields.items()}}

@@ -1,0 +1,249 @@
+"""Batches of Atropos' protocol: selection, leases, groups that can be in no batch, acks and rejections."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from tests.integration.api.event_listener import NOTHING, EventListener, Recorded
+from tests.integration.atropos_queue.store_harness import (
+    RUN,
+    START,
+    StoreHarness,
+    event_fields,
+    names,
+    scored,
+)
+
+from gristmill_api.settings import Limits
+
+
+async def test_the_group_size_rises_to_the_largest_that_is_ready(harness: StoreHarness) -> None:
+    await harness.start(batch_size=64)
+    first, second = await harness.env(group_size=2), await harness.env(group_size=4)
+    await harness.submit(scored(6, first), scored(8, first), scored(8, None), scored(16, second))
+    view = await harness.queue.env(first)
+    assert view is not None
+    assert view.group_size == 8
+    assert sorted(view.ready) == [("", 8, 1), ("0", 6, 1), ("0", 8, 1), ("1", 16, 1)]
+    assert [await harness.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"8", b"4"]
+
+
+async def test_a_batch_is_lent_acked_and_its_step_begins(harness: StoreHarness, listener: EventListener) -> None:
+    await harness.start()
+    await harness.submit(*[scored()] * 4)
+    await listener.recorded()
+    assert await listener.recorded(harness.lend("atropos:1")) == (
+        set(),
+        [event_fields("lease", batch="atropos:1", groups=2)],
+    )
+    answer = await harness.queue.lease("atropos:1")
+    assert answer is not None
+    assert [(group.group_id, group.size) for group in answer.groups] == [(name, 100) for name in names(0, 1)]
+    assert answer.dead == 0
+    assert await harness.ready() == names(2, 3)
+    assert await harness.redis.hget(START + "group:a00000000", "attempts") == b"1"
+    assert await listener.recorded() == NOTHING, "a retry"
+    acked: Recorded = (set(), [event_fields("ack", batch="atropos:1", groups=2)])
+    assert await listener.recorded(harness.queue.ack("atropos:1")) == acked
+    assert await harness.queue.ack("atropos:1")
+    assert await listener.recorded() == NOTHING
+    trainer = await harness.queue.trainer()
+    assert trainer is not None
+    assert trainer.step == 1, "once, however often it is reported"
+    assert not await harness.queue.ack("atropos:never")
+    audit = await harness.store.runs.audit(RUN)
+    assert (audit.trained, audit.ready, audit.leased) == (names(0, 1), names(2, 3), [])
+    assert await harness.redis.exists(START + "batch:atropos:1") == 0
+    assert await harness.redis.zcard(START + "leases") == 0
+    assert await harness.redis.hgetall(START + "atropos") != {}
+
+
+async def test_leases_of_batches_run_out_and_live_on(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.submit(*[scored()] * 4)
+    before = time.time()
+    await harness.lend("atropos:1")
+    await harness.lend("atropos:2")
+
+    async def deadline(batch_id: str) -> float:
+        return float(await harness.redis.zscore(START + "leases", batch_id) or 0) / 1000
+
+    for batch_id in ("atropos:1", "atropos:2"):
+        assert before + 29.9 < await deadline(batch_id) < time.time() + 30.1
+    await harness.expire_lease("atropos:1")
+    assert await harness.queue.extend("atropos:1"), "its expiry was not seen yet"
+    assert before + 29.9 < await deadline("atropos:1") < time.time() + 30.1
+    assert not await harness.queue.extend("atropos:9")
+    assert await harness.redis.zcard(START + "leases") == 2
+    await harness.expire_lease("atropos:1")
+    assert await harness.lend("atropos:3") == names(0, 1)
+    assert not await harness.queue.extend("atropos:1")
+    assert not await harness.queue.ack("atropos:1"), "its groups moved on"
+    await harness.expire_lease("atropos:2")
+    assert await harness.lend("atropos:4") == names(2, 3)
+    await harness.expire_lease("atropos:4")
+    await harness.expire_lease("atropos:3")
+    await harness.submit(scored(1))
+    await harness.redis.hset(START + "atropos", "batch_size", 999)
+    assert await harness.lend("atropos:5") is None
+    assert await harness.ready() == names(0, 1, 2, 3, 4)
+    assert await harness.lend("atropos:4") == names(2, 3), "expired, and no trainer holds its groups"
+    assert before + 29.9 < await deadline("atropos:4") < time.time() + 30.1
+    assert await harness.queue.ack("atropos:3"), "late, and no trainer holds its groups"
+    assert await harness.redis.smembers(START + "expired") == set()
+    assert (await harness.store.runs.audit(RUN)).trained == names(0, 1)
+    assert (await harness.store.runs.status(RUN)).leased == 2
+
+
+async def test_a_vanished_client_gives_its_batch_back(harness: StoreHarness, listener: EventListener) -> None:
+    await harness.start()
+    await harness.submit(*[scored()] * 3)
+    await harness.lend("atropos:1")
+    await listener.recorded()
+    given_back = ({f"ready {START}"}, [event_fields("nack", batch="atropos:1", groups=2)])
+    assert await listener.recorded(harness.queue.nack("atropos:1")) == given_back
+    assert await listener.recorded(harness.queue.nack("atropos:1")) == NOTHING
+    assert await harness.ready() == names(0, 1, 2)
+    assert not await harness.queue.ack("atropos:1")
+    assert await harness.redis.exists(START + "batch:atropos:1") == 0
+    assert await harness.lend("atropos:1") == names(0, 1), "the name is free again"
+
+
+async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client, Limits(max_attempts=2))
+        await harness.start()
+        await harness.submit(scored(5), scored(2), scored(4), scored(9), scored(2))
+        answer = await harness.queue.lease("atropos:1")
+        assert answer is not None
+        leased = [group.group_id for group in answer.groups]
+        assert (leased, answer.dead) == (names(2), 2)
+        letters = await harness.store.dead_letters.all(RUN, 0, 9)
+        assert [(letter.group_id, letter.reason) for letter in letters] == [
+            (name, "larger_than_a_batch") for name in names(0, 3)
+        ]
+        for attempt in range(2):
+            assert await harness.lend(f"atropos:again{attempt}") == names(1, 4)
+            await harness.queue.nack(f"atropos:again{attempt}")
+        await harness.submit(scored(4))
+        answer = await harness.queue.lease("atropos:2")
+        assert answer is not None
+        leased = [group.group_id for group in answer.groups]
+        assert (leased, answer.dead) == (names(5), 2)
+        status = await harness.store.runs.status(RUN)
+        assert (status.dead, status.accepted, status.ready) == (4, 2, 0)
+
+
+async def test_lease_returns_no_batch_if_all_its_groups_became_dead_letters(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client, Limits(max_attempts=1))
+        await harness.start()
+        await harness.submit(scored(), scored(), scored())
+        assert await harness.lend("atropos:1") == names(0, 1)
+        await harness.queue.nack("atropos:1")
+        answer = await harness.queue.lease("atropos:2")
+        assert answer is not None
+        assert (answer.groups, answer.dead) == ([], 2)
+        status = await harness.store.runs.status(RUN)
+        assert (status.dead, status.leased, status.ready) == (2, 0, 1)
+        assert await harness.redis.hlen(START + "leased") == 0
+
+
+async def test_extend_revives_an_expired_batch_whose_groups_are_ready(harness: StoreHarness) -> None:
+    await harness.start()
+    await harness.submit(*[scored()] * 2)
+    assert await harness.lend("atropos:1") == names(0, 1)
+    await harness.expire_lease("atropos:1")
+    await harness.redis.hset(START + "atropos", "batch_size", 999)
+    assert await harness.lend("atropos:2") is None
+    assert await harness.ready() == names(0, 1)
+    assert await harness.queue.extend("atropos:1")
+    assert await harness.ready() == []
+    await harness.redis.hset(START + "atropos", "batch_size", 4)
+    assert await harness.lend("atropos:3") is None, "its groups are still being sent"
+    assert await harness.queue.ack("atropos:1")
+    assert (await harness.store.runs.audit(RUN)).trained == names(0, 1)
+
+
+async def test_a_silent_environments_share_is_not_kept(harness: StoreHarness) -> None:
+    await harness.start()
+    quiet, busy = await harness.env(share=0.5), await harness.env()
+    await harness.submit(*[scored(2, busy)] * 2)
+    assert await harness.lend("atropos:1") is None
+    await harness.silence(quiet)
+    assert await harness.lend("atropos:1") == names(0, 1)
+
+
+@pytest.mark.parametrize("batch_size", [0, -4])
+async def test_a_batch_of_nothing_is_never_full(harness: StoreHarness, batch_size: int) -> None:
+    await harness.start(batch_size)
+    await harness.submit(scored())
+    assert await harness.lend("atropos:1") is None
+
+
+async def test_acked_batches_are_archived_and_their_names_trimmed(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        harness = StoreHarness(client, archive=True)
+        await harness.start()
+        await harness.submit(*[scored()] * 2)
+        await client.zadd(START + "acked", {f"old{number}": number for number in range(5000)})
+        listener = EventListener(client, RUN)
+        await listener.open()
+        await harness.lend("atropos:1")
+        await listener.recorded()
+        topics, _ = await listener.recorded(harness.queue.ack("atropos:1"))
+        assert topics == {f"archive {START}"}
+        await listener.close()
+        assert await harness.store.archive.head(RUN, 9) == names(0, 1)
+        assert await client.zcard(START + "acked") == 4096
+        assert await harness.queue.ack("atropos:1")
+
+
+async def test_a_group_too_large_for_any_batch_is_found_behind_a_long_queue(harness: StoreHarness) -> None:
+    await harness.start(batch_size=4)
+    await harness.submit(*[scored(1)] * 300, scored(9))
+    answer = await harness.queue.lease("atropos:1")
+    assert answer is not None
+    leased = [group.group_id for group in answer.groups]
+    assert (leased, answer.dead) == (names(0, 1, 2, 3), 1)
+
+
+async def run(harness: StoreHarness, script: str, *args: str | bytes | int) -> list[Any]:
+    status, *rest = await harness.store.scripts.run(script, START, *args)
+    return [status.decode(), *rest]
+
+
+async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(harness: StoreHarness) -> None:
+    await harness.start(batch_size=6)
+    await harness.submit(*[scored()] * 4)
+    first, second, third, fourth = names(0, 1, 2, 3)
+    await harness.lend("atropos:1")
+    await harness.queue.nack("atropos:1")
+    await harness.lend("atropos:2")
+    listener = EventListener(harness.redis, RUN)
+    await listener.open()
+    assert await run(harness, "reject", "atropos:9", first, "odd") == ["OK", 0]
+    assert (await harness.store.runs.status(RUN)).leased == 3
+    assert await listener.recorded() == (set(), [])
+    assert await run(harness, "reject", "atropos:2", first, "odd", third, "empty") == ["OK", 2]
+    topics, events = await listener.recorded()
+    await listener.close()
+    assert topics == {f"ready {START}", f"permits {START}"}
+    died = [("dead", first, "odd"), ("dead", third, "empty")]
+    assert [(event["kind"], event["group"], event["reason"]) for event in events] == died
+    audit = await harness.store.runs.audit(RUN)
+    assert (audit.ready, audit.dead, audit.leased) == ([second, fourth], [first, third], [])
+    letters = await harness.store.dead_letters.all(RUN, 0, 9)
+    assert [(letter.group_id, letter.reason, letter.attempts) for letter in letters] == [
+        (first, "odd", 1),
+        (third, "empty", 1),
+    ]
+    assert await harness.redis.hmget(START + f"group:{second}", "attempts", "batch") == [b"1", None]
+    assert await harness.redis.zcard(START + "leases") == 0
+    assert await harness.redis.exists(START + "batch:atropos:2") == 0
+    assert await run(harness, "reject", "atropos:2", second, "odd") == ["OK", 0]
+    await harness.redis.delete(START + "record")
+    assert await run(harness, "reject", "atropos:2", second, "odd") == ["MISSING"]
