@@ -11,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 import socket
@@ -68,7 +69,7 @@ class AllowedHosts:
         if self.every:
             return None
         for name, value in headers:
-            if name == b"host" and not self._allows(value.decode("latin-1")):
+            if name == b"host" and not _allows(self, value):
                 return value.decode("latin-1")
         return None
 
@@ -81,17 +82,6 @@ class AllowedHosts:
             "on this port by DNS rebinding. Name the hosts that you use instead (docs/security.md)."
         )
 
-    def _allows(self, header: str) -> bool:
-        match = _HEADER.fullmatch(header)
-        if match is None:
-            return False
-        name = match["name"].lower().removesuffix(".")
-        if _is_address(name):
-            return True
-        known = {*_ALWAYS, *self.more, self.machine}
-        parents = name.split(".")[1:]
-        return name in known or any(f"*.{'.'.join(parents[at:])}" in known for at in range(len(parents)))
-
 
 def message(host: str) -> str:
     """Returns the reason why a request with this `Host` is refused, without the remedy."""
@@ -99,6 +89,19 @@ def message(host: str) -> str:
 
 
 REMEDY: Final = f"Use localhost or an IP address, or add the name to {VARIABLE} (docs/security.md)."
+
+
+@functools.lru_cache(maxsize=256)  # Most requests name the same host.
+def _allows(hosts: AllowedHosts, header: bytes) -> bool:
+    match = _HEADER.fullmatch(header.decode("latin-1"))
+    if match is None:
+        return False
+    name = match["name"].lower().removesuffix(".")
+    if _is_address(name):
+        return True
+    known = {*_ALWAYS, *hosts.more, hosts.machine}
+    parents = name.split(".")[1:]
+    return name in known or any(f"*.{'.'.join(parents[at:])}" in known for at in range(len(parents)))
 
 
 def _is_address(name: str) -> bool:
