@@ -1,0 +1,85 @@
+"""However a training of two ranks ends, no rank hangs, and the files and the exit codes are right for a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.support.ports import free_port
+from tests.unit.trainer.distributed.endings import RUN, SCENARIOS, TIMEOUT
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is left of a training, by rank where there are lists."""
+
+    codes: list[str]
+    """Exit codes, or "hangs"."""
+    reports: list[list[str]]
+    """Codes of the reported errors."""
+    checkpoints: list[str]
+    acked: int = 0
+    """Number of groups, two per step."""
+    leased: int = 0
+    """Number of batches that stay leased."""
+
+
+LOST = ["rank_lost"]
+ENDINGS = {
+    "stopped": Ending(["143", "0"], [["stopped"], []], ["step-000002"], acked=4),
+    "stopped before a run": Ending(["143", "1"], [["stopped"], LOST], []),
+    "abandoned": Ending(["143", "0"], [["stopped"], []], ["step-000002"], acked=4),
+    "too many skipped": Ending(["1", "1"], [["too_many_skipped_steps"], LOST], ["step-000002"], acked=4),
+    # The leases expire, or belong to the other trainer.
+    "fenced lease": Ending(["0", "0"], [["fenced"], []], [], leased=2),
+    "fenced ack": Ending(["0", "0"], [["fenced"], []], ["step-000002"], leased=2),
+    "fenced checkpoint": Ending(["0", "0"], [["fenced"], []], ["step-000002"], leased=2),
+    # The checkpoint covers the leased groups; the next trainer settles them.
+    "suspended": Ending(["1", "1"], [["suspended"], LOST], ["step-000002"], leased=2),
+    "error": Ending(["1", "1"], [["run_missing"], LOST], [], leased=2),
+    "full disk, model": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
+    "full disk, optimizer": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
+    "full disk, export": Ending(["1", "1"], [["write_failed"], LOST], ["step-000004"], acked=8),
+    "rank 0 killed": Ending(["-9", "1"], [[], LOST], []),
+    "rank 1 killed": Ending(["1", "-9"], [LOST, []], [], leased=3),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes have run all scenarios."""
+    folder = tmp_path_factory.mktemp("endings")
+    ports = ",".join(str(free_port()) for _ in SCENARIOS)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        **{f"GRISTMILL_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "MODELS", "WEIGHTS")},
+    }
+    command = [sys.executable, "-m", "tests.unit.trainer.distributed.endings", str(folder), str(model_dir), ports]
+    ranks = [
+        subprocess.Popen(command, env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
+    ]
+    for process in ranks:
+        process.wait(timeout=TIMEOUT * len(SCENARIOS))
+    return folder
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_both_ranks_end_and_leave_what_a_restart_needs(folder: Path, name: str) -> None:
+    here = folder / name
+    codes, logs = ([(here / f"rank{rank}.{kind}").read_text() for rank in range(2)] for kind in ("code", "log"))
+    api = {"acked": 0, "leased": 0}
+    if (here / "api.json").exists():  # A killed rank 0 leaves none.
+        api = json.loads((here / "api.json").read_text())
+    checkpoints = sorted(path.name for path in (here / "runs" / RUN / "checkpoints").glob("*"))
+    reports = [re.findall(r"^\S+ \S+ +(?:ERROR|INFO) +\[(\w+)\]", log, re.MULTILINE) for log in logs]
+    assert Ending(codes, reports, checkpoints, **api) == ENDINGS[name], "\n".join(logs)
