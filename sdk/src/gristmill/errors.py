@@ -149,6 +149,10 @@ class ApiError(GristmillError):
         self.message = message
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[type[ApiError], tuple[str, int, str, str]]:
+        """Lets pickle and copy create the error again, for another process."""
+        return type(self), (self.code, self.status, self.message, self.remedy)
+
 
 class ApiUnreachable(GristmillError):
     """The trajectory API did not answer within the client's outage time-out."""
