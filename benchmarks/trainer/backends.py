@@ -13,8 +13,8 @@ from benchmarks.trainer.batch import Load, Sequence, padded, samples
 from benchmarks.trainer.shapes import Shape
 
 from gristmill_trainer.dist_context import DistContext
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 Name = Literal["ours", "compiled", "trl"]
@@ -82,7 +82,7 @@ class Ours:
             }
         )
         source = ModelSource(setting.folder, setting.folder, None, max(2, load.tokens))
-        self._learner = build_rank_group(LearnerPlan(source, None, settings, None), DistContext()).learner
+        self._learner, _ = build_learner(LearnerPlan(source, None, settings, None), DistContext())
         self._samples = samples(batch)
         self._steps = 0
         self.model = self._learner.policy.model

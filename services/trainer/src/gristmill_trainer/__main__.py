@@ -22,15 +22,14 @@ from gristmill.logs import setup as set_up_logging
 from gristmill_trainer.dist_context import join
 from gristmill_trainer.errors import FencedError
 from gristmill_trainer.loop import train
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.startup import start
-from gristmill_trainer.stop import StoppedError, leave_to_rank_0
+from gristmill_trainer.stop import StoppedError
 
 _LOG = logging.getLogger("gristmill_trainer")
 
 
 def main() -> int:
-    """Runs the trainer and returns the exit code.
+    """Runs one rank of the trainer and returns the exit code.
 
     0: the run is finished, or has another trainer. 143: stopped on request. 1: an error. The process exits with 70 if
     it makes no progress (gristmill.stall).
@@ -40,13 +39,8 @@ def main() -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
     dist = join(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if dist.is_main:
-            with start(sys.argv[1:], dict(os.environ), dist) as training:
-                train(training)
-        else:
-            leave_to_rank_0()
-            plan: LearnerPlan = dist.broadcast(None)
-            build_rank_group(plan, dist).follow()
+        with start(sys.argv[1:], dict(os.environ), dist) as training:
+            train(training)
     except StoppedError as stopped:
         _LOG.info("%s", stopped.report())
         return 143

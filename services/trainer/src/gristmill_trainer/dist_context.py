@@ -1,31 +1,33 @@
-"""The processes of one training: a single process, or the processes that torchrun starts.
+"""The processes of one training: a single process, or the processes (ranks) that torchrun starts.
 
-Only rank 0 communicates with other services, and sends the other ranks their inputs. All ranks call the same methods
-here in the same order.
+Every rank runs the same code and calls the same methods in the same order. Rank 0 alone communicates with other
+services and writes files, in `on_main`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from gristmill_trainer.errors import RankLostError
+from gristmill import ApiError, ErrorCode
+from gristmill_trainer.errors import FencedError, RankLostError
+from gristmill_trainer.stop import StoppedError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-# The other ranks wait for an order while rank 0 waits for groups. A dead process is noticed by its closed connections.
+# The other ranks wait while rank 0 waits for groups. A dead process is noticed by its closed connections.
 _PATIENCE = timedelta(days=365)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DistContext:
     """The rank of this process among `size` processes."""
 
@@ -34,23 +36,53 @@ class DistContext:
     local_rank: int = 0
     """Rank on this machine, and the number of its GPU."""
     objects: dist.ProcessGroup | None = None
-    """Process group of `share` and `gather`, separate from the tensors because of long waits. None with one rank."""
+    """Process group for Python objects, separate from the tensors because of long waits. None with one rank."""
+    _ending: bool = field(default=False, init=False)
+    """Whether every rank has raised the same orderly end."""
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which calls the API and the model servers."""
         return self.rank == 0
 
-    def broadcast(self, value: T | None) -> T:
-        """Returns rank 0's value on every rank. Uses pickle, because ranks trust each other. Raises RankLostError."""
+    def on_main(self, call: Callable[[], T]) -> T:
+        """Returns the result of `call` on every rank, although only rank 0 executes it. `call` may not use the ranks.
+
+        An orderly end (`is_orderly_end`) that `call` raises is raised on every rank. Any other error, as of a full
+        disk, is raised only on rank 0. The other ranks then wait here until rank 0 ends, and raise RankLostError. In a
+        collective of tensors, NCCL would not notice that rank 0 has ended.
+        """
         if self.size == 1:
-            assert value is not None
-            return value
-        box: list[Any] = [value]
-        with _noticing_losses(self):
-            dist.broadcast_object_list(box, src=0, group=self.objects)
-        found: T = box[0]
-        return found
+            return call()
+        outcome: tuple[T | None, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (call(), None)
+            except Exception as error:
+                if not is_orderly_end(error):
+                    self._ending = False
+                    raise
+                outcome = (None, error)
+        value, end = self._broadcast(outcome)
+        if end is not None:
+            self._ending = True
+            raise end
+        return value  # type: ignore[return-value]
+
+    @contextmanager
+    def leaving_together(self) -> Iterator[None]:
+        """Lets rank 0 leave the block first, unless an error ends a rank.
+
+        torchrun kills all processes as soon as one of them has ended with an exit code above 0, and rank 0 has files
+        and connections to close.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._ending and is_orderly_end(error):
+                self.on_main(lambda: None)
+            raise
+        self.on_main(lambda: None)
 
     def gather(self, value: T) -> list[T]:
         """Returns every rank's value on every rank, in the order of ranks. Raises RankLostError."""
@@ -61,10 +93,25 @@ class DistContext:
             dist.all_gather_object(found, value, group=self.objects)
         return found
 
+    def _broadcast(self, value: T) -> T:
+        """Returns rank 0's value on every rank. Uses pickle, because ranks trust each other. Raises RankLostError."""
+        box: list[Any] = [value]
+        with _noticing_losses(self):
+            dist.broadcast_object_list(box, src=0, group=self.objects)
+        found: T = box[0]
+        return found
+
     def close(self) -> None:
         """Leaves the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def is_orderly_end(error: Exception) -> bool:
+    """Whether the error ends a training on request: a stop request, another trainer of the run, a suspended run."""
+    if isinstance(error, ApiError):
+        return error.code == ErrorCode.SUSPENDED
+    return isinstance(error, StoppedError | FencedError)
 
 
 def join(environ: Mapping[str, str], device: str) -> DistContext:

@@ -14,6 +14,7 @@ from typing import Any
 from gristmill.deployment import read_secret
 from gristmill.redaction import redact_arguments, redact_text
 from gristmill_trainer.disk import sync, writing
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -22,20 +23,33 @@ _LOG = logging.getLogger(__name__)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def export_model(folder: Path, save_model: Callable[[Path], None], tokenizer: str, facts: RunFacts) -> None:
+def export_model(
+    folder: Path,
+    save_model: Callable[[Path], None],
+    tokenizer: str,
+    facts: RunFacts,
+    dist: DistContext | None = None,
+) -> None:
     """Writes config, weights and generation config (`save_model`), tokenizer with its chat template, and the card.
 
-    `tokenizer`: folder or hub id. An existing folder is replaced. Raises ModelError if the tokenizer cannot be loaded,
-    and TrainerError if the disk is full.
+    Every rank calls it, because `save_model` gathers the weights; rank 0 writes. `tokenizer`: folder or hub id. An
+    existing folder is replaced. Raises ModelError if the tokenizer cannot be loaded, and TrainerError if the disk is
+    full.
     """
-    from transformers import AutoTokenizer
-
+    dist = dist or DistContext()
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    dist.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
     with writing(
         folder, remedy="Start the trainer again: it continues from the last checkpoint and repeats the export"
     ):
         save_model(partial)
+    dist.on_main(lambda: _add_tokenizer_and_card(partial, folder, tokenizer, facts))
+
+
+def _add_tokenizer_and_card(partial: Path, folder: Path, tokenizer: str, facts: RunFacts) -> None:
+    """Completes the folder `partial`, which has the weights, and renames it to `folder`."""
+    from transformers import AutoTokenizer
+
     try:
         loaded: Any = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -226,7 +226,7 @@ class Learner:
                 yield collate(samples, index, weights, packing=settings.packing, device=self.policy.device)
 
     def _check_abort(self, should_continue: Callable[[], bool], *, untouched: bool) -> None:
-        if not self._dist.broadcast(should_continue() if self._dist.is_main else None):
+        if not self._dist.on_main(should_continue):
             self.optimizer.zero_grad(set_to_none=True)
             raise AbandonedError("step_abandoned", "the step was given up", untouched=untouched)
 

@@ -6,37 +6,46 @@ groups once a durable checkpoint covers them.
 
 A kill at any point loses no group, and the surviving weights contain no group twice. Groups without an ack return to
 the queue. The next trainer of the run settles the groups that the last checkpoint covers.
+
+Every rank runs this loop. The functions that take a `MainRank` run on rank 0 alone, through `Training.on_main`: they
+call the API and the model server, and write the files.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
-from gristmill import ApiError, LeaseSession, PolicyVersion, TrajectoryGroup
+import torch
+
+from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
 from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
-from gristmill_trainer.data.samples import Prepared
+from gristmill_trainer.data.types import Sample
 from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display, WandbTracker
+from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
 from gristmill_trainer.hooks import Hook, StepEvent
+from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import StepResult, step_metrics
-from gristmill_trainer.policy import Policy
+from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.publish import Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
-from gristmill_trainer.rank_group import RankGroup
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Watchdog
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 # Seconds of one long-poll for groups; between polls the trainer checks the model server.
 _POLL = 5.0
@@ -44,37 +53,39 @@ _POLL = 5.0
 
 @dataclass
 class Phases:
-    """Wall time by phase between the metrics of two consecutive steps.
+    """Wall time by phase since the metrics of the previous step, with its checkpoint and publication."""
 
-    It includes the checkpoint and the publication of the previous step.
-    """
-
-    guard: StallGuard
+    guard: StallGuard | None
+    """None except on rank 0, because the other ranks wait for rank 0 without a time limit."""
     seconds: dict[str, float] = field(default_factory=dict)
+    slowest: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase in the step that took longest for it."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         started = time.monotonic()
-        self.guard.progress()
+        self.progress()
         yield
-        self.guard.progress()
+        self.progress()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+        self.slowest[name] = max(self.slowest.get(name, 0.0), self.seconds[name])
 
-    def slower_than(self, slowest: dict[str, float]) -> dict[str, float]:
-        """Returns the longer of two times for each phase."""
-        return slowest | {name: max(value, slowest.get(name, 0.0)) for name, value in self.seconds.items()}
+    def progress(self) -> None:
+        if self.guard is not None:
+            self.guard.progress()
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds by phase, and starts to measure the next step."""
+        taken, self.seconds = self.seconds, {}
+        return taken
 
 
-@dataclass(frozen=True)
-class Training:
-    """All objects that the loop uses; startup.py creates them."""
+@dataclass
+class MainRank:
+    """All objects that the loop uses on rank 0 only."""
 
-    settings: TrainerSettings
     session: LeaseSession
-    ranks: RankGroup
-    policy: Policy
     publisher: Publisher
-    checkpoints: CheckpointStore
     batches: BatchSource
     quarantine: Quarantine
     skipped: SkippedSteps
@@ -86,221 +97,287 @@ class Training:
     model_urls: tuple[str, ...]
     display: Display
     stop: StopRequest
-    first_step: int
-    """Optimizer steps done before the resumed checkpoint."""
+    noticing_replacement: Callable[[], AbstractContextManager[None]]
+    """Converts an error to FencedError if another trainer has taken the run."""
     origin: str | None
     """The checkpoint that `resume` named, or None."""
     facts: RunFacts
-    """Facts for the card of the finished model. `finish` adds the final version and reward."""
+    """Facts for the card of the finished model. `final_facts` adds the final version and reward."""
     hub: Hub | None
+    device: torch.device
     devices: int
     peak_tflops: float | None
-    final_model: Path
-    """Folder of the finished run's model."""
+    batch: Batch | None = None
+    """The batch of the current step."""
+
+    def version(self, step: int) -> PolicyVersion:
+        """Returns the version of the weights after `step` steps."""
+        return PolicyVersion(self.session.incarnation, step)
+
+
+@dataclass(frozen=True)
+class Training:
+    """All objects that the loop uses on every rank; startup.py creates them."""
+
+    settings: TrainerSettings
+    dist: DistContext
+    learner: Learner
+    state: LearnerState
+    checkpoints: CheckpointStore
+    phases: Phases
+    first_step: int
+    """Optimizer steps done before the resumed checkpoint."""
+    run_dir: Path
+    main: MainRank | None
+    """None except on rank 0."""
+
+    def on_main(self, call: Callable[Concatenate[MainRank, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Returns the result of `call(main, ...)` on every rank, although only rank 0 executes it.
+
+        A stop request (StoppedError), another trainer of the run (FencedError) and a suspended run (ApiError) are
+        raised on every rank. After any other error of rank 0, the other ranks raise RankLostError.
+        """
+
+        def called() -> _T:
+            assert self.main is not None
+            with self.main.noticing_replacement(), self.main.stop.stop_on_timeout():
+                return call(self.main, *args, **kwargs)
+
+        return self.dist.on_main(called)
 
 
 def train(training: Training) -> None:
-    """Trains to `training_steps`. Raises StoppedError if a stop is requested before."""
-    settings = training.settings
-    version = PolicyVersion(training.session.incarnation, training.first_step)
-    training.publisher.publish(training.ranks.served_tensors(), version)
-
-    slowest: dict[str, float] = {}
+    """Trains to `training_steps`, on every rank. Raises StoppedError on every rank if a stop is requested before."""
+    settings, learner, phases, on_main = training.settings, training.learner, training.phases, training.on_main
+    step = training.first_step
     reward: float | None = None
-    phases = Phases(training.guard)
-    while version.step < settings.training_steps:
-        step = version.step + 1
-        with phases("wait"):
-            batch = wait_for_batch(training, version)
+    publish(training, step)
+
+    while step < settings.training_steps:
+        with phases("wait"), checkpoint_on_stop(training, step):
+            on_main(wait_for_batch, step + 1)
         with phases("pack"):
-            prepared = batch.prepared
-        learning_rate = training.ranks.learner.learning_rate
+            samples = on_main(batch_samples)
+        learning_rate = learner.learning_rate
         with phases("train"):
             try:
-                result = optimizer_step(training, prepared, step, slowest)
+                result = optimizer_step(training, samples, step + 1)
             except AbandonedError as abandoned:
-                leave_step(training, version, abandoned)
-        record_outcome(training, version, step, batch.groups, result)
-        version = PolicyVersion(training.session.incarnation, step)
+                leave_step(training, step, abandoned)
+        step += 1
+        on_main(record_outcome, step, result)
         # Metrics come before the checkpoint, so that every step in a checkpoint has metrics even after a kill.
-        with checkpoint_on_stop(training, version):
-            metrics = report(training, version, prepared, result, learning_rate, phases)
-        reward = prepared.statistics.reward_mean
-        slowest, phases = phases.slower_than(slowest), Phases(training.guard)
-        due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
-        if due or training.stop.requested or training.skipped.too_many:
+        with checkpoint_on_stop(training, step):
+            metrics = on_main(report, step, result, learning_rate, phases.take(), training.run_dir)
+        reward = metrics.reward_mean
+        if on_main(is_checkpoint_due, step, settings):
             with phases("checkpoint"):
-                checkpoint(training, version)
-            slowest = phases.slower_than(slowest)
-        training.skipped.raise_if_too_many()
-        with phases("publish"), checkpoint_on_stop(training, version):
-            training.publisher.publish(training.ranks.served_tensors(), version)
-        with checkpoint_on_stop(training, version):
-            training.stop.raise_if_requested()  # Check before the hook, which may take minutes of the grace period.
-        if training.hook is not None:
-            with training.guard.unwatched("on_step"):
-                training.hook(StepEvent(training.session.run.run_id, metrics, training.model_urls))
-            with checkpoint_on_stop(training, version):
-                training.stop.raise_if_requested()
+                checkpoint(training, step)
+        on_main(lambda main: main.skipped.raise_if_too_many())
+        with phases("publish"), checkpoint_on_stop(training, step):
+            publish(training, step)
+        with checkpoint_on_stop(training, step):
+            on_main(call_hook, metrics)
 
-    finish(training, version, reward)
+    finish(training, step, reward)
 
 
-def wait_for_batch(training: Training, version: PolicyVersion) -> Batch:
-    """Waits without a time limit for the next step's groups and returns them."""
-    training.watchdog.begin()
-    while True:
-        with checkpoint_on_stop(training, version):
-            training.stop.raise_if_requested()
-            training.guard.progress()
-            batch = training.batches.get(version.step + 1, _POLL)
-            if batch is not None:
-                return batch
+def wait_for_batch(main: MainRank, step: int) -> None:
+    """Waits without a time limit for the groups of `step`."""
+    main.watchdog.begin()
+    main.batch = None
+    while main.batch is None:
+        main.stop.raise_if_requested()
+        main.guard.progress()
+        main.batch = main.batches.get(step, _POLL)
+        if main.batch is None:
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
-            training.publisher.ensure()
-            training.watchdog.check(str(version), publishing=training.publisher.publishing)
+            main.publisher.ensure()
+            main.watchdog.check(str(main.version(step - 1)), publishing=main.publisher.publishing)
 
 
-def optimizer_step(training: Training, prepared: Prepared, step: int, slowest: dict[str, float]) -> StepResult:
-    """Takes one optimizer step. Raises AbandonedError if a stop is requested and too little time is left.
+def batch_samples(main: MainRank) -> list[Sample]:
+    """Returns the samples of the current step's groups."""
+    assert main.batch is not None
+    return main.batch.prepared.samples
 
-    `slowest`: seconds of each phase of the slowest step so far.
-    """
+
+def optimizer_step(training: Training, samples: list[Sample], step: int) -> StepResult:
+    """Takes one optimizer step. Raises AbandonedError if a stop is requested and too little time is left."""
     started = time.monotonic()
+    slowest = training.phases.slowest
 
-    def should_continue() -> bool:
-        training.guard.progress()
+    def should_continue() -> bool:  # Called on rank 0 only.
+        main = training.main
+        assert main is not None
+        main.guard.progress()
         left = max(slowest.get("train", 0.0) - (time.monotonic() - started), 0.0)
-        return not training.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
+        return not main.stop.should_abandon(left + slowest.get("checkpoint", 0.0))
 
-    return training.ranks.step(prepared.samples, step, should_continue)
+    return training.learner.step(samples, step, should_continue)
 
 
-def record_outcome(
-    training: Training, version: PolicyVersion, step: int, groups: list[TrajectoryGroup], result: StepResult
-) -> None:
+def leave_step(training: Training, step: int, abandoned: AbandonedError) -> NoReturn:
+    """Abandons the step after `step`: saves finished steps, gives its groups back, and raises StoppedError."""
+    if abandoned.untouched and training.on_main(has_trained):
+        checkpoint(training, step)
+    training.on_main(give_back, step + 1)
+
+
+def give_back(main: MainRank, step: int) -> NoReturn:
+    """Returns the groups of `step` to the queue, and raises StoppedError."""
+    main.session.give_back(step)
+    raise StoppedError(
+        "stopped",
+        "stopped on request within a step; its groups are ready again, and the next start continues from the last "
+        "checkpoint",
+        given_back=step,
+    )
+
+
+def record_outcome(main: MainRank, step: int, result: StepResult) -> None:
     """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
-    training.session.trained(step)
+    assert main.batch is not None
+    main.session.trained(step)
     problem = result.skipped or result.problem
     if problem is None:
-        training.skipped.trained()
+        main.skipped.trained()
         return
-    file = training.quarantine.write(
+    groups = main.batch.groups
+    file = main.quarantine.write(
         groups,
         SkipRecord(
             step=step,
-            version=str(version),
+            version=str(main.version(step - 1)),
             problem=problem,
             loss=str(result.loss),
             grad_norm=str(result.grad_norm),
             group_ids=[group.group_id for group in groups],
         ),
     )
-    training.skipped.skipped(file, problem)
-
-
-def leave_step(training: Training, version: PolicyVersion, abandoned: AbandonedError) -> None:
-    """Abandons the current step: saves finished steps, gives its groups back, and raises StoppedError."""
-    if abandoned.untouched and training.session.covered:
-        checkpoint(training, version)
-    training.session.give_back(version.step + 1)
-    raise StoppedError(
-        "stopped",
-        "stopped on request within a step; its groups are ready again, and the next start continues from the last "
-        "checkpoint",
-        given_back=version.step + 1,
-    ) from abandoned
-
-
-@contextmanager
-def checkpoint_on_stop(training: Training, version: PolicyVersion) -> Iterator[None]:
-    """Writes a checkpoint with all finished steps before an end between two steps.
-
-    Such an end is a stop request (StoppedError) or a suspended run (ApiError).
-    """
-    try:
-        with training.stop.stop_on_timeout():
-            yield
-    except StoppedError:
-        if training.session.covered:
-            checkpoint(training, version)
-        raise
-    except ApiError as error:
-        # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
-        if error.code == "suspended" and training.session.covered:
-            save(training, version)
-        raise
-
-
-def checkpoint(training: Training, version: PolicyVersion) -> None:
-    """Writes the weights to disk, then acks the groups that the weights were trained on."""
-    save(training, version)
-    training.session.ack()
-
-
-def save(training: Training, version: PolicyVersion) -> None:
-    """Writes the weights to disk, with the ids of the groups trained since the last ack."""
-    session = training.session
-    training.checkpoints.save(
-        training.ranks,
-        Progress(
-            step=version.step,
-            version=version,
-            last_batch=session.batch_id(version.step),
-            covered=session.covered,
-            skipped=training.skipped.files,
-            origin=training.origin,
-            creation=session.run.creation,
-        ),
-    )
+    main.skipped.skipped(file, problem)
 
 
 def report(
-    training: Training,
-    version: PolicyVersion,
-    prepared: Prepared,
-    result: StepResult,
-    learning_rate: float,
-    phases: Phases,
+    main: MainRank, step: int, result: StepResult, learning_rate: float, seconds: dict[str, float], run_dir: Path
 ) -> StepMetrics:
     """Sends the step's metrics to metrics.jsonl, the API, the display and the tracker.
 
     If the API refuses a row, as for an invalid metric name, the trainer logs a warning and continues. The row is then
     only missing in the API.
     """
+    assert main.batch is not None
     metrics: StepMetrics = step_metrics(
-        version,
-        prepared.statistics,
+        main.version(step),
+        main.batch.prepared.statistics,
         result,
-        phases.seconds,
+        seconds,
         learning_rate=learning_rate,
-        device=training.policy.device,
-        devices=training.devices,
-        peak=training.peak_tflops,
+        device=main.device,
+        devices=main.devices,
+        peak=main.peak_tflops,
     )
     values = metrics.values()
-    with writing(training.final_model.with_name(METRICS_FILE)):
-        training.metrics.append({"step": version.step, **values})
+    with writing(run_dir / METRICS_FILE):
+        main.metrics.append({"step": step, **values})
     try:
-        training.session.report_metrics(version.step, values)
+        main.session.report_metrics(step, values)
     except ApiError as error:
         if error.code != "bad_request":
             raise
-        _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", version.step, error)
-    training.display.step(metrics)
-    if training.tracker is not None:
-        training.tracker.step(metrics)
+        _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", step, error)
+    main.display.step(metrics)
+    if main.tracker is not None:
+        main.tracker.step(metrics)
     return metrics
 
 
-def finish(training: Training, version: PolicyVersion, final_reward: float | None) -> None:
+def is_checkpoint_due(main: MainRank, step: int, settings: TrainerSettings) -> bool:
+    """Whether to write a checkpoint after `step`: it is the step's turn, or the training is about to end."""
+    due = step % settings.checkpoint_interval == 0 or step == settings.training_steps
+    return due or main.stop.requested or main.skipped.too_many
+
+
+@contextmanager
+def checkpoint_on_stop(training: Training, step: int) -> Iterator[None]:
+    """Writes a checkpoint with all finished steps before an end between two steps, on every rank.
+
+    Such an end is a stop request (StoppedError) or a suspended run (ApiError).
+    """
+    try:
+        yield
+    except StoppedError:
+        if training.on_main(has_trained):
+            checkpoint(training, step)
+        raise
+    except ApiError as error:
+        # The API refuses acks of a suspended run. The trainer that resumes the run reports the covered groups.
+        if error.code == ErrorCode.SUSPENDED and training.on_main(has_trained):
+            save(training, step)
+        raise
+
+
+def has_trained(main: MainRank) -> bool:
+    """Whether groups were trained since the last ack."""
+    return bool(main.session.covered)
+
+
+def checkpoint(training: Training, step: int) -> None:
+    """Writes the weights to disk, then acks the groups that the weights were trained on."""
+    save(training, step)
+    training.on_main(lambda main: main.session.ack())
+
+
+def save(training: Training, step: int) -> None:
+    """Writes the weights to disk, with the ids of the groups trained since the last ack."""
+    training.checkpoints.save(training.state, training.on_main(progress, step))
+
+
+def progress(main: MainRank, step: int) -> Progress:
+    """Returns the progress after `step` steps, for a checkpoint."""
+    return Progress(
+        step=step,
+        version=main.version(step),
+        last_batch=main.session.batch_id(step),
+        covered=main.session.covered,
+        skipped=main.skipped.files,
+        origin=main.origin,
+        creation=main.session.run.creation,
+    )
+
+
+def publish(training: Training, step: int) -> None:
+    """Gathers the weights from every rank, and publishes them on rank 0."""
+    tensors = training.state.served_tensors()
+    training.on_main(lambda main: main.publisher.publish(tensors, main.version(step)))
+
+
+def call_hook(main: MainRank, metrics: StepMetrics) -> None:
+    """Calls the user's function, unless a stop is requested: the hook may take minutes of the grace period."""
+    main.stop.raise_if_requested()
+    if main.hook is not None:
+        with main.guard.unwatched("on_step"):
+            main.hook(StepEvent(main.session.run.run_id, metrics, main.model_urls))
+        main.stop.raise_if_requested()
+
+
+def finish(training: Training, step: int, reward: float | None) -> None:
     """Waits for the last publication, exports the model and finishes the run."""
-    training.publisher.wait()
-    facts = replace(training.facts, policy_version=str(version), final_reward=final_reward)
-    export_model(training.final_model, training.ranks.save_whole, training.policy.source.tokenizer, facts)
-    training.session.finish()
-    if training.hub is not None:
-        with training.guard.unwatched("push_to_hub"):
-            training.hub.push(training.final_model)
-    run_id = training.session.run.run_id
-    _LOG.info("run %s is finished after %d steps; its model: %s", run_id, version.step, training.final_model)
+    training.on_main(lambda main: main.publisher.wait())
+    facts = training.on_main(final_facts, step, reward)
+    folder, tokenizer = training.run_dir / "model", training.learner.policy.source.tokenizer
+    export_model(folder, training.state.save_whole, tokenizer, facts, training.dist)
+    training.on_main(finish_run, step, folder)
+
+
+def final_facts(main: MainRank, step: int, reward: float | None) -> RunFacts:
+    return replace(main.facts, policy_version=str(main.version(step)), final_reward=reward)
+
+
+def finish_run(main: MainRank, step: int, model: Path) -> None:
+    """Ends the run in the API, and pushes the folder `model` to the hub."""
+    main.session.finish()
+    if main.hub is not None:
+        with main.guard.unwatched("push_to_hub"):
+            main.hub.push(model)
+    _LOG.info("run %s is finished after %d steps; its model: %s", main.session.run.run_id, step, model)

@@ -29,10 +29,16 @@ _FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 class LearnerState(Protocol):
-    """The state of a learner: of one process with the whole model, or of several processes with parts of it."""
+    """The state of a learner: of one process with the whole model, or of several processes with parts of it.
+
+    Every rank calls the same methods. Rank 0 alone returns the tensors, and writes the files.
+    """
+
+    dist: DistContext
+    """The ranks that hold the state."""
 
     def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors in the server's format."""
+        """Returns all tensors in the server's format, on rank 0."""
 
     def save_model(self, folder: Path) -> None:
         """Writes a folder that a later policy loads as its weights: a Hugging Face model, or adapters."""
@@ -41,10 +47,12 @@ class LearnerState(Protocol):
         """Writes a whole Hugging Face model folder, with merged adapters."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the other state as dicts and lists of tensors, numbers and strings. "schedule": learning rate."""
+        """Returns the other state as dicts and lists of tensors, numbers and strings, on rank 0. "schedule": learning
+        rate."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`, without "schedule" if the schedule restarts. The model is loaded separately."""
+        """Restores rank 0's `state`, a result of `state`, without "schedule" if the schedule restarts. The model is
+        loaded separately."""
 
 
 class WholeState:
@@ -56,6 +64,7 @@ class WholeState:
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
+        self.dist = DistContext()
         self._policy = policy
         self._optimizer = optimizer
         self._schedule = schedule
@@ -113,7 +122,7 @@ def shard(policy: Policy, dist: DistContext) -> None:
 
 
 class ShardedState:
-    """The state of a sharded policy. Every rank calls the same methods; only rank 0 gets results.
+    """The state of a sharded policy: every method gathers the parts of all ranks on rank 0.
 
     The files have the format of one process, so that a run may continue with another number of ranks.
     """
@@ -128,7 +137,7 @@ class ShardedState:
         self._policy = policy
         self._optimizer = optimizer
         self._schedule = schedule
-        self._dist = dist
+        self.dist = dist
         model = policy.model
         # In the optimizer's order: a tied parameter has only its first name.
         self._names = [name for name, _ in model.named_parameters()]
@@ -142,17 +151,20 @@ class ShardedState:
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self._policy.model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self._dist.is_main:
+            if self.dist.is_main:
                 tensors[name] = in_type(whole.detach(), self._policy.served_dtype).cpu()
         return as_in_files(self._policy.model, tensors, self._tied_head) if tensors else {}
 
     def save_model(self, folder: Path) -> None:
         """Writes a Hugging Face model folder on rank 0, tied as the original."""
-        tensors = self._whole()
-        if self._dist.is_main:
+        tensors: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
+
+        def write() -> None:
             if self._tied_head is not None:
                 del tensors[self._tied_head]
             self._policy.model.save_pretrained(folder, state_dict=tensors, safe_serialization=True)
+
+        self.dist.on_main(write)
 
     def save_whole(self, folder: Path) -> None:
         """Does the same as `save_model`, because a sharded policy never has adapters."""
@@ -161,7 +173,7 @@ class ShardedState:
     def state(self) -> dict[str, Any]:
         """Returns the state in the format of one process: parameters by number, not by name. Empty except on rank 0."""
         found: dict[str, Any] = get_optimizer_state_dict(self._policy.model, self._optimizer, options=_WHOLE)
-        if not self._dist.is_main:
+        if not self.dist.is_main:
             return {}
         (group,) = found["param_groups"]
         state = {number: found["state"][name] for number, name in enumerate(self._names) if name in found["state"]}
@@ -174,7 +186,7 @@ class ShardedState:
         Raises ValueError for the state of another model.
         """
         named: dict[str, Any] = {}
-        if self._dist.is_main:
+        if self.dist.is_main:
             one = state["optimizer"]
             (group,) = one["param_groups"]
             if len(group["params"]) != len(self._names):
@@ -183,12 +195,8 @@ class ShardedState:
                 "state": {self._names[number]: values for number, values in one["state"].items()},
                 "param_groups": [{**group, "params": self._names}],
             }
-        schedule = self._dist.broadcast(state.get("schedule", {}) if self._dist.is_main else None)
+        schedule = self.dist.on_main(lambda: state.get("schedule", {}))
         with kept_hyperparameters(self._optimizer, keep=not schedule):
             set_optimizer_state_dict(self._policy.model, self._optimizer, named, options=_FROM_RANK_0)
         if schedule:
             load_schedule(self._schedule, schedule)
-
-    def _whole(self) -> dict[str, torch.Tensor]:
-        found: dict[str, Any] = get_model_state_dict(self._policy.model, options=_WHOLE)
-        return found

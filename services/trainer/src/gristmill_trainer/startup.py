@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -27,14 +27,15 @@ from gristmill.metrics import METRICS_FILE, JsonlWriter
 from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import OnDemand, Prefetch
-from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display, WandbTracker
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
-from gristmill_trainer.loop import Training
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
+from gristmill_trainer.loop import MainRank, Phases, Training
 from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
@@ -47,7 +48,6 @@ from gristmill_trainer.publish import (
     claim_publishing,
 )
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
     TrainerSettings,
@@ -57,7 +57,7 @@ from gristmill_trainer.settings import (
     reward_names,
     trainer_block,
 )
-from gristmill_trainer.stop import StopRequest, torchrun_grace
+from gristmill_trainer.stop import StopRequest, leave_to_rank_0, torchrun_grace
 from gristmill_trainer.watchdog import Wanted, Watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -69,122 +69,186 @@ _PATIENCE_AT_THE_END = 5.0
 
 @contextmanager
 def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContext) -> Iterator[Training]:
-    """Waits for a run, takes it, and loads or resumes the model, on rank 0. Closes everything at the end."""
-    flags = parse_flags(
-        arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
-    )
-    deployment = Deployment.read(environ)
-    # Settings for addresses and folders are needed before the run is known.
-    here = read_settings(deployment.config_dir, {}, flags, "command line")
-    alone = dist.size == 1
-    stop = StopRequest(here.stop_grace_seconds if alone else torchrun_grace(environ), torchrun=not alone)
-    with stop.stop_on_timeout(), ExitStack() as stack:
-        api_url = here.rollout_server_url or deployment.api_url or API_URL
-        api = stack.enter_context(SyncClient(api_url, token=deployment.api_token, patience=stop.patience))
-        urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
-        servers = [ModelServer(url.strip(), patience=stop.patience) for url in urls]
-        if here.atropos_run is None:
-            run = wait_for_run(api, deployment.stack, stop)
-        else:
-            longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
-            run = open_atropos_run(api, here, longest)
-        settings = read_settings(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
-        if alone:
-            stop.grace = settings.stop_grace_seconds
-        hook = None if settings.on_step is None else load_hook(settings.on_step)
-        hub = Hub.read(settings.push_to_hub, environ)
-        source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
-        if settings.publisher != "none":
-            check_publishable(settings.lora_rank, source)
-        run_dir = deployment.runs_dir / run.run_id
-        checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
-        resumption = find_resumption(checkpoints, settings.resume)
+    """Waits for a run and takes it, on rank 0; loads or resumes the model, on every rank. Closes everything at the end.
 
-        skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
-        skipped.raise_if_too_many()
-        weights = None if resumption is None else str(resumption.checkpoint.path)
-        plan = dist.broadcast(LearnerPlan(source, weights, settings, longest_completion(run)))
-        ranks = stack.enter_context(build_rank_group(plan, dist))
-        policy = ranks.learner.policy
+    Every rank calls it.
+    """
+    with dist.leaving_together(), ExitStack() as stack:
+        if not dist.is_main:
+            leave_to_rank_0()
+        rank_0 = _MainStart(arguments, environ, dist.size, stack)
+        plan = dist.on_main(rank_0.find_run)
+        learner, state = build_learner(plan.learner, dist)
+        resumption = plan.resumption
         if resumption is not None:
-            checkpoints.restore(resumption.checkpoint, ranks, own=resumption.own)
-        first_step = 0 if resumption is None else resumption.step
-
-        session = stack.enter_context(
-            LeaseSession(
-                api,
-                run.run_id,
-                settings.record(),
-                covered=[] if resumption is None else resumption.covered,
-                step=first_step,
-                creation=run.creation,
-            )
+            plan.checkpoints.restore(resumption.checkpoint, state, own=resumption.own)
+        dist.on_main(lambda: rank_0.take_run(plan, learner.policy))
+        yield Training(
+            settings=plan.learner.settings,
+            dist=dist,
+            learner=learner,
+            state=state,
+            checkpoints=plan.checkpoints,
+            phases=Phases(None if rank_0.main is None else rank_0.main.guard),
+            first_step=plan.first_step,
+            run_dir=plan.run_dir,
+            main=rank_0.main,
         )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What rank 0 sends to every rank, once it has found the run."""
+
+    learner: LearnerPlan
+    resumption: Resumption | None
+    checkpoints: CheckpointStore
+    run_dir: Path
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.resumption is None else self.resumption.step
+
+
+class _MainStart:
+    """Rank 0's part of the start: `find_run`, then `take_run` once every rank has the model.
+
+    Every rank creates it. The other ranks call none of its methods.
+    """
+
+    main: MainRank | None = None
+    """Set by `take_run`."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], ranks: int, stack: ExitStack) -> None:
+        """`ranks`: their number. `stack`: closes what the start opens."""
+        self._arguments = arguments
+        self._environ = environ
+        self._ranks = ranks
+        self._stack = stack
+
+    def find_run(self) -> _Plan:
+        """Waits for a run, and finds its settings, its model and the checkpoint to resume from."""
+        flags = parse_flags(
+            self._arguments, TrainerSettings, "python -m gristmill_trainer", "GRPO on the groups of a trajectory API."
+        )
+        self._deployment = deployment = Deployment.read(self._environ)
+        # Settings for addresses and folders are needed before the run is known.
+        here = read_settings(deployment.config_dir, {}, flags, "command line")
+        alone = self._ranks == 1
+        grace = here.stop_grace_seconds if alone else torchrun_grace(self._environ)
+        self._stop = stop = StopRequest(grace, torchrun=not alone)
+        self._stack.enter_context(stop.stop_on_timeout())  # Converts errors of the objects that close before it.
+        with stop.stop_on_timeout():
+            self._api_url = here.rollout_server_url or deployment.api_url or API_URL
+            api = self._stack.enter_context(
+                SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
+            )
+            self._api = api
+            urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
+            self._servers = servers = [ModelServer(url.strip(), patience=stop.patience) for url in urls]
+            if here.atropos_run is None:
+                run = wait_for_run(api, deployment.stack, stop)
+            else:
+                longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
+                run = open_atropos_run(api, here, longest)
+            self._run = run
+            settings = read_settings(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
+            if alone:
+                stop.grace = settings.stop_grace_seconds
+            self._hook = None if settings.on_step is None else load_hook(settings.on_step)
+            self._hub = Hub.read(settings.push_to_hub, self._environ)
+            source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
+            if settings.publisher != "none":
+                check_publishable(settings.lora_rank, source)
+            run_dir = deployment.runs_dir / run.run_id
+            checkpoints = CheckpointStore(run_dir / "checkpoints", settings.checkpoints_kept, run.creation)
+            resumption = find_resumption(checkpoints, settings.resume)
+
+            self._skipped = SkippedSteps(settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
+            self._skipped.raise_if_too_many()
+        weights = None if resumption is None else str(resumption.checkpoint.path)
+        learner = LearnerPlan(source, weights, settings, longest_completion(run))
+        return _Plan(learner, resumption, checkpoints, run_dir)
+
+    def take_run(self, plan: _Plan, policy: Policy) -> None:
+        """Takes the run, and opens everything that only rank 0 uses."""
+        stop, stack, resumption = self._stop, self._stack, plan.resumption
+        settings, source, first_step = plan.learner.settings, plan.learner.source, plan.first_step
+        session = LeaseSession(
+            self._api,
+            self._run.run_id,
+            settings.record(),
+            covered=[] if resumption is None else resumption.covered,
+            step=first_step,
+            creation=self._run.creation,
+        )
+        with stop.stop_on_timeout():
+            stack.enter_context(session)
         run, incarnation = session.run, session.incarnation
         _LOG.info(
             "took run %s: incarnation %d, step %d of %d", run.run_id, incarnation, first_step, settings.training_steps
         )
-        briefly = partial(SyncClient, api_url, token=deployment.api_token, patience=_PATIENCE_AT_THE_END)
-        stack.enter_context(noticing_replacement(briefly, run))
-        if settings.publisher != "none":
-            token = claim_publishing(deployment.weights_dir)
-            for server in servers:
-                server.authorize(token)
-            raise_if_replaced(api, run)
-        ahead = settings.max_staleness > 0
-        transport = _transport(settings, servers, deployment.weights_dir / run.run_id, policy, stop)
-        publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
-        stack.callback(publisher.close)
-        limits = Limits(
-            vocabulary=policy.vocabulary,
-            seq_len=settings.seq_len or source.max_model_len,
-            policy=PolicyVersion(incarnation, first_step),
-            max_staleness=staleness_bound(run),
-            token_budget=settings.token_budget,
-            distill=settings.distill_coef > 0,
-        )
+        briefly = partial(SyncClient, self._api_url, token=self._deployment.api_token, patience=_PATIENCE_AT_THE_END)
+        replacement = partial(noticing_replacement, briefly, run)
+        stack.enter_context(replacement())  # Converts errors of the objects that close before it.
+        with replacement(), stop.stop_on_timeout():
+            weights_dir = self._deployment.weights_dir
+            if settings.publisher != "none":
+                token = claim_publishing(weights_dir)
+                for server in self._servers:
+                    server.authorize(token)
+                raise_if_replaced(self._api, run)
+            ahead = settings.max_staleness > 0
+            transport = _transport(settings, self._servers, weights_dir / run.run_id, policy, stop)
+            publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
+            stack.callback(publisher.close)
+            limits = Limits(
+                vocabulary=policy.vocabulary,
+                seq_len=settings.seq_len or source.max_model_len,
+                policy=PolicyVersion(incarnation, first_step),
+                max_staleness=staleness_bound(run),
+                token_budget=settings.token_budget,
+                distill=settings.distill_coef > 0,
+            )
 
-        def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
-            return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
+            def prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
+                return to_samples(groups, replace(limits, policy=PolicyVersion(incarnation, step - 1)), settings)
 
-        batches = (
-            Prefetch(session, prepare, first_step + 1, settings.training_steps) if ahead else OnDemand(session, prepare)
-        )
-        stack.callback(batches.close)
-        tracker = WandbTracker(run.run_id, settings, run_dir, environ) if settings.use_wandb else None
-        if tracker is not None:
-            stack.callback(tracker.close)
-        stack.enter_context(stop.stop_on_timeout())  # Entered last, so that the rank group gets StoppedError.
-        guard = StallGuard("trainer", STALL)
-        stack.callback(guard.close)
-        yield Training(
-            settings=settings,
-            session=session,
-            ranks=ranks,
-            policy=policy,
-            publisher=publisher,
-            checkpoints=checkpoints,
-            batches=batches,
-            quarantine=Quarantine(run_dir / "aside"),
-            skipped=skipped,
-            watchdog=Watchdog(api, run.run_id, _wanted(run, settings), servers),
-            guard=guard,
-            metrics=stack.enter_context(
-                JsonlWriter(run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
-            ),
-            tracker=tracker,
-            hook=hook,
-            model_urls=tuple(server.url for server in servers),
-            display=stack.enter_context(Display(settings.training_steps, first_step)),
-            stop=stop,
-            first_step=first_step,
-            origin=None if resumption is None else resumption.origin,
-            facts=_facts(run, settings, source, arguments),
-            hub=hub,
-            devices=dist.size,
-            peak_tflops=peak_of(policy.device, settings.peak_tflops),
-            final_model=run_dir / "model",
-        )
+            batches = (
+                Prefetch(session, prepare, first_step + 1, settings.training_steps)
+                if ahead
+                else OnDemand(session, prepare)
+            )
+            stack.callback(batches.close)
+            tracker = WandbTracker(run.run_id, settings, plan.run_dir, self._environ) if settings.use_wandb else None
+            if tracker is not None:
+                stack.callback(tracker.close)
+            guard = StallGuard("trainer", STALL)
+            stack.callback(guard.close)
+            self.main = MainRank(
+                session=session,
+                publisher=publisher,
+                batches=batches,
+                quarantine=Quarantine(plan.run_dir / "aside"),
+                skipped=self._skipped,
+                watchdog=Watchdog(self._api, run.run_id, _wanted(run, settings), self._servers),
+                guard=guard,
+                metrics=stack.enter_context(
+                    JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
+                ),
+                tracker=tracker,
+                hook=self._hook,
+                model_urls=tuple(server.url for server in self._servers),
+                display=stack.enter_context(Display(settings.training_steps, first_step)),
+                stop=stop,
+                noticing_replacement=replacement,
+                origin=None if resumption is None else resumption.origin,
+                facts=_facts(run, settings, source, self._arguments),
+                hub=self._hub,
+                device=policy.device,
+                devices=self._ranks,
+                peak_tflops=peak_of(policy.device, settings.peak_tflops),
+            )
 
 
 def _manifest(models_dir: Path) -> Manifest | None:

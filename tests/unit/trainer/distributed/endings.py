@@ -53,7 +53,9 @@ class Run(ApiStandIn):
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        """Closes slowly, so that a rank 1 that ends first is visible. The trainer closes this object last."""
+        time.sleep(0.5)
+        (self.folder / "closed").touch()
 
     def open_run(self, wait: float, stack: str) -> RunRecord | None:
         self._at("open", 0, self)

@@ -17,7 +17,7 @@ from tests.unit.trainer.distributed.endings import RUN, SCENARIOS, TIMEOUT
 
 @dataclass(frozen=True)
 class Ending:
-    """What is left of a training, by rank where there are lists."""
+    """The exit codes of the ranks, and the state after a training."""
 
     codes: list[str]
     """Exit codes, or "hangs"."""
@@ -32,16 +32,16 @@ class Ending:
 
 LOST = ["rank_lost"]
 ENDINGS = {
-    "stopped": Ending(["143", "0"], [["stopped"], []], ["step-000002"], acked=4),
-    "stopped before a run": Ending(["143", "1"], [["stopped"], LOST], []),
-    "abandoned": Ending(["143", "0"], [["stopped"], []], ["step-000002"], acked=4),
+    "stopped": Ending(["143", "143"], [["stopped"], ["stopped"]], ["step-000002"], acked=4),
+    "stopped before a run": Ending(["143", "143"], [["stopped"], ["stopped"]], []),
+    "abandoned": Ending(["143", "143"], [["stopped"], ["stopped"]], ["step-000002"], acked=4),
     "too many skipped": Ending(["1", "1"], [["too_many_skipped_steps"], LOST], ["step-000002"], acked=4),
     # The leases expire, or belong to the other trainer.
-    "fenced lease": Ending(["0", "0"], [["fenced"], []], [], leased=2),
-    "fenced ack": Ending(["0", "0"], [["fenced"], []], ["step-000002"], leased=2),
-    "fenced checkpoint": Ending(["0", "0"], [["fenced"], []], ["step-000002"], leased=2),
+    "fenced lease": Ending(["0", "0"], [["fenced"], ["fenced"]], [], leased=2),
+    "fenced ack": Ending(["0", "0"], [["fenced"], ["fenced"]], ["step-000002"], leased=2),
+    "fenced checkpoint": Ending(["0", "0"], [["fenced"], ["fenced"]], ["step-000002"], leased=2),
     # The checkpoint covers the leased groups; the next trainer settles them.
-    "suspended": Ending(["1", "1"], [["suspended"], LOST], ["step-000002"], leased=2),
+    "suspended": Ending(["1", "1"], [["suspended"], ["suspended"]], ["step-000002"], leased=2),
     "error": Ending(["1", "1"], [["run_missing"], LOST], [], leased=2),
     "full disk, model": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
     "full disk, optimizer": Ending(["1", "1"], [["write_failed"], LOST], [], leased=2),
@@ -71,6 +71,15 @@ def folder(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for process in ranks:
         process.wait(timeout=TIMEOUT * len(SCENARIOS))
     return folder
+
+
+def test_rank_1_ends_after_rank_0_has_closed_its_connections(folder: Path) -> None:
+    """torchrun kills rank 0 as soon as rank 1 has ended with an exit code above 0."""
+    ended = [name for name in SCENARIOS if name != "rank 1 killed" and (folder / name / "closed").exists()]
+    assert len(ended) == len(SCENARIOS) - 2, "all but two killed ranks"
+    for name in ended:
+        closed, code = ((folder / name / file).stat().st_mtime for file in ("closed", "rank1.code"))
+        assert closed <= code, name
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

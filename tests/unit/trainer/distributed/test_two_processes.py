@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from gristmill_trainer.checkpoint.contents import verify
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import TrainerError
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 BOTH_WAYS = ("passes with penalties", "checkpointed")
@@ -163,4 +163,4 @@ def test_settings_for_a_single_process_are_refused_with_several(setting: dict[st
     plan = LearnerPlan(nowhere, None, TrainerSettings(device="cpu", **setting), None)
     for rank in range(2):
         with raises(TrainerError, "one_process_only", setting=next(iter(setting))):
-            build_rank_group(plan, DistContext(rank, 2, rank))
+            build_learner(plan, DistContext(rank, 2, rank))

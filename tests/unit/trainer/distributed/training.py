@@ -17,9 +17,10 @@ from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.metrics import measure
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.rank_group import LearnerPlan, RankGroup, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 STEPS = 3
@@ -94,28 +95,28 @@ def samples(step: int) -> list[Sample]:
 
 def run(job: Job, dist: DistContext) -> None:
     """Trains, on every rank. Writes told.json (one row per step), a checkpoint, served.safetensors and whole/."""
-    ranks = build_rank_group(job.plan, dist)
-    if not dist.is_main:
-        ranks.follow()
-        return
-    with ranks:
-        store = CheckpointStore(job.folder / "checkpoints", kept=5)
-        if job.resume is not None:
-            store.restore(store.load(job.resume), ranks)
-        told = [_step(job, ranks, store, step) for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1)]
+    learner, state = build_learner(job.plan, dist)
+    store = dist.on_main(lambda: CheckpointStore(job.folder / "checkpoints", kept=5))
+    if job.resume is not None:
+        store.restore(store.load(job.resume), state)
+    told = []
+    for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1):
+        told.append(_step(job, learner, step))
+        if step == RESUMED:
+            store.save(state, Progress(step, PolicyVersion(1, step)))
+    served = state.served_tensors()
+    state.save_whole(job.folder / "whole")
+    if dist.is_main:
         (job.folder / "told.json").write_text(json.dumps(told))
-        save_file(ranks.served_tensors(), job.folder / "served.safetensors")
-        ranks.save_whole(job.folder / "whole")
+        save_file(served, job.folder / "served.safetensors")
 
 
-def _step(job: Job, ranks: RankGroup, store: CheckpointStore, step: int) -> dict[str, Any]:
+def _step(job: Job, learner: Learner, step: int) -> dict[str, Any]:
     batch = samples(step)
     if job.settings in GIVEN_UP and step == RESUMED:
-        _give_up(ranks, batch, step)
-    learning_rate = ranks.learner.learning_rate
-    result = ranks.step(batch, step)
-    if step == RESUMED:
-        store.save(ranks, Progress(step, PolicyVersion(1, step)))
+        _give_up(learner, batch, step)
+    learning_rate = learner.learning_rate
+    result = learner.step(batch, step)
     return {
         "step": step,
         "loss": result.loss,
@@ -126,8 +127,8 @@ def _step(job: Job, ranks: RankGroup, store: CheckpointStore, step: int) -> dict
     }
 
 
-def _give_up(ranks: RankGroup, batch: list[Sample], step: int) -> None:
+def _give_up(learner: Learner, batch: list[Sample], step: int) -> None:
     answers: Iterator[bool] = iter([True])
     with raises(AbandonedError, "step_abandoned") as abandoned:
-        ranks.step(batch, step, lambda: next(answers, False))
+        learner.step(batch, step, lambda: next(answers, False))
     assert abandoned.value.untouched

@@ -1,7 +1,7 @@
 """The process that torchrun starts: `python -m torch.distributed.run ... -m tests.unit.trainer.distributed.worker WHAT
 FOLDER`.
 
-WHAT is `train`, for the jobs pickled in FOLDER, or a way for rank 0 to die between two orders.
+WHAT is `train`, for the jobs pickled in FOLDER, or a way for rank 0 to die while the other rank waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.unit.trainer.distributed.training import Job, run, samples
 from gristmill.logs import setup
 from gristmill_trainer.dist_context import DistContext, join
 from gristmill_trainer.errors import TrainerError
-from gristmill_trainer.rank_group import build_rank_group
+from gristmill_trainer.learner_factory import build_learner
 from gristmill_trainer.stop import leave_to_rank_0
 
 
@@ -41,16 +41,17 @@ def main(what: str, folder: Path) -> int:
 
 
 def _lose_rank_0(how: str, job: Job, dist: DistContext) -> None:
-    ranks = build_rank_group(job.plan, dist)
+    learner, _ = build_learner(job.plan, dist)
     if not dist.is_main:
         leave_to_rank_0()
-        ranks.follow()
-        return
-    with ranks:
-        ranks.step(samples(1), 1)
+    learner.step(samples(1), 1)
+
+    def publish() -> None:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise TrainerError("model_server_unreachable", "the model server is gone", url="http://nowhere")
+
+    dist.on_main(publish)
 
 
 if __name__ == "__main__":

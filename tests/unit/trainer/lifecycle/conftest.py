@@ -16,8 +16,10 @@ from gristmill_trainer.checkpoint import Progress
 from gristmill_trainer.data.checks import Limits
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.dist_context import DistContext
+from gristmill_trainer.learner import Learner
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
+from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.policy import ModelSource, Policy
-from gristmill_trainer.rank_group import LearnerPlan, RankGroup, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 LIMITS = Limits(vocabulary=64, seq_len=512, policy=PolicyVersion(1, 0))
@@ -28,11 +30,12 @@ SETTINGS = TrainerSettings(
 
 @dataclass
 class Training:
-    learner: RankGroup
+    learner: Learner
+    state: LearnerState
 
     @property
     def policy(self) -> Policy:
-        return self.learner.learner.policy
+        return self.learner.policy
 
     def step(self, step: int) -> None:
         # The random draws must repeat after a resume.
@@ -44,7 +47,7 @@ class Training:
 
 
 def start_training(source: ModelSource, weights: str | None = None) -> Training:
-    return Training(build_rank_group(LearnerPlan(source, weights, SETTINGS, None), DistContext()))
+    return Training(*build_learner(LearnerPlan(source, weights, SETTINGS, None), DistContext()))
 
 
 def step_groups(step: int) -> list[TrajectoryGroup]:

@@ -17,17 +17,17 @@ from gristmill_trainer.errors import CheckpointError, FencedError
 def test_checkpoint_contents_are_read_back(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     written = progress(3, 2, ["g00000001"], origin="/elsewhere/step-000001")
-    path = store.save(training.learner, written).path
+    path = store.save(training.state, written).path
     assert CheckpointStore(tmp_path, kept=2).load(path).progress == written
 
 
 def test_checkpoint_store_keeps_the_last_by_version_not_by_step(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     for step, incarnation in ((5, 1), (10, 1), (20, 1), (15, 2)):
-        store.save(training.learner, progress(step, incarnation))
+        store.save(training.state, progress(step, incarnation))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000015", "step-000020"]
     assert store.newest() == tmp_path / "step-000015"
-    store.save(training.learner, progress(20, 2))
+    store.save(training.state, progress(20, 2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000015", "step-000020"]
     newest = store.newest()
     assert newest is not None
@@ -40,30 +40,30 @@ def test_checkpoint_without_disk_space_leaves_the_previous_checkpoint(
 ) -> None:
     """As on a full disk: no process may write a file larger than this many bytes."""
     store = CheckpointStore(tmp_path, kept=2)
-    store.save(training.learner, progress(1))
+    store.save(training.state, progress(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         with raises(CheckpointError, "write_failed", path=tmp_path / "step-000002"):
-            store.save(training.learner, progress(2))
+            store.save(training.state, progress(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-    store.save(training.learner, progress(2))
+    store.save(training.state, progress(2))
     assert store.newest() == tmp_path / "step-000002"
 
 
 def test_replaced_trainer_does_not_overwrite_its_successors_checkpoint(training: Training, tmp_path: Path) -> None:
     old = CheckpointStore(tmp_path, kept=2)
-    successors = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(5, 2))
+    successors = CheckpointStore(tmp_path, kept=2).save(training.state, progress(5, 2))
     with raises(FencedError, "fenced", path=tmp_path / "step-000005", found="2.5", version="1.5"):
-        old.save(training.learner, progress(5, 1))
+        old.save(training.state, progress(5, 1))
     assert old.load(successors.path).progress.version.incarnation == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
 def test_checkpoint_store_removes_partial_checkpoints_of_a_kill(training: Training, tmp_path: Path) -> None:
-    path = CheckpointStore(tmp_path, kept=2).save(training.learner, progress(1)).path
+    path = CheckpointStore(tmp_path, kept=2).save(training.state, progress(1)).path
     (tmp_path / ".step-000002.partial").mkdir()
     (tmp_path / ".step-000000.removed").mkdir()
     path.rename(tmp_path / ".step-000001.replaced")
@@ -82,11 +82,11 @@ def test_checkpoint_store_recovers_from_a_kill_during_pruning(
             raise KeyboardInterrupt
 
     store = CheckpointStore(tmp_path, kept=1)
-    store.save(training.learner, progress(1))
+    store.save(training.state, progress(1))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            store.save(training.learner, progress(2))
+            store.save(training.state, progress(2))
     resumption = find_resumption(CheckpointStore(tmp_path, kept=1), "auto")
     assert resumption is not None
     assert resumption.step == 2
@@ -97,13 +97,13 @@ def test_checkpoint_without_a_version_does_not_end_a_training(training: Training
     """A checkpoint without a version also does not block a named checkpoint, or a new checkpoint of its step."""
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
-        store.save(training.learner, progress(step))
+        store.save(training.state, progress(step))
     (tmp_path / "step-000002" / "trainer_state.json").unlink()
     resumption = find_resumption(store, str(tmp_path / "step-000001"))
     assert resumption is not None
     assert resumption.step == 1
-    store.save(training.learner, progress(3))
-    store.save(training.learner, progress(2, 2))
+    store.save(training.state, progress(3))
+    store.save(training.state, progress(2, 2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
     assert store.newest() == tmp_path / "step-000002"
 
@@ -112,7 +112,7 @@ def test_checkpoint_without_a_version_does_not_end_a_training(training: Training
 def test_checkpoint_with_a_flipped_bit_is_refused_by_name(training: Training, tmp_path: Path, name: str) -> None:
     store = CheckpointStore(tmp_path, kept=2)
     for step in (1, 2):
-        file = store.save(training.learner, progress(step)).path / name
+        file = store.save(training.state, progress(step)).path / name
     body = bytearray(file.read_bytes())
     body[len(body) // 2] ^= 1
     file.write_bytes(body)
@@ -123,7 +123,7 @@ def test_checkpoint_with_a_flipped_bit_is_refused_by_name(training: Training, tm
 
 def test_checkpoint_with_a_missing_file_is_refused_by_name(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
-    file = store.save(training.learner, progress(1)).path / "optimizer.pt"
+    file = store.save(training.state, progress(1)).path / "optimizer.pt"
     file.unlink()
     with raises(CheckpointError, "checkpoint_file_missing", path=file) as raised:
         find_resumption(store, "auto")
@@ -132,7 +132,7 @@ def test_checkpoint_with_a_missing_file_is_refused_by_name(training: Training, t
 
 def test_checkpoint_without_a_manifest_is_refused(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
-    file = store.save(training.learner, progress(1)).path / "manifest.json"
+    file = store.save(training.state, progress(1)).path / "manifest.json"
     file.unlink()
     with raises(CheckpointError, "checkpoint_manifest_missing", path=file) as raised:
         find_resumption(store, "auto")
@@ -141,7 +141,7 @@ def test_checkpoint_without_a_manifest_is_refused(training: Training, tmp_path: 
 
 def test_checkpoint_with_a_torn_state_is_refused_by_name(training: Training, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, kept=2)
-    file = store.save(training.learner, progress(1)).path / "trainer_state.json"
+    file = store.save(training.state, progress(1)).path / "trainer_state.json"
     file.write_text("{")
     with raises(CheckpointError, "checkpoint_unreadable", path=file):
         store.newest()

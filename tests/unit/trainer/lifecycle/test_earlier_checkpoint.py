@@ -35,7 +35,7 @@ def test_training_continues_from_an_earlier_checkpoint(earlier: Path) -> None:
     assert (resumption.own, resumption.step, resumption.covered) == (False, 0, [])
 
     training = start_training(ModelSource(str(earlier), str(earlier), None, 512), str(earlier))
-    store.restore(resumption.checkpoint, training.learner)
+    store.restore(resumption.checkpoint, training.state)
     training.step(3)  # It depends on the optimizer, on the schedule and on the random states of the checkpoint.
     expected = load_file(FILES / "weights-after-step-3.safetensors")
     found = training.policy.served_tensors()

@@ -27,11 +27,11 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
-from gristmill_trainer.loop import Training, train
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
+from gristmill_trainer.loop import MainRank, Phases, Training, train
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.run import announce
 from gristmill_trainer.startup import STALL
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -71,7 +71,8 @@ class Trainer:
         skipped = SkippedSteps(self.settings.max_skipped_steps, [] if resumption is None else resumption.skipped)
         skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
-        ranks = build_rank_group(LearnerPlan(self.source, weights, self.settings, None), DistContext())
+        dist = DistContext()
+        learner, state = build_learner(LearnerPlan(self.source, weights, self.settings, None), dist)
         first_step = 0 if resumption is None else resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
@@ -82,34 +83,29 @@ class Trainer:
             metrics,
             Display(self.settings.training_steps, first_step) as display,
         ):
-            train(
-                Training(
-                    settings=self.settings,
-                    session=session,
-                    ranks=ranks,
-                    policy=ranks.learner.policy,
-                    publisher=Publisher(self.transport, partial(announce, session), stop),
-                    checkpoints=store,
-                    batches=_Source(session, self.leased),
-                    quarantine=Quarantine(self.folder / "aside"),
-                    skipped=skipped,
-                    watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
-                    guard=guard,
-                    metrics=metrics,
-                    tracker=None,
-                    hook=self.hook,
-                    model_urls=(),
-                    display=display,
-                    stop=stop,
-                    first_step=first_step,
-                    origin=None,
-                    facts=cast("RunFacts", None),
-                    hub=None,
-                    devices=1,
-                    peak_tflops=None,
-                    final_model=self.folder / "model",
-                )
+            main = MainRank(
+                session=session,
+                publisher=Publisher(self.transport, partial(announce, session), stop),
+                batches=_Source(session, self.leased),
+                quarantine=Quarantine(self.folder / "aside"),
+                skipped=skipped,
+                watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
+                guard=guard,
+                metrics=metrics,
+                tracker=None,
+                hook=self.hook,
+                model_urls=(),
+                display=display,
+                stop=stop,
+                noticing_replacement=contextlib.nullcontext,
+                origin=None,
+                facts=cast("RunFacts", None),
+                hub=None,
+                device=learner.policy.device,
+                devices=1,
+                peak_tflops=None,
             )
+            train(Training(self.settings, dist, learner, state, store, Phases(guard), first_step, self.folder, main))
 
 
 def _steps(steps: Sequence[int], spoil: Callable[[TrajectoryGroup], TrajectoryGroup]) -> list[TrajectoryGroup]:

@@ -17,7 +17,7 @@ def store(training: Training, tmp_path: Path) -> CheckpointStore:
     store = CheckpointStore(tmp_path / "run" / "checkpoints", kept=5)
     for step in (2, 4):
         training.step(step)
-        store.save(training.learner, progress(step, covered=[f"g{step}"]))
+        store.save(training.state, progress(step, covered=[f"g{step}"]))
     return store
 
 
@@ -50,8 +50,8 @@ def test_resume_from_another_run_does_not_load_its_schedule(store: CheckpointSto
     checkpoint = store.load(store.folder / "step-000004")
     for own, steps in ((True, 2), (False, 0)):
         resumed = start_training(training.policy.source, str(checkpoint.path))
-        store.restore(checkpoint, resumed.learner, own=own)
-        learner = resumed.learner.learner
+        store.restore(checkpoint, resumed.state, own=own)
+        learner = resumed.learner
         assert learner.schedule is not None
         assert learner.schedule.last_epoch == steps
         assert learner.learning_rate == learner.schedule.get_last_lr()[0]
@@ -63,7 +63,7 @@ def test_resume_with_the_same_folder_continues_from_the_newest_checkpoint(
 ) -> None:
     """A container is started again with the same command; the trainer must not lose its work since then."""
     named = str(store.folder / "step-000002")
-    store.save(training.learner, progress(3, 2, origin=named))
+    store.save(training.state, progress(3, 2, origin=named))
     found = find_resumption(store, named)
     assert found is not None
     assert (found.step, found.origin) == (3, named)
@@ -72,7 +72,7 @@ def test_resume_with_the_same_folder_continues_from_the_newest_checkpoint(
 def test_resume_works_after_the_named_folder_was_pruned(store: CheckpointStore, training: Training) -> None:
     named = store.folder / "step-000002"
     keeps_one = CheckpointStore(store.folder, kept=1)
-    keeps_one.save(training.learner, progress(3, 2, origin=str(named)))
+    keeps_one.save(training.state, progress(3, 2, origin=str(named)))
     assert not named.exists()
     found = find_resumption(keeps_one, str(named))
     assert found is not None
@@ -108,7 +108,7 @@ def test_resume_refuses_checkpoints_of_an_earlier_run_of_the_id(
     training: Training, tmp_path: Path, creation: str | None, resume: str
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)
-    newest = earlier.save(training.learner, progress(4, 3, covered=["g4"], creation=creation)).path
+    newest = earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path
     code, value = ("checkpoint_of_earlier_run", "path") if resume == "auto" else ("checkpoints_exist", "newest")
     with raises(CheckpointError, code, **{value: newest}):
         find_resumption(CheckpointStore(tmp_path, kept=2, creation="new"), resume)
@@ -119,7 +119,7 @@ def test_resume_from_a_named_earlier_run_loads_only_its_weights(
     training: Training, tmp_path: Path, creation: str | None
 ) -> None:
     earlier = CheckpointStore(tmp_path, kept=2)
-    named = str(earlier.save(training.learner, progress(4, 3, covered=["g4"], creation=creation)).path)
+    named = str(earlier.save(training.state, progress(4, 3, covered=["g4"], creation=creation)).path)
     store = CheckpointStore(tmp_path, kept=1, creation="new")
     found = find_resumption(store, named)
     assert found is not None
@@ -127,7 +127,7 @@ def test_resume_from_a_named_earlier_run_loads_only_its_weights(
 
     # Started again, the trainer continues from its own checkpoint, although the earlier run's has a higher version.
     for step in (2, 4):
-        store.save(training.learner, progress(step, 1, [f"g{step}"], origin=named, creation="new"))
+        store.save(training.state, progress(step, 1, [f"g{step}"], origin=named, creation="new"))
     for resume in (named, "auto"):
         again = find_resumption(CheckpointStore(tmp_path, kept=1, creation="new"), resume)
         assert again is not None

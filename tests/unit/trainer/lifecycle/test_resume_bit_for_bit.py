@@ -34,12 +34,12 @@ def run(folder: Path, model: str, last: int) -> None:
     training = start_training(ModelSource(model, model, None, 512), weights)
     first = 0
     if resumption is not None:
-        store.restore(resumption.checkpoint, training.learner)
+        store.restore(resumption.checkpoint, training.state)
         first = resumption.step
     for step in range(first + 1, last + 1):
         training.step(step)
         if step % 2 == 0:
-            store.save(training.learner, progress(step))
+            store.save(training.state, progress(step))
 
 
 def _process(*arguments: str) -> int:

@@ -88,14 +88,13 @@ class CheckpointStore:
         return Checkpoint(path, read_progress(path))
 
     def save(self, learner: LearnerState, progress: Progress) -> Checkpoint:
-        """Writes a checkpoint and returns when it is on disk under its name.
+        """Writes a checkpoint and returns when it is on disk under its name. Every rank calls it; rank 0 writes.
 
         Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
         written this step: this trainer was replaced, as while its machine slept.
         """
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
-        replaced = self.folder / f".{name}.replaced"
         remedy = "The one before it stays, and a trainer that is started again goes on from there"
         try:
             with writing(path, CheckpointError, remedy):
@@ -103,6 +102,13 @@ class CheckpointStore:
         except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        learner.dist.on_main(lambda: self._rename(partial, path, progress))
+        return Checkpoint(path, progress)
+
+    def _rename(self, partial: Path, path: Path, progress: Progress) -> None:
+        """Gives a whole checkpoint its name `path`, in place of one of the same step, and removes old checkpoints."""
+        name = path.name
+        replaced = path.with_name(f".{name}.replaced")
         if path.exists():
             there = _readable_progress(path)
             if there is not None and not self.is_own(there):  # Keep it, because the user named it.
@@ -123,23 +129,17 @@ class CheckpointStore:
         sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         self._prune()
-        return Checkpoint(path, progress)
 
     @staticmethod
     def restore(checkpoint: Checkpoint, learner: LearnerState, own: bool = True) -> None:
         """Restores optimizer and random numbers, and the schedule if the checkpoint is the run's own.
 
-        The model is loaded separately. Raises CheckpointError.
+        Every rank calls it; rank 0 reads the files. The model is loaded separately. Raises CheckpointError.
         """
-        states = []
-        for name in (OPTIMIZER, RANDOM):
-            file = checkpoint.path / name
-            try:
-                states.append(torch.load(file, weights_only=True, map_location="cpu"))
-            except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-                raise CheckpointError(
-                    "checkpoint_unreadable", f"{file} is not readable: {error}. {remedy(checkpoint.path)}", path=file
-                ) from error
+        if not learner.dist.is_main:
+            learner.load_state({})
+            return
+        states = [_load(checkpoint.path / name) for name in (OPTIMIZER, RANDOM)]
         if not own:
             states[0].pop("schedule", None)
         try:
@@ -183,14 +183,30 @@ def read_progress(path: Path) -> Progress:
 
 
 def _write(folder: Path, learner: LearnerState, progress: Progress) -> None:
-    folder.mkdir()
+    """Writes all files. The model is on disk before the optimizer's state is gathered, because each may be large."""
+    learner.dist.on_main(folder.mkdir)
     learner.save_model(folder)
-    for state, name in ((learner.state(), OPTIMIZER), (random_state(), RANDOM)):
-        _save(state, folder / name)
-    (folder / STATE).write_bytes(msgspec.json.encode(progress))
-    write_manifest(folder)
-    for entry in (*folder.rglob("*"), folder):
-        sync(entry)
+    optimizer = learner.state()
+
+    def finish() -> None:
+        for state, name in ((optimizer, OPTIMIZER), (random_state(), RANDOM)):
+            _save(state, folder / name)
+        (folder / STATE).write_bytes(msgspec.json.encode(progress))
+        write_manifest(folder)
+        for entry in (*folder.rglob("*"), folder):
+            sync(entry)
+
+    learner.dist.on_main(finish)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            "checkpoint_unreadable", f"{file} is not readable: {error}. {remedy(file.parent)}", path=file
+        ) from error
+    return found
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

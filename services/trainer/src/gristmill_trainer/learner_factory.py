@@ -1,29 +1,20 @@
-"""The group of all ranks: every rank builds the same learner, and executes the calls of rank 0."""
+"""Creation of the learner: every rank builds the same learner, and with several ranks holds a part of its state."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
-
-import torch
 
 from gristmill_trainer.checkpoint.contents import seed_all
-from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
-from gristmill_trainer.errors import AbandonedError, FencedError, ModelError, TrainerError
+from gristmill_trainer.errors import ModelError, TrainerError
 from gristmill_trainer.learner import Learner
-from gristmill_trainer.metrics import StepResult
 from gristmill_trainer.model_state import LearnerState, ShardedState, WholeState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.settings import TrainerSettings
-from gristmill_trainer.stop import StoppedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,8 +31,8 @@ class LearnerPlan:
     """Most tokens of a completion in this run, or None if unknown."""
 
 
-def build_rank_group(plan: LearnerPlan, dist: DistContext) -> RankGroup:
-    """Loads the model, shards it if there are several ranks, and builds optimizer and schedule.
+def build_learner(plan: LearnerPlan, dist: DistContext) -> tuple[Learner, LearnerState]:
+    """Loads the model, shards it if there are several ranks, and builds optimizer and schedule. Every rank calls it.
 
     Raises TrainerError on every rank for settings that the run or the number of ranks does not allow.
     """
@@ -91,98 +82,7 @@ def build_rank_group(plan: LearnerPlan, dist: DistContext) -> RankGroup:
     state: LearnerState = (
         WholeState(policy, optimizer, schedule) if dist.size == 1 else ShardedState(policy, optimizer, schedule, dist)
     )
-    return RankGroup(learner, state, dist)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """A call that rank 0 sends to the other ranks."""
-
-    what: Literal["step", "served_tensors", "save_model", "save_whole", "state", "load_state", "end"]
-    samples: Sequence[Sample] = ()
-    step: int = 0
-    folder: Path = Path()
-
-
-class RankGroup:
-    """Calls on all ranks: rank 0 calls the methods, the other ranks run `follow`. With one rank, nothing is sent.
-
-    A rank group is the `LearnerState` of all ranks together.
-    """
-
-    def __init__(self, learner: Learner, state: LearnerState, dist: DistContext) -> None:
-        self.learner = learner
-        self._state = state
-        self._dist = dist
-
-    def step(
-        self, samples: Sequence[Sample], step: int, should_continue: Callable[[], bool] = lambda: True
-    ) -> StepResult:
-        """Runs `Learner.step` on the whole batch. Only rank 0 calls `should_continue`, for all ranks."""
-        self._tell(_Order("step", samples=samples, step=step))
-        return self.learner.step(samples, step, should_continue)
-
-    def served_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors in the server's format."""
-        self._tell(_Order("served_tensors"))
-        return self._state.served_tensors()
-
-    def save_model(self, folder: Path) -> None:
-        """Writes a folder that a later policy loads as its weights."""
-        self._tell(_Order("save_model", folder=folder))
-        self._state.save_model(folder)
-
-    def save_whole(self, folder: Path) -> None:
-        """Writes a whole Hugging Face model folder, with merged adapters."""
-        self._tell(_Order("save_whole", folder=folder))
-        self._state.save_whole(folder)
-
-    def state(self) -> dict[str, Any]:
-        """Returns the whole states of optimizer and schedule."""
-        self._tell(_Order("state"))
-        return self._state.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`."""
-        self._tell(_Order("load_state"))
-        self._state.load_state(state)
-
-    def __enter__(self) -> RankGroup:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Ends the other ranks, except after an error, which may have interrupted an order.
-
-        After an error, the other ranks notice that this process ended.
-        """
-        if kind is None or issubclass(kind, StoppedError | FencedError):
-            self._tell(_Order("end"))
-
-    def follow(self) -> None:
-        """Executes the orders of rank 0 until the order to end. Raises RankLostError if rank 0 is lost."""
-        while True:
-            order: _Order = self._dist.broadcast(None)
-            match order.what:
-                case "step":
-                    # If rank 0 abandoned the step, wait for its next order.
-                    with suppress(AbandonedError):
-                        self.learner.step(order.samples, order.step)
-                case "served_tensors":
-                    self._state.served_tensors()
-                case "save_model":
-                    self._state.save_model(order.folder)
-                case "save_whole":
-                    self._state.save_whole(order.folder)
-                case "state":
-                    self._state.state()
-                case "load_state":
-                    self._state.load_state({})
-                case "end":
-                    return
-
-    def _tell(self, order: _Order) -> None:
-        if self._dist.size > 1:
-            self._dist.broadcast(order)
+    return learner, state
 
 
 def _longest(plan: LearnerPlan) -> int:

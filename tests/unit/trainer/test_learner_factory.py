@@ -10,8 +10,8 @@ from tests.support.errors import raises
 
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import ModelError, TrainerError
+from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.policy import ModelSource
-from gristmill_trainer.rank_group import LearnerPlan, build_rank_group
 from gristmill_trainer.settings import TrainerSettings
 
 
@@ -19,7 +19,7 @@ def test_dr_grpo_needs_a_longest_completion() -> None:
     """Environments of Atropos' do not report a longest completion."""
     plan = LearnerPlan(ModelSource.of("nowhere"), None, TrainerSettings(objective="dr_grpo"), None)
     with raises(TrainerError, "max_completion_length_missing", objective="dr_grpo"):
-        build_rank_group(plan, DistContext())
+        build_learner(plan, DistContext())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_dr_grpo_with_scaled_advantages_warns(
     model_dir: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], warns: bool
 ) -> None:
     plan = LearnerPlan(ModelSource.of(str(model_dir)), None, TrainerSettings(device="cpu", **settings), 16)
-    build_rank_group(plan, DistContext())
+    build_learner(plan, DistContext())
     assert any("advantage_scale" in record.getMessage() for record in caplog.records) == warns
 
 
@@ -43,8 +43,9 @@ def test_adapters_are_resumed_with_their_own_alpha(model_dir: Path, tmp_path: Pa
     """Another value would scale the learned adapters, and no error would show it."""
     source = ModelSource.of(str(model_dir))
     settings = TrainerSettings(device="cpu", lora_rank=2, lora_alpha=4.5)
-    build_rank_group(LearnerPlan(source, None, settings, None), DistContext()).save_model(tmp_path)
-    build_rank_group(LearnerPlan(source, str(tmp_path), settings, None), DistContext())
+    _, state = build_learner(LearnerPlan(source, None, settings, None), DistContext())
+    state.save_model(tmp_path)
+    build_learner(LearnerPlan(source, str(tmp_path), settings, None), DistContext())
     other = settings.model_copy(update={"lora_alpha": 64.0})
     with raises(ModelError, "lora_alpha_mismatch", folder=tmp_path, saved=4.5, lora_alpha=64.0):
-        build_rank_group(LearnerPlan(source, str(tmp_path), other, None), DistContext())
+        build_learner(LearnerPlan(source, str(tmp_path), other, None), DistContext())
