@@ -104,7 +104,7 @@ def test_container_writes_to_the_mounts_that_the_documentation_names(stack: Comp
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_container_is_limited(stack: ComposeStack, service: str) -> None:
+def test_container_has_limited_resources_and_privileges(stack: ComposeStack, service: str) -> None:
     stack.compose("create", "--no-recreate")
     shown = stack.inspect(service)
     host = shown["HostConfig"]

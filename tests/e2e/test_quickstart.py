@@ -53,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         yield Trained(stack, before, stack.metrics("quickstart", folder))
 
 
-def test_the_reward_rises(trained: Trained) -> None:
+def test_quickstart_reward_rises(trained: Trained) -> None:
     rewards = [row["reward_mean"] for row in trained.metrics]
     assert len(rewards) >= 20
     assert fmean(rewards[:5]) <= 0.45, rewards
@@ -72,7 +72,7 @@ def test_trainer_and_server_agree_at_every_step(trained: Trained) -> None:
         assert row["rollout_logprob_diff_max"] <= 0.01, row
 
 
-def test_the_server_names_the_last_version(trained: Trained) -> None:
+def test_server_reports_the_last_published_version(trained: Trained) -> None:
     info = httpx.get(f"{trained.stack.model_url}/weight_info").json()
     assert info["weight_version"] == trained.metrics[-1]["policy_version"]
     assert [row["step"] for row in trained.metrics] == list(range(1, len(trained.metrics) + 1))
@@ -102,14 +102,14 @@ def test_model_service_takes_the_final_model_of_a_run(trained: Trained) -> None:
     assert "resolved model=/runs/quickstart/model" in output
 
 
-def test_a_finished_run_started_again_says_so(trained: Trained) -> None:
+def test_restarted_finished_run_reports_that_it_is_finished(trained: Trained) -> None:
     said = trained.stack.compose("run", "--rm", "--no-deps", "env", "--config", "quickstart")
     assert "finished" in said
     assert "RUN_ID" in said
 
 
 @pytest.mark.long
-def test_the_control_does_not_learn(trained: Trained, tmp_path: Path) -> None:
+def test_control_with_learning_rate_zero_does_not_learn(trained: Trained, tmp_path: Path) -> None:
     """At learning rate 0 the first and the last steps differ only by noise: less than 4 standard errors."""
     control = ComposeStack(tmp_path, trained.stack.project, {**trained.stack.ports, "RUN_ID": "control"}, [OVERRIDE])
     control.compose("up", "--detach", "--no-recreate", "redis", "api", "model")

@@ -85,7 +85,7 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
     assert config["services"]["trainer"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_trainer"
 
 
-def test_no_secret_is_in_what_docker_shows(stack: tuple[str, dict[str, Any], Path]) -> None:
+def test_docker_compose_config_contains_no_secret(stack: tuple[str, dict[str, Any], Path]) -> None:
     """`docker inspect` shows environment, command and labels. All of them are in this text."""
     kind, config, root = stack
     if kind == "secured":

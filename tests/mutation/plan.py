@@ -7,14 +7,14 @@ from typing import Final
 _API: Final = "tests/integration/api"
 _ATROPOS: Final = "tests/integration/atropos_queue"
 _SLOW: Final = (
-    f"{_API}/test_lease_amounts.py::test_the_walk_has_a_bound",
+    f"{_API}/test_lease_amounts.py::test_lease_searches_the_queue_up_to_a_bound",
     f"{_API}/test_lease_amounts.py::test_a_batch_may_be_larger_than_what_lua_unpacks_at_once",
-    f"{_API}/test_dead_letters.py::test_the_oldest_letters_go_when_there_are_too_many",
-    f"{_API}/test_published_changes.py::test_the_stream_forgets_what_is_old",
+    f"{_API}/test_dead_letters.py::test_oldest_dead_letters_are_removed_above_the_limit",
+    f"{_API}/test_published_changes.py::test_event_stream_is_trimmed_to_the_newest_events",
     f"{_API}/test_bounds.py::test_lists_in_bodies_have_a_bound",
     f"{_API}/test_bounds.py::test_no_verb_makes_redis_grow_beyond_its_maxmemory",
-    f"{_API}/test_bounds.py::test_a_redis_that_is_busy_with_a_script_is_a_503",
-    f"{_API}/test_bounds.py::test_the_source_trainer_is_for_the_trainers_role",
+    f"{_API}/test_bounds.py::test_redis_busy_with_a_script_gives_503",
+    f"{_API}/test_bounds.py::test_only_trainer_and_admin_may_write_metrics_of_source_trainer",
 )
 
 Tests = tuple[str, ...]

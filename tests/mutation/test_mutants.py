@@ -34,7 +34,7 @@ def changes(tmp_path: Path) -> list[str]:
     return [f"{mutant.kind}: {mutant.change}" for mutant in all_mutants(tmp_path)]
 
 
-def test_mutants_of_a_script(tmp_path: Path) -> None:
+def test_mutants_of_a_script_are_the_expected_changes(tmp_path: Path) -> None:
     assert sorted(changes(tmp_path)) == sorted(
         [
             "one side: ARGV[1] or 'or' -> (ARGV[1])",
@@ -80,12 +80,12 @@ def test_a_mutant_is_the_script_with_one_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["if x then y()", "x = = 1", "goto there", "local s = [[long]]", "a:b()", "f() )"])
-def test_what_is_not_read_is_an_error(text: str) -> None:
+def test_lua_reader_refuses_unsupported_syntax(text: str) -> None:
     with pytest.raises(SyntaxError, match="line 1"):
         places(text)
 
 
-def test_the_order_is_always_the_same_and_no_two_mutants_look_alike() -> None:
+def test_mutants_have_a_fixed_order_and_unique_keys() -> None:
     mutants = all_mutants()
     assert mutants == all_mutants()
     assert len({mutant.key for mutant in mutants}) == len(mutants) > 500
@@ -109,14 +109,14 @@ def user(script: str) -> str:
     return next(path.stem for path in LUA.glob("*.lua") if f"-- include: {script}\n" in path.read_text())
 
 
-def test_the_survivors_are_mutants_and_argued() -> None:
+def test_every_listed_survivor_is_a_mutant_with_a_reason() -> None:
     there = {mutant.key for mutant in all_mutants()}
     known = survivors.read()
     assert not [key for key in known if key not in there], "their lines changed: run `make mutants` for these scripts"
     assert not [key for key, why in known.items() if len(why.split()) < 4]
 
 
-def test_survivors_are_added_as_they_are_read(tmp_path: Path) -> None:
+def test_added_survivor_is_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "survivors.toml"
     path.touch()
     mutant = Mutant("a.lua", 'say("it\\n")', "x -> y", 2, "negated", "")

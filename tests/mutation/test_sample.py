@@ -14,7 +14,7 @@ from tests.mutation.trial import Verdict
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_sample_of_the_mutants_is_found() -> None:
+def test_tests_find_a_sample_of_the_mutants() -> None:
     known = survivors.read()
     sample = random.Random(0).sample([mutant for mutant in all_mutants() if mutant.key not in known], 12)
     judge = Judge()

@@ -26,7 +26,7 @@ def shown() -> set[tuple[str, str]]:
     return calls
 
 
-async def test_every_call_is_shown(http: httpx.AsyncClient) -> None:
+async def test_api_guide_shows_every_v1_call(http: httpx.AsyncClient) -> None:
     paths = (await http.get("/openapi.json")).json()["paths"]
     operations = {
         (method.upper(), path)
@@ -44,7 +44,7 @@ async def test_every_call_is_shown(http: httpx.AsyncClient) -> None:
     assert [call for call in calls if not any(fits(call, operation) for operation in operations)] == []
 
 
-def test_every_line_works(redis_url: str, shared_api: ApiServer, tmp_path: Path) -> None:
+def test_api_guide_commands_work_in_order(redis_url: str, shared_api: ApiServer, tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", SCRIPT],
         cwd=tmp_path,

@@ -91,7 +91,7 @@ async def loop_at(redis: Redis) -> AsyncIterator[Callable[..., Awaitable[Loop]]]
 
 
 @pytest.mark.parametrize("compress", [False, True])
-async def test_acked_groups_are_read_from_the_runs_folder(
+async def test_acked_groups_are_readable_from_the_runs_folder(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]], compress: bool
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -107,7 +107,7 @@ async def test_acked_groups_are_read_from_the_runs_folder(
         assert not [key async for key in redis.scan_iter(keys.payload(RUN, "*"))]
 
 
-async def test_what_waits_is_written_when_the_api_is_stopped(
+async def test_stopping_the_api_archives_all_waiting_groups(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     await redis.set(keys.ARCHIVER, "another process", px=60_000)
@@ -122,7 +122,7 @@ async def test_what_waits_is_written_when_the_api_is_stopped(
     assert ids(tmp_path) == [group.group_id for group in loop.sent]
 
 
-async def test_what_is_not_acked_is_not_archived(
+async def test_archive_contains_only_acked_groups(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -136,7 +136,7 @@ async def test_what_is_not_acked_is_not_archived(
 
 
 @pytest.mark.parametrize("environ", [{"GRISTMILL_RUNS_DIR": ""}, {"API_ARCHIVE_MAX_BYTES": "0"}])
-async def test_archiving_may_be_off(
+async def test_api_with_archiving_turned_off_writes_no_segments(
     redis: Redis,
     redis_url: str,
     tmp_path: Path,
@@ -152,7 +152,7 @@ async def test_archiving_may_be_off(
         segments(tmp_path / RUN)
 
 
-async def test_groups_that_waited_are_let_go_when_archiving_is_turned_off(
+async def test_waiting_groups_are_released_when_archiving_is_turned_off(
     tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with RedisServer() as own:  # no other API exists that could release them
@@ -168,7 +168,7 @@ async def test_groups_that_waited_are_let_go_when_archiving_is_turned_off(
                 assert "let_go=3" in server.log()
 
 
-async def test_an_api_that_does_not_archive_leaves_it_to_one_that_does(
+async def test_api_without_archiving_leaves_groups_to_an_api_that_archives(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=""), ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -179,7 +179,7 @@ async def test_an_api_that_does_not_archive_leaves_it_to_one_that_does(
         assert len(ids(tmp_path)) == 6
 
 
-async def test_kills_of_the_api_lose_nothing_and_double_nothing(
+async def test_archive_has_each_group_once_after_kills_of_the_api(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     """SIGKILL while groups are submitted, acked and written. The test removes the dead process's lock, as if the lock
@@ -210,7 +210,7 @@ async def test_kills_of_the_api_lose_nothing_and_double_nothing(
     assert len(loop.sent) >= 4 * KILLS
 
 
-async def test_a_crash_between_the_disk_and_redis_gives_each_group_once(
+async def test_archive_reads_each_group_once_after_a_crash_between_disk_and_redis(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -260,7 +260,7 @@ async def test_one_of_two_processes_archives_and_the_other_takes_over(
     assert len(segments(tmp_path / RUN)) == 1
 
 
-async def test_runs_side_by_side_have_archives_of_their_own(
+async def test_concurrent_runs_have_separate_archives(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -279,7 +279,7 @@ async def test_runs_side_by_side_have_archives_of_their_own(
             assert ids(tmp_path, loop.run_id) == [group.group_id for group in loop.sent]
 
 
-async def test_the_cap_holds_and_the_newest_groups_stay(
+async def test_archive_stays_below_its_cap_and_keeps_the_newest_groups(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     cap = 200_000
@@ -301,7 +301,7 @@ async def lost(url: str) -> float:
     return float(found.split()[1])
 
 
-async def test_training_goes_on_when_the_folder_cannot_be_written(
+async def test_training_continues_if_the_run_folder_is_not_writable(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     """A file blocks the path of the run's folder; later the file is gone."""
@@ -321,7 +321,7 @@ async def test_training_goes_on_when_the_folder_cannot_be_written(
         assert ids(tmp_path) == ["g00000006", "g00000007"]
 
 
-async def test_training_goes_on_when_the_disk_is_full(
+async def test_training_continues_if_the_archive_disk_is_full(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     """The API's process may not write a file larger than 100 kB: the kernel refuses in the middle of a group."""
@@ -338,7 +338,7 @@ async def test_training_goes_on_when_the_disk_is_full(
     assert len(read) == 20 - lost_groups
 
 
-async def test_a_folder_removed_under_the_archiver_begins_anew(
+async def test_archiver_writes_a_new_segment_if_its_segment_was_removed(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -352,7 +352,7 @@ async def test_a_folder_removed_under_the_archiver_begins_anew(
     assert ids(tmp_path) == ["g00000002", "g00000003"]
 
 
-async def test_a_run_created_again_goes_on_after_the_old_ones_groups(
+async def test_recreated_run_appends_after_the_old_runs_groups(
     redis: Redis, redis_url: str, tmp_path: Path, loop_at: Callable[..., Awaitable[Loop]]
 ) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path)) as server:
@@ -369,7 +369,7 @@ async def test_a_run_created_again_goes_on_after_the_old_ones_groups(
     assert ids(tmp_path) == ["g00000000", "g00000001", "g00000002", "g00000000", "g00000001"]
 
 
-async def test_no_run_is_named_like_the_folder_above(redis_url: str, tmp_path: Path) -> None:
+async def test_run_ids_that_are_relative_or_hidden_paths_are_refused(redis_url: str, tmp_path: Path) -> None:
     with ApiServer(redis_url, GRISTMILL_RUNS_DIR=str(tmp_path / "runs")) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             for name in ("..", ".", ".hidden"):

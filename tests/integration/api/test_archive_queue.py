@@ -10,7 +10,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 
 
-async def test_archived_groups_leave_and_only_they(harness: StoreHarness) -> None:
+async def test_archived_removes_only_groups_that_wait_for_the_archive(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(), archive=True)
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
@@ -46,7 +46,7 @@ async def test_archived_groups_leave_and_only_they(harness: StoreHarness) -> Non
     assert await harness.redis.keys(PREFIX + "*") == [f"{PREFIX}fence".encode()]
 
 
-async def test_a_resumed_trainers_groups_are_archived_too(harness: StoreHarness) -> None:
+async def test_groups_settled_by_a_resumed_trainer_are_archived(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(), archive=True)
     incarnation = await harness.start()
     a, b, _, _ = await harness.fill(4)

@@ -29,20 +29,20 @@ def _log(server: ApiServer) -> str:
     return server.log()
 
 
-def test_open_to_the_network_is_told() -> None:
+def test_api_without_tokens_warns_if_other_machines_can_reach_it() -> None:
     with ApiServer(NOBODY_THERE, host="0.0.0.0") as server:
         log = _log(server)
         assert f"listens at 0.0.0.0:{server.port} and API_AUTH is none" in log
         assert log.count(LOUD) == 1
 
 
-def test_by_several_workers_too() -> None:
+def test_api_with_several_workers_warns_if_other_machines_can_reach_it() -> None:
     with ApiServer(NOBODY_THERE, host="0.0.0.0", WEB_CONCURRENCY="2") as server:
         assert f"listens at 0.0.0.0:{server.port}" in _log(server)
 
 
 @pytest.mark.parametrize("case", ["loopback", "compose", "token"])
-def test_and_not_otherwise(case: str, tmp_path: Path) -> None:
+def test_api_on_loopback_in_compose_or_with_tokens_does_not_warn(case: str, tmp_path: Path) -> None:
     environ = {"loopback": {}, "compose": {"API_IN_COMPOSE": "1"}, "token": {}}[case]
     if case == "token":
         environ = {"API_AUTH": "token", "API_TOKENS_DIR": str(tmp_path)}

@@ -144,7 +144,7 @@ async def test_drop_reasons_have_a_bound(harness: StoreHarness, monkeypatch: pyt
     assert not await harness.store.permits.return_permit(RUN, "env-1", ids[2], "c"), "repeated"
 
 
-async def test_permits_that_are_out_have_a_bound(harness: StoreHarness) -> None:
+async def test_outstanding_permits_have_a_bound(harness: StoreHarness) -> None:
     incarnation = (await harness.store.runs.take(RUN, trainer(staleness=2**40, steps=2**41), [])).incarnation
     await harness.store.runs.record_version(RUN, incarnation, 0)
     given = sum([len(await harness.ask("env-1", 8192)) for _ in range(9)])
@@ -253,7 +253,7 @@ async def test_no_verb_makes_redis_grow_beyond_its_maxmemory(
     assert after - before < 1_000_000, statuses
 
 
-async def test_a_redis_that_is_busy_with_a_script_is_a_503(redis: Redis, plain: httpx.AsyncClient) -> None:
+async def test_redis_busy_with_a_script_gives_503(redis: Redis, plain: httpx.AsyncClient) -> None:
     threshold = (await redis.config_get("busy-reply-threshold"))["busy-reply-threshold"]
     await redis.config_set("busy-reply-threshold", 1)
     spinning = asyncio.ensure_future(redis.eval("while true do end", 0))
@@ -270,7 +270,7 @@ async def test_a_redis_that_is_busy_with_a_script_is_a_503(redis: Redis, plain: 
         await redis.config_set("busy-reply-threshold", threshold or 5000)
 
 
-async def test_the_source_trainer_is_for_the_trainers_role(
+async def test_only_trainer_and_admin_may_write_metrics_of_source_trainer(
     redis_url: str, shared_redis: RedisServer, tmp_path: Path
 ) -> None:
     for role in ("env", "trainer", "admin"):

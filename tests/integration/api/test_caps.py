@@ -22,7 +22,7 @@ async def assert_full(harness: StoreHarness, group_id: str, *quoted: str) -> Non
     assert [value for value in quoted if value not in str(refused.value)] == []
 
 
-async def test_caps_are_reached_and_not_passed(harness: StoreHarness) -> None:
+async def test_store_accepts_groups_up_to_each_cap_and_refuses_more(harness: StoreHarness) -> None:
     await harness.start()
     a, b, c, d = await harness.ask("env-1", 4)
     harness.store = Store(harness.redis, Limits(max_stored_bytes=100, max_run_bytes=100, max_run_groups=1))

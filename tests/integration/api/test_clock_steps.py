@@ -36,7 +36,7 @@ async def step_clock(redis: Redis, ms: int) -> None:
             await redis.zadd(key, {member: deadline - ms})
 
 
-async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_be_acked(
+async def test_clock_step_forward_redelivers_a_batch_and_refuses_the_first_ack(
     harness: StoreHarness, redis: Redis
 ) -> None:
     incarnation = await harness.start()
@@ -50,7 +50,7 @@ async def test_forward_a_batch_is_delivered_again_and_its_first_delivery_cannot_
 
 
 @pytest.mark.parametrize("verb", ["ack", "extend", "lease"])
-async def test_forward_a_batch_that_nobody_leased_since_is_still_its_trainers(
+async def test_clock_step_forward_keeps_a_batch_with_its_trainer_if_not_leased_again(
     harness: StoreHarness, redis: Redis, verb: str
 ) -> None:
     incarnation = await harness.start()
@@ -68,7 +68,9 @@ async def test_forward_a_batch_that_nobody_leased_since_is_still_its_trainers(
     assert await harness.whereabouts() == {"trained": ids}
 
 
-async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(harness: StoreHarness, redis: Redis) -> None:
+async def test_clock_step_forward_keeps_a_permit_until_another_environment_asks(
+    harness: StoreHarness, redis: Redis
+) -> None:
     await harness.start()
     first, second = await harness.ask("env-1", 2)
     await step_clock(redis, HOUR_MS)
@@ -82,7 +84,7 @@ async def test_forward_a_permit_goes_to_another_or_stays_whoever_is_first(harnes
     assert (await harness.whereabouts())["ready"] == [first, second]
 
 
-async def test_back_a_dead_trainers_leases_last_longer_but_the_next_trainer_does_not_wait(
+async def test_clock_step_back_extends_dead_leases_but_the_next_trainer_does_not_wait(
     harness: StoreHarness, redis: Redis
 ) -> None:
     incarnation = await harness.start()
@@ -94,7 +96,7 @@ async def test_back_a_dead_trainers_leases_last_longer_but_the_next_trainer_does
     assert await harness.lease(incarnation, "b1", 2) == ids
 
 
-async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gives_them_back(
+async def test_clock_step_back_extends_dead_permits_until_they_are_released(
     harness: StoreHarness, redis: Redis
 ) -> None:
     await harness.start()
@@ -105,9 +107,7 @@ async def test_back_a_dead_environments_permits_last_longer_and_its_successor_gi
     assert await harness.ask("env-2", 4) == ids
 
 
-def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_them(
-    redis_url: str, shared_api: ApiServer
-) -> None:
+def test_clock_step_forward_never_makes_a_trainer_repeat_its_own_groups(redis_url: str, shared_api: ApiServer) -> None:
     """The trainer's lease expired while it slept. A lease of the next step would contain the groups that it has just
     trained on."""
 
@@ -134,7 +134,9 @@ def test_forward_a_trainer_that_is_given_its_own_groups_again_does_not_train_on_
         assert [group.group_id for group in again] == [group.group_id for group in first]
 
 
-async def test_no_script_hears_what_the_apis_clock_says(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_store_script_receives_the_apis_clock_time(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So two API processes, or one whose clock is wrong, do no harm. A time of day is over 10^9 in any unit."""
     heard: list[str | bytes | int] = []
     run = Scripts.run

@@ -34,13 +34,13 @@ async def connected(url: str, options: str) -> AsyncIterator[Redis]:
         await client.aclose()
 
 
-async def test_who_finds_every_connection_in_use_waits_for_one(redis_url: str) -> None:
+async def test_command_waits_for_a_connection_if_all_are_in_use(redis_url: str) -> None:
     async with connected(redis_url, "max_connections=2&timeout=5&client_name=pool") as client:
         await asyncio.gather(*(client.blpop(["nothing"], timeout=0.2) for _ in range(6)))
         assert [found["name"] for found in await client.client_list()].count("pool") == 2
 
 
-async def test_but_not_for_ever(redis_url: str) -> None:
+async def test_command_fails_if_no_connection_is_free_within_the_timeout(redis_url: str) -> None:
     async with connected(redis_url, "max_connections=1&timeout=0.1") as client:
         busy = asyncio.ensure_future(client.blpop(["nothing"], timeout=1))
         await asyncio.sleep(0.05)
@@ -50,7 +50,7 @@ async def test_but_not_for_ever(redis_url: str) -> None:
         assert await client.ping()
 
 
-async def test_an_answer_that_was_not_waited_for_is_heard_by_nobody(redis_url: str) -> None:
+async def test_abandoned_answer_never_reaches_a_later_command(redis_url: str) -> None:
     async with connected(redis_url, "max_connections=1&socket_timeout=0.2") as client:
         pool = client.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ async def test_an_answer_that_was_not_waited_for_is_heard_by_nobody(redis_url: s
         assert connection.socket_timeout == 0.2, "as it was"
 
 
-async def test_a_cancelled_task_never_goes_on(redis_url: str) -> None:
+async def test_cancelled_task_stops_during_a_redis_command(redis_url: str) -> None:
     """redis-py's own client waits with `asyncio.wait_for`, which loses a cancellation in Python 3.11 if the command was
     sent at that moment."""
     async with connect(redis_url, {}) as redis:
@@ -86,7 +86,7 @@ async def test_a_cancelled_task_never_goes_on(redis_url: str) -> None:
             assert done, f"the task continues after a cancellation in turn {turns % 40}"
 
 
-async def test_one_refused_command_takes_only_its_own_answer(redis_url: str) -> None:
+async def test_refused_command_leaves_the_other_answers_of_its_pipeline_intact(redis_url: str) -> None:
     async with connected(redis_url, "max_connections=1") as client:
         pool = client.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ async def test_one_refused_command_takes_only_its_own_answer(redis_url: str) -> 
         assert third == b"1"
 
 
-async def test_a_redis_that_was_killed_in_between_is_found_again() -> None:
+async def test_client_reconnects_after_a_redis_restart() -> None:
     with RedisServer() as server:
         async with connected(server.url, "max_connections=1") as client:
             assert await client.ping()
@@ -152,14 +152,14 @@ async def test_api_does_not_start_on_a_redis_cluster() -> None:
         await asyncio.to_thread(ApiServer(server.api_url).start)
 
 
-async def test_redis_of_today_is_new_enough(redis_url: str, shared_redis: RedisServer) -> None:
+async def test_check_server_accepts_redis_7(redis_url: str, shared_redis: RedisServer) -> None:
     async with connected(shared_redis.api_url, "") as client:
         await check_server(client)
     async with old_redis("7.0.0", free_port()) as url, connected(url, "") as client:
         await check_server(client)
 
 
-async def test_old_redis_that_comes_later_is_reported() -> None:
+async def test_api_reports_an_old_redis_that_appears_after_its_start() -> None:
     port = free_port()
     with ApiServer(f"redis://127.0.0.1:{port}/0") as api:
         assert "FAILED" not in api.log()

@@ -11,7 +11,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
 
-async def test_replayed_letters_take_their_place_with_new_attempts(harness: StoreHarness) -> None:
+async def test_replayed_dead_letters_return_to_their_place_with_new_attempts(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
     await harness.give_up(incarnation, groups=2)
@@ -29,7 +29,7 @@ async def test_replayed_letters_take_their_place_with_new_attempts(harness: Stor
     assert (status.accepted, status.dead, status.bytes) == (3, 1, 400)
 
 
-async def test_a_letter_that_a_checkpoint_covers_is_settled(harness: StoreHarness) -> None:
+async def test_dead_letter_covered_by_a_checkpoint_is_settled_as_trained(harness: StoreHarness) -> None:
     """The trainer trained on the last delivery, and its lease expired before the ack. Replayed, the group would be
     trained twice."""
     incarnation = await harness.start()
@@ -43,7 +43,7 @@ async def test_a_letter_that_a_checkpoint_covers_is_settled(harness: StoreHarnes
     assert (status.sequences["dead"], status.bytes_by_state["dead"]) == (0, 0)
 
 
-async def test_purged_letters_are_dropped_and_their_bytes_go(harness: StoreHarness) -> None:
+async def test_purged_dead_letters_are_dropped_and_their_bytes_freed(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
     await harness.give_up(incarnation, groups=2)
@@ -58,7 +58,7 @@ async def test_purged_letters_are_dropped_and_their_bytes_go(harness: StoreHarne
     assert "(purged)" in refused.value.message
 
 
-async def test_the_oldest_letters_go_when_there_are_too_many(harness: StoreHarness) -> None:
+async def test_oldest_dead_letters_are_removed_above_the_limit(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=1100)
     ids = await harness.fill(1026)
     await harness.give_up(incarnation, groups=1026)
@@ -84,7 +84,7 @@ async def test_tombstones_are_trimmed_and_a_late_retry_is_still_not_stored(harne
     assert (await harness.store.runs.status(RUN)).trained == 4, "counts do not depend on tombstones"
 
 
-async def test_a_replayed_group_is_dead_for_no_reason(harness: StoreHarness) -> None:
+async def test_replay_removes_the_dead_letter_reason(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start()
     (group,) = await harness.fill(1)
@@ -96,7 +96,7 @@ async def test_a_replayed_group_is_dead_for_no_reason(harness: StoreHarness) -> 
     assert not await harness.redis.hexists(PREFIX + f"group:{group}", "reason")
 
 
-async def test_tombstones_of_dropped_groups_go_with_the_oldest(harness: StoreHarness) -> None:
+async def test_oldest_tombstones_of_dropped_groups_are_trimmed(harness: StoreHarness) -> None:
     """Tombstones of dropped permits, and of groups that were abandoned after their submit."""
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start(groups=8)

@@ -12,7 +12,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import Store
 
 
-async def test_times_are_redis_clock_in_milliseconds(harness: StoreHarness) -> None:
+async def test_deadlines_use_redis_clock_in_milliseconds(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(permit_ttl_s=1000, lease_ttl_s=2000, env_ttl_s=3000))
     before = time.time()
     incarnation = await harness.start()
@@ -40,7 +40,7 @@ async def test_times_are_redis_clock_in_milliseconds(harness: StoreHarness) -> N
     assert before + 1000 - slack <= await deadline("permits", permit) <= time.time() + 1000 + slack
 
 
-async def test_deadlines_that_are_now_are_over(redis: Redis) -> None:
+async def test_lease_permit_and_environment_expire_at_their_deadline(redis: Redis) -> None:
     """A lease, a permit and an environment are valid until their deadline, and no longer valid at the deadline."""
     short = StoreHarness(Store(redis, Limits(lease_ttl_s=0.001, permit_ttl_s=0.001, env_ttl_s=0.001)), redis)
     lasting = StoreHarness(Store(redis, Limits()), redis)

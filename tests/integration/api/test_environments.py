@@ -16,7 +16,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import LeaseSize
 
 
-async def test_environments_keep_what_they_registered_last(harness: StoreHarness) -> None:
+async def test_environment_keeps_its_latest_registration(harness: StoreHarness) -> None:
     envs = harness.store.envs
     await envs.register(RUN, "env-1", 2.0, None)
     since = await harness.redis.hget(PREFIX + "env:env-1", "registered_ms")
@@ -34,7 +34,7 @@ async def test_environments_keep_what_they_registered_last(harness: StoreHarness
     assert "'env-2'" in refused.value.message
 
 
-async def test_an_environment_lives_by_asking_and_leaves(harness: StoreHarness) -> None:
+async def test_permit_request_keeps_an_environment_alive_until_it_unregisters(harness: StoreHarness) -> None:
     await harness.start()
     await harness.store.envs.register(RUN, "env-1", 1.0, None)
     await harness.redis.zadd(PREFIX + "envs", {"env-1": 1}, xx=True)
@@ -45,13 +45,13 @@ async def test_an_environment_lives_by_asking_and_leaves(harness: StoreHarness) 
     assert await harness.store.envs.all(RUN) == []
 
 
-async def test_an_environment_that_left_is_forgotten(harness: StoreHarness) -> None:
+async def test_unregistered_environment_leaves_nothing_in_redis(harness: StoreHarness) -> None:
     await harness.store.envs.register(RUN, "env-1", 1.0, 0.5)
     await harness.store.envs.unregister(RUN, "env-1")
     assert await harness.redis.exists(PREFIX + "env:env-1", PREFIX + "envs") == 0
 
 
-async def test_weights_share_the_permits(harness: StoreHarness) -> None:
+async def test_permits_are_shared_by_environment_weight(harness: StoreHarness) -> None:
     await harness.start(groups=8)
     await harness.store.envs.register(RUN, "heavy", 3.0, None)
     await harness.store.envs.register(RUN, "light", 1.0, None)
@@ -65,7 +65,7 @@ async def test_weights_share_the_permits(harness: StoreHarness) -> None:
     assert len(await harness.ask("light", 8)) == 6, "other environments may use a dead environment's share"
 
 
-async def test_a_share_is_kept_for_a_living_environment(harness: StoreHarness) -> None:
+async def test_share_of_a_batch_is_reserved_for_a_live_environment(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=8)
     await harness.store.envs.register(RUN, "small", None, 0.5)
     big = await harness.send(*[("big", 10, 0)] * 4)
@@ -77,7 +77,7 @@ async def test_a_share_is_kept_for_a_living_environment(harness: StoreHarness) -
     assert await harness.lease(incarnation, "b2", 2) == big[2:]
 
 
-async def test_shares_beyond_the_whole_are_scaled_down(harness: StoreHarness) -> None:
+async def test_shares_above_one_in_total_are_scaled_down(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=8)
     await harness.store.envs.register(RUN, "a", None, 1.0)
     await harness.store.envs.register(RUN, "b", None, 1.0)
@@ -86,7 +86,7 @@ async def test_shares_beyond_the_whole_are_scaled_down(harness: StoreHarness) ->
     assert await harness.lease(incarnation, "b1", 4) == [*a[:2], *b[:2]]
 
 
-async def test_a_dead_environments_share_blocks_nobody(harness: StoreHarness) -> None:
+async def test_share_of_a_dead_environment_blocks_no_lease(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=8)
     ids = await harness.send(*[("big", 10, 0)] * 2)
     await harness.store.envs.register(RUN, "gone", None, 1.0)
@@ -102,7 +102,7 @@ async def hush(harness: StoreHarness, env_id: str) -> None:
     await harness.store.envs.heartbeat(RUN, env_id)
 
 
-async def test_permits_are_left_for_the_share_of_a_batch(harness: StoreHarness) -> None:
+async def test_permits_are_reserved_for_an_environments_share_of_a_batch(harness: StoreHarness) -> None:
     """8 groups per step and no staleness: if one environment takes permits of a step, the other cannot send those
     groups."""
     incarnation = await harness.start(groups=8)
@@ -121,7 +121,9 @@ async def test_permits_are_left_for_the_share_of_a_batch(harness: StoreHarness) 
 
 
 @pytest.mark.parametrize(("unit", "amount"), [("groups", 8), ("sequences", 16)])
-async def test_a_share_never_waits_for_groups_that_cannot_come(harness: StoreHarness, unit: str, amount: int) -> None:
+async def test_share_is_limited_to_groups_that_permits_still_allow(
+    harness: StoreHarness, unit: str, amount: int
+) -> None:
     """One environment takes the whole step before the environment with the share arrives. 6 groups are there, so it can
     send 2."""
     incarnation = await harness.start(groups=8)
@@ -138,7 +140,7 @@ async def test_a_share_never_waits_for_groups_that_cannot_come(harness: StoreHar
     assert await lease() == [*a, *b]
 
 
-async def test_a_share_waits_for_permits_that_are_out_and_not_for_those_of_others(harness: StoreHarness) -> None:
+async def test_share_waits_only_for_outstanding_permits_of_its_environment(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=4)
     a = await harness.send(*[("a", 10, 0)] * 2)
     (held,) = await harness.ask("c", 1)
@@ -151,7 +153,7 @@ async def test_a_share_waits_for_permits_that_are_out_and_not_for_those_of_other
     await harness.submit("c", held)
 
 
-async def test_an_environment_that_only_sends_heartbeats_keeps_nothing(harness: StoreHarness) -> None:
+async def test_environment_that_only_sends_heartbeats_reserves_no_share(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=8)
     await harness.store.envs.register(RUN, "idle", None, 1.0)
     assert await harness.ask("a", 8) == [], "it has just registered, and may ask"
@@ -163,7 +165,7 @@ async def test_an_environment_that_only_sends_heartbeats_keeps_nothing(harness: 
     assert await harness.lease(incarnation, "b2", 2) is None
 
 
-async def test_what_is_ready_of_a_share_is_kept_whether_its_environment_asks_or_not(harness: StoreHarness) -> None:
+async def test_ready_groups_count_for_a_share_even_if_the_environment_stops_asking(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=8)
     a = await harness.send(*[("a", 10, 0)] * 3)
     await harness.store.envs.register(RUN, "b", None, 0.5)
@@ -172,7 +174,7 @@ async def test_what_is_ready_of_a_share_is_kept_whether_its_environment_asks_or_
     assert await harness.lease(incarnation, "b1", 2) == [a[0], *b]
 
 
-async def test_of_two_shares_that_cannot_both_be_had_one_is(harness: StoreHarness) -> None:
+async def test_two_shares_that_cannot_both_be_met_do_not_block_each_other(harness: StoreHarness) -> None:
     """One permit is left, and each of them lacks four groups. Neither waits for the other forever."""
     incarnation = await harness.start(groups=8)
     a = await harness.send(*[("a", 10, 0)] * 7)
@@ -184,7 +186,7 @@ async def test_of_two_shares_that_cannot_both_be_had_one_is(harness: StoreHarnes
     assert await harness.lease(incarnation, "b1", 8) == [*a, *b]
 
 
-async def test_a_share_smaller_than_a_group_blocks_nobody(harness: StoreHarness) -> None:
+async def test_share_smaller_than_a_group_blocks_no_lease(harness: StoreHarness) -> None:
     """A fifth of 16 sequences is less than a group of 4. Two fifths are one group and a remainder, which is not
     kept."""
     await harness.store.runs.create("other", {}, 4, stack=None)
@@ -212,7 +214,7 @@ async def test_a_share_smaller_than_a_group_blocks_nobody(harness: StoreHarness)
     assert await lease("b2") == [a[0], b[0], *a[1:]]
 
 
-async def test_an_environment_that_asks_is_known_to_ask(harness: StoreHarness) -> None:
+async def test_store_records_when_an_environment_last_asked_for_permits(harness: StoreHarness) -> None:
     """The store records a request when the last recorded request is older than a tenth of an environment's time-out."""
     await harness.start()
     await harness.store.envs.register(RUN, "env-1", None, 0.5)
@@ -226,7 +228,7 @@ async def test_an_environment_that_asks_is_known_to_ask(harness: StoreHarness) -
     assert int(await harness.redis.hget(key, "asked_ms") or 0) >= registered
 
 
-async def test_shares_of_environments_of_atropos_hold_for_what_is_ready(harness: StoreHarness) -> None:
+async def test_share_of_an_atropos_environment_applies_to_its_ready_groups(harness: StoreHarness) -> None:
     """A trainer of /v1 leases the groups that Atropos' environments send at the root."""
     queue = Queue(harness.store, Limits(), "default")
     await queue.register(registration())

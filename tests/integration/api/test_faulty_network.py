@@ -100,7 +100,7 @@ STRIKE_S = 1.4
 
 @pytest.mark.parametrize("link", ["client-api", "api-redis"])
 @pytest.mark.parametrize("fault", [*LASTING, *PASSING])
-async def test_a_run_outlives_the_fault(chain: Chain, tmp_path: Path, link: str, fault: str) -> None:
+async def test_run_finishes_under_every_network_fault(chain: Chain, tmp_path: Path, link: str, fault: str) -> None:
     proxy = chain.link(link)
     before = chain.defects()
     acknowledged: list[str] = []
@@ -151,7 +151,9 @@ def cut(direction: Direction, after: int) -> Fault:
 
 @pytest.mark.parametrize("link", ["client-api", "api-redis"])
 @pytest.mark.parametrize("direction", ["request", "answer"])
-async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction) -> None:
+async def test_run_continues_after_a_connection_reset_at_any_byte(
+    chain: Chain, link: str, direction: Direction
+) -> None:
     """Cuts every verb of a run at each offset. A client never takes a lease that was cut short for a short batch."""
     proxy = chain.link(link)
     before = chain.defects()
@@ -210,7 +212,7 @@ async def test_a_reset_at_any_byte(chain: Chain, link: str, direction: Direction
 
 
 @pytest.mark.parametrize("link", ["client-api", "api-redis"])
-async def test_a_silent_network_is_503_or_silence_and_recovers_at_once(chain: Chain, link: str) -> None:
+async def test_silent_network_gives_503_or_a_timeout_and_recovers_at_once(chain: Chain, link: str) -> None:
     # If the API itself waits in vain, it answers after some time.
     patience = 1 if link == "client-api" else 10
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{chain.before_api.port}", timeout=patience) as http:

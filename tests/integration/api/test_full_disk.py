@@ -83,7 +83,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
             yield small
 
 
-async def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(disk: Disk) -> None:
+async def test_full_disk_loses_nothing_and_the_run_continues_when_there_is_room(disk: Disk) -> None:
     server = disk.server
     with ApiServer(server.url) as api:
         async with Client(api.url, patience=30) as client, httpx.AsyncClient(base_url=api.url) as http:

@@ -49,7 +49,7 @@ async def clients(api: ApiServer) -> AsyncIterator[tuple[Client, httpx.AsyncClie
         yield client, http
 
 
-async def test_a_run_three_times_the_size_of_redis(
+async def test_run_three_times_the_size_of_redis_delivers_every_group(
     server: RedisServer, clients: tuple[Client, httpx.AsyncClient]
 ) -> None:
     client, http = clients
@@ -119,7 +119,7 @@ async def test_a_run_three_times_the_size_of_redis(
         assert int(answer.headers["Retry-After"]) >= 1
 
 
-async def test_a_submit_refused_for_want_of_memory_leaves_nothing_behind(
+async def test_submit_refused_for_lack_of_memory_leaves_nothing_behind(
     server: RedisServer, clients: tuple[Client, httpx.AsyncClient]
 ) -> None:
     client, http = clients

@@ -104,18 +104,20 @@ def _peak_memory(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_the_body_itself_is_a_group(door: Door) -> None:
+def test_unchanged_body_is_stored(door: Door) -> None:
     assert door.judge(BODY).status_code == 201
 
 
-def test_cut_off_anywhere(door: Door) -> None:
+def test_body_truncated_at_any_byte_is_refused(door: Door) -> None:
     for length in range(len(BODY)):
         assert door.judge(BODY[:length]).status_code == 400, length
 
 
 @MANY
 @given(flips=st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255)), min_size=1, max_size=6))
-def test_flipped_bytes(door: Door, flips: list[tuple[int, int]]) -> None:
+def test_body_with_flipped_bytes_is_refused_unless_it_is_a_valid_group(
+    door: Door, flips: list[tuple[int, int]]
+) -> None:
     body = bytearray(BODY)
     for position, mask in flips:
         body[position] ^= mask
@@ -124,13 +126,15 @@ def test_flipped_bytes(door: Door, flips: list[tuple[int, int]]) -> None:
 
 @MANY
 @given(position=st.integers(0, len(BODY)), end=st.integers(0, 40), junk=st.binary(max_size=40))
-def test_cut_out_and_put_in(door: Door, position: int, end: int, junk: bytes) -> None:
+def test_body_with_replaced_bytes_is_refused_unless_it_is_a_valid_group(
+    door: Door, position: int, end: int, junk: bytes
+) -> None:
     door.judge(BODY[:position] + junk + BODY[position + end :])
 
 
 @MANY
 @given(body=st.binary(max_size=400))
-def test_any_bytes(door: Door, body: bytes) -> None:
+def test_body_of_random_bytes_is_refused(door: Door, body: bytes) -> None:
     door.judge(body)
 
 
@@ -173,11 +177,11 @@ _RESERVED = ["advantages", "ref_logprobs", "distill_ids", "distill_logprobs", "o
 
 @settings(MANY, max_examples=300)
 @given(fields=st.dictionaries(st.sampled_from([*WIRE, *_RESERVED, "later"]), _VALUES, min_size=1, max_size=2))
-def test_wrong_values_and_types(door: Door, fields: dict[str, Any]) -> None:
+def test_body_with_wrong_values_is_refused_unless_it_is_a_valid_group(door: Door, fields: dict[str, Any]) -> None:
     door.judge(msgspec.msgpack.encode({**WIRE, **fields}))
 
 
-def test_missing_fields(door: Door) -> None:
+def test_body_without_a_field_is_refused_with_the_name_of_the_field(door: Door) -> None:
     for name in WIRE:
         answer = door.judge(msgspec.msgpack.encode({key: value for key, value in WIRE.items() if key != name}))
         assert f"`{name}`" in answer.json()["error"]["message"]
@@ -197,7 +201,7 @@ _HEADERS = {
 
 @pytest.mark.parametrize("announced", _HEADERS)
 @pytest.mark.parametrize("field", [None, *WIRE, *_RESERVED, "later"])
-def test_sizes_that_are_only_announced(door: Door, field: str | None, announced: str) -> None:
+def test_body_that_only_announces_its_size_is_refused(door: Door, field: str | None, announced: str) -> None:
     header = _HEADERS[announced]
     assert door.judge(header if field is None else _with(field, header)).status_code == 400
 
@@ -212,7 +216,9 @@ _DEEP = {
 @pytest.mark.parametrize("depth", [100, 1000, 10_000, MIB])
 @pytest.mark.parametrize("kind", _DEEP)
 @pytest.mark.parametrize("field", [None, "messages", "overrides", "meta", "later", "versions", "reward_parts"])
-def test_deep_nesting(door: Door, field: str | None, kind: str, depth: int) -> None:
+def test_body_with_deep_nesting_is_refused_unless_it_is_a_valid_group(
+    door: Door, field: str | None, kind: str, depth: int
+) -> None:
     nested = _DEEP[kind](depth)
     door.judge(nested if field is None else _with(field, nested))
 
@@ -230,7 +236,7 @@ _WIDE = {
 
 
 @pytest.mark.parametrize("field", _WIDE)
-def test_many_small_things(door: Door, field: str) -> None:
+def test_body_of_many_small_objects_is_refused_unless_it_is_a_valid_group(door: Door, field: str) -> None:
     """One byte on the wire can be an object of 64 bytes in memory, so the body's limit alone bounds nothing."""
     door.judge(_with(field, _WIDE[field]))
 
@@ -238,11 +244,11 @@ def test_many_small_things(door: Door, field: str) -> None:
 @pytest.mark.parametrize(
     "media", ["", "application/json", "application/octet-stream", "multipart/form-data", "x" * 2000]
 )
-def test_other_media_types(door: Door, media: str) -> None:
+def test_body_with_another_media_type_is_refused(door: Door, media: str) -> None:
     assert door.judge(BODY, media=media).status_code == 415
 
 
-def test_sent_as_another(door: Door) -> None:
+def test_group_sent_under_another_run_or_id_is_refused(door: Door) -> None:
     assert door.judge(BODY, group=under_way.GIVEN_BACK).status_code == 400
     assert door.judge(BODY, run=under_way.FINISHED).status_code == 400
     assert door.judge(make_group(GROUP, under_way.FINISHED).encode(), run=under_way.FINISHED).status_code == 409

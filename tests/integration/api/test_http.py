@@ -78,7 +78,7 @@ async def test_create_run_refuses_hyperparameters_that_no_trainer_takes(http: ht
     assert (await http.get(AT)).status_code == 404
 
 
-async def test_a_step_through_the_sdk_client(client: Client) -> None:
+async def test_sdk_client_completes_a_training_step(client: Client) -> None:
     assert await client.open_run(wait=0) is None
     incarnation = await start(client)
     opened = await client.open_run(wait=0)
@@ -177,7 +177,7 @@ async def test_bad_groups_are_refused_with_the_reason_and_nothing_is_stored(
     assert await client.submit(good, "env-1")
 
 
-async def test_over_the_byte_cap_submits_are_told_to_wait(client: Client, http: httpx.AsyncClient) -> None:
+async def test_submit_above_the_byte_cap_gets_429_with_retry_after(client: Client, http: httpx.AsyncClient) -> None:
     await start(client)
     answers = []
     for permit in (await client.permits(RUN, "env-1", 4, wait=0)).permits:
@@ -188,7 +188,7 @@ async def test_over_the_byte_cap_submits_are_told_to_wait(client: Client, http: 
     assert answers[2].headers["retry-after"] == "2"
 
 
-async def test_requests_that_make_no_sense_are_422_in_our_shape(http: httpx.AsyncClient) -> None:
+async def test_invalid_requests_get_422_in_our_error_shape(http: httpx.AsyncClient) -> None:
     run = {"run_id": RUN, "env": {}, "group_size": 2}
     for method, path, body in (
         ("POST", "/v1/runs", {**run, "run_id": "a/b"}),
@@ -210,7 +210,7 @@ async def test_requests_that_make_no_sense_are_422_in_our_shape(http: httpx.Asyn
     assert (await http.get("/v1/runs")).json() == []
 
 
-async def test_what_is_not_there(http: httpx.AsyncClient) -> None:
+async def test_unknown_routes_methods_and_runs_get_404_or_405(http: httpx.AsyncClient) -> None:
     assert code(await http.get("/v1/nothing")) == (404, "no_route")
     answer = await http.delete("/v1/runs")
     assert code(answer) == (405, "no_method")
@@ -234,7 +234,7 @@ async def test_what_is_not_there(http: httpx.AsyncClient) -> None:
     assert code(await put(http, "g00000000", make_group("g00000000", RUN).encode())) == (404, "run_missing")
 
 
-async def test_run_conflicts_over_http(client: Client, http: httpx.AsyncClient) -> None:
+async def test_run_conflicts_are_refused_with_their_code_over_http(client: Client, http: httpx.AsyncClient) -> None:
     run = {"run_id": RUN, "env": {"dataset": "d"}, "group_size": 2}
     assert (await http.post("/v1/runs", json=run)).status_code == 201
     assert (await http.post("/v1/runs", json=run)).status_code == 200
@@ -306,7 +306,7 @@ async def test_long_polls_wake_at_once(client: Client) -> None:
         ("POST", f"{AT}/lease", {}, "header.content-type"),
     ],
 )
-async def test_what_every_group_passes_is_checked_too(
+async def test_fast_routes_validate_their_parameters(
     http: httpx.AsyncClient, method: str, path: str, sent: dict[str, Any], told: str
 ) -> None:
     """These routes read their parameters without FastAPI: http/fast_route.py."""
@@ -353,7 +353,7 @@ async def test_a_change_through_one_api_wakes_a_wait_at_another(client: Client, 
             assert time.monotonic() - before < 0.5, "Redis notified the API; the re-check alone may take a second"
 
 
-async def test_a_client_that_hung_up_gets_no_lease(client: Client, http: httpx.AsyncClient) -> None:
+async def test_disconnected_client_gets_no_lease(client: Client, http: httpx.AsyncClient) -> None:
     incarnation = await start(client)
     body = {"incarnation": incarnation, "batch_id": "b1", "groups": 1, "wait": 20}
     with pytest.raises(httpx.ReadTimeout):
@@ -366,7 +366,7 @@ async def test_a_client_that_hung_up_gets_no_lease(client: Client, http: httpx.A
     assert (status.ready, status.leased) == (1, 0)
 
 
-async def test_logs_and_metrics_tell_what_happened(
+async def test_logs_and_metrics_report_each_change(
     client: Client, http: httpx.AsyncClient, shared_api: ApiServer
 ) -> None:
     incarnation = await start(client)
@@ -404,7 +404,7 @@ async def test_logs_and_metrics_tell_what_happened(
         assert told in log
 
 
-async def test_a_closed_run_gives_its_place_to_another(client: Client) -> None:
+async def test_closed_run_frees_the_stack_for_another_run(client: Client) -> None:
     await client.create_run("first", {"dataset": "d"}, 2)
     await client.register_env("first", "env-1")
     with raises(ApiError, "run_open") as refused:

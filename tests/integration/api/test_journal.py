@@ -12,7 +12,7 @@ DAY_MS = 86_400_000
 MOST_BYTES = 2**20
 
 
-async def test_metrics_keep_the_newest_rows_and_one_a_step(harness: StoreHarness) -> None:
+async def test_metrics_keep_the_newest_rows_and_one_row_per_step(harness: StoreHarness) -> None:
     journal = harness.store.journal
 
     async def measure(step: int, loss: float, source: str = "trainer") -> None:
@@ -50,7 +50,7 @@ async def test_examples_outlive_their_groups(harness: StoreHarness) -> None:
     assert [DAY_MS - 60_000 < await harness.redis.pttl(key) <= DAY_MS for key in kept] == [True] * 4
 
 
-async def test_large_groups_are_no_examples_once_they_are_trained(harness: StoreHarness) -> None:
+async def test_large_groups_are_not_kept_as_examples_after_training(harness: StoreHarness) -> None:
     incarnation = await harness.start(groups=2)
     ids = await harness.ask("env-1", 2)
     for group_id, size in zip(ids, (MOST_BYTES, MOST_BYTES + 1), strict=True):

@@ -51,7 +51,7 @@ async def read_events(
     raise AssertionError(f"the stream ended after {len(found)} events")
 
 
-async def test_environments(client: Client, http: httpx.AsyncClient) -> None:
+async def test_environments_are_registered_and_listed_over_http(client: Client, http: httpx.AsyncClient) -> None:
     await start(client)
     await client.register_env(RUN, "env-1", weight=2.0, min_batch_allocation=0.25)
     assert (await http.get(f"{AT}/envs")).json() == [
@@ -67,7 +67,9 @@ async def test_environments(client: Client, http: httpx.AsyncClient) -> None:
     assert code(await http.get("/v1/runs/nowhere/envs")) == (404, "run_missing")
 
 
-async def test_dead_letters(client: Client, http: httpx.AsyncClient, redis_url: str) -> None:
+async def test_dead_letters_are_listed_and_purged_over_http(
+    client: Client, http: httpx.AsyncClient, redis_url: str
+) -> None:
     incarnation = await start(client)
     first, _ = await submit(client, 2)
     async with Redis.from_url(redis_url) as redis:
@@ -114,7 +116,7 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
     assert code(nan) == (422, "bad_request")
 
 
-async def test_events_tell_what_happens_and_go_on_where_a_client_stopped(
+async def test_event_stream_reports_changes_and_continues_after_the_last_event_id(
     client: Client, http: httpx.AsyncClient
 ) -> None:
     incarnation = await start(client)
@@ -136,7 +138,7 @@ async def test_events_tell_what_happens_and_go_on_where_a_client_stopped(
     assert code(await http.get("/v1/runs/nowhere/events")) == (404, "run_missing")
 
 
-async def test_the_stream_ends_with_the_run_deleted(client: Client, http: httpx.AsyncClient) -> None:
+async def test_event_stream_ends_when_its_run_is_deleted(client: Client, http: httpx.AsyncClient) -> None:
     await start(client)
     await client.close_run(RUN)
     ready = asyncio.Event()
@@ -162,7 +164,7 @@ async def test_examples_show_the_groups_submitted_last(client: Client, http: htt
     assert shown[0]["rewards"] == group.rewards.tolist()
 
 
-async def test_leases_by_other_amounts_over_http(client: Client, http: httpx.AsyncClient) -> None:
+async def test_lease_by_sequences_or_tokens_works_over_http(client: Client, http: httpx.AsyncClient) -> None:
     incarnation = await start(client, staleness=3)
     await submit(client, 4)
     batch = await client.lease(RUN, incarnation, "b1", sequences=4, wait=0)
@@ -182,7 +184,7 @@ async def test_leases_by_other_amounts_over_http(client: Client, http: httpx.Asy
         assert code(await http.post(f"{AT}/lease", json=body)) == (422, "bad_request")
 
 
-async def test_stacks_over_http(client: Client, http: httpx.AsyncClient) -> None:
+async def test_each_stack_has_its_own_open_run_over_http(client: Client, http: httpx.AsyncClient) -> None:
     await client.create_run("a", {}, 2, stack="one")
     await client.create_run("b", {}, 2, stack="two")
     for stack, run in (("one", "a"), ("two", "b")):

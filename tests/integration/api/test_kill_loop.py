@@ -32,13 +32,13 @@ def check(outcome: Outcome) -> None:
     assert outcome.ended_by_themselves == [], outcome.text()
 
 
-def test_kills_for_a_short_while() -> None:
+def test_kills_for_a_short_time_lose_and_repeat_no_group() -> None:
     check(loop(SHORT))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_kills_for_minutes() -> None:
+def test_kills_for_minutes_lose_and_repeat_no_group() -> None:
     outcome = loop(LONG)
     check(outcome)
     assert set(outcome.kills) == set(EVERYONE)

@@ -10,7 +10,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import LeaseSize, Store
 
 
-async def test_batches_come_in_submit_order_and_only_whole(harness: StoreHarness) -> None:
+async def test_lease_returns_whole_batches_in_submit_order(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     ids = await harness.ask("env-1", 4)
     for group in (ids[2], ids[0], ids[3]):
@@ -65,7 +65,7 @@ async def test_ack_is_counted_once(harness: StoreHarness) -> None:
     assert (status.trained, status.accepted, status.bytes) == (3, 4, 100)
 
 
-async def test_a_late_ack_counts_unless_the_groups_went_on(harness: StoreHarness) -> None:
+async def test_late_ack_counts_unless_the_groups_were_leased_again(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
     await harness.lease(incarnation, "b1", 1)
@@ -80,7 +80,7 @@ async def test_a_late_ack_counts_unless_the_groups_went_on(harness: StoreHarness
     assert (await harness.store.queue.ack(RUN, incarnation, ["b3"])).groups == 1
 
 
-async def test_one_group_gone_on_loses_the_whole_batch(harness: StoreHarness) -> None:
+async def test_batch_is_lost_if_one_of_its_groups_was_leased_again(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
     await harness.lease(incarnation, "b1", 2)
@@ -96,7 +96,7 @@ async def test_one_group_gone_on_loses_the_whole_batch(harness: StoreHarness) ->
     assert (await harness.store.queue.ack(RUN, incarnation, ["b1"])).groups == 1
 
 
-async def test_extend_keeps_and_revives(harness: StoreHarness) -> None:
+async def test_extend_keeps_a_lease_and_revives_an_expired_one(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     ids = await harness.fill(4)
     await harness.lease(incarnation, "b1", 2)
@@ -111,7 +111,7 @@ async def test_extend_keeps_and_revives(harness: StoreHarness) -> None:
     assert await harness.store.queue.extend(RUN, incarnation, ["b1"]) == [], "acked meanwhile is not lost"
 
 
-async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns(harness: StoreHarness) -> None:
+async def test_group_that_is_never_acked_becomes_a_dead_letter_and_frees_its_capacity(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)
     for attempt in range(3):
@@ -126,7 +126,7 @@ async def test_a_group_that_is_never_acked_is_set_aside_and_its_capacity_returns
     assert await harness.ask("env-1", 9) == ["g00000004"], "training needs a group instead of the dead one"
 
 
-async def test_given_back_is_ready_at_once_in_its_place(harness: StoreHarness) -> None:
+async def test_returned_batch_is_ready_at_once_in_its_place(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     ids = await harness.fill(4)
     await harness.lease(incarnation, "b1", 2)
@@ -138,7 +138,7 @@ async def test_given_back_is_ready_at_once_in_its_place(harness: StoreHarness) -
     assert (await harness.store.runs.status(RUN)).redeliveries == 2
 
 
-async def test_a_fenced_trainer_gives_nothing_back(harness: StoreHarness) -> None:
+async def test_fenced_trainer_cannot_return_a_batch(harness: StoreHarness) -> None:
     old = await harness.start()
     new = await harness.start()
     await harness.fill(1)
@@ -149,7 +149,7 @@ async def test_a_fenced_trainer_gives_nothing_back(harness: StoreHarness) -> Non
     assert (await harness.store.runs.status(RUN)).leased == 1
 
 
-async def test_a_batch_tells_sizes_and_schema(harness: StoreHarness) -> None:
+async def test_lease_returns_sizes_and_schema_of_its_groups(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     (name,) = await harness.ask("env-1", 1)
     sent = submission(name)
@@ -159,7 +159,7 @@ async def test_a_batch_tells_sizes_and_schema(harness: StoreHarness) -> None:
         assert (leased.group_id, leased.size, leased.raw_size, leased.schema) == (name, 100, 345, "group")
 
 
-async def test_a_lease_tells_how_many_it_gave_up(harness: StoreHarness) -> None:
+async def test_lease_reports_how_many_groups_became_dead_letters(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start()
     *_, last = await harness.fill(3)
@@ -169,7 +169,7 @@ async def test_a_lease_tells_how_many_it_gave_up(harness: StoreHarness) -> None:
     assert ([group.group_id for group in batch.groups], batch.dead, batch.stale) == ([last], 2, 0)
 
 
-async def test_acked_names_are_kept_up_to_a_bound(harness: StoreHarness) -> None:
+async def test_acked_batch_names_are_kept_up_to_a_bound(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     await harness.redis.zadd(PREFIX + "acked", {f"old{number}": number for number in range(5000)})
     await harness.fill(1)
@@ -179,7 +179,7 @@ async def test_acked_names_are_kept_up_to_a_bound(harness: StoreHarness) -> None
     assert await harness.redis.zscore(PREFIX + "acked", "b1") is not None, "the newest stay"
 
 
-async def test_a_late_ack_is_told_twice_and_counts_once(harness: StoreHarness) -> None:
+async def test_repeated_late_ack_counts_once(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     await harness.fill(1)
     await harness.lease(incarnation, "b1", 1)
@@ -191,7 +191,7 @@ async def test_a_late_ack_is_told_twice_and_counts_once(harness: StoreHarness) -
     assert (done.batches, done.groups, done.already) == (0, 0, 1)
 
 
-async def test_a_batchs_name_that_is_used_again_owes_nothing_to_its_old_groups(harness: StoreHarness) -> None:
+async def test_reused_batch_name_is_independent_of_its_old_groups(harness: StoreHarness) -> None:
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start()
     a, b, c, d = await harness.fill(4)

@@ -19,7 +19,7 @@ async def lease(harness: StoreHarness, incarnation: int, name: str, unit: str, c
     return [leased.group_id for leased in batch.groups]
 
 
-async def test_sequences_are_exact(harness: StoreHarness) -> None:
+async def test_lease_by_sequences_returns_the_exact_number(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     ids = await harness.fill(4)
     assert await lease(harness, incarnation, "b1", "sequences", 3) == [], "groups of 2 never make 3"
@@ -69,7 +69,7 @@ async def test_a_lease_before_the_first_version_is_empty(harness: StoreHarness) 
     assert await harness.lease(incarnation, "b1", 4) is None
 
 
-async def test_the_walk_has_a_bound(redis: Redis) -> None:
+async def test_lease_searches_the_queue_up_to_a_bound(redis: Redis) -> None:
     """An environment that holds a share but sends nothing must not make each lease read a long queue completely. It
     must not delay a lease that finds enough groups."""
     harness = StoreHarness(Store(redis, Limits()), redis)
@@ -92,7 +92,7 @@ async def test_the_walk_has_a_bound(redis: Redis) -> None:
     assert await harness.lease(incarnation, "b2", 4200) == ids[8:4208], "a batch may be larger than the bound"
 
 
-async def test_groups_of_any_sizes_that_come_to_the_amount_make_a_batch(harness: StoreHarness) -> None:
+async def test_lease_by_sequences_combines_groups_of_any_sizes(harness: StoreHarness) -> None:
     """In order, 4 and 3 make 7, and a group of 1 never arrives."""
     incarnation = await harness.start(groups=16)
     await harness.redis.hset(PREFIX + "record", "group_size", 4)
@@ -104,7 +104,7 @@ async def test_groups_of_any_sizes_that_come_to_the_amount_make_a_batch(harness:
     assert await lease(harness, incarnation, "b3", "sequences", 4) == []
 
 
-async def test_a_sum_that_would_take_too_long_is_not_looked_for(harness: StoreHarness) -> None:
+async def test_lease_does_not_search_for_a_sum_above_the_search_limit(harness: StoreHarness) -> None:
     """Sizes times sequences: up to 262,144. In order, the first group is in the way."""
     incarnation = await harness.start(groups=16)
     await harness.redis.hset(PREFIX + "record", "group_size", 200_000)
@@ -114,7 +114,7 @@ async def test_a_sum_that_would_take_too_long_is_not_looked_for(harness: StoreHa
     assert await lease(harness, incarnation, "b2", "sequences", 131_074) == []
 
 
-async def test_a_lease_that_does_not_look_leaves_the_queue_alone_until_there_is_enough(harness: StoreHarness) -> None:
+async def test_lease_with_look_off_leaves_the_queue_unchanged_until_enough_is_ready(harness: StoreHarness) -> None:
     incarnation = await harness.start(staleness=3, groups=2)
     await harness.fill(1)
     await harness.store.runs.record_version(RUN, incarnation, 3)
@@ -130,7 +130,7 @@ async def test_a_lease_that_does_not_look_leaves_the_queue_alone_until_there_is_
 
 
 @pytest.mark.parametrize("unit", ["groups", "sequences", "tokens"])
-async def test_a_retry_is_the_same_batch_whatever_it_asks_for(harness: StoreHarness, unit: str) -> None:
+async def test_retried_lease_returns_the_same_batch_for_any_requested_amount(harness: StoreHarness, unit: str) -> None:
     incarnation = await harness.start()
     ids = await harness.fill(4)
     assert await harness.lease(incarnation, "b1", 2) == ids[:2]
@@ -156,7 +156,7 @@ async def test_a_batch_may_be_larger_than_what_lua_unpacks_at_once(harness: Stor
     assert (await harness.store.runs.audit(RUN)).ready == ids[:2050]
 
 
-async def test_what_is_ready_is_counted_by_environment_and_size(harness: StoreHarness) -> None:
+async def test_ready_groups_are_counted_by_environment_and_size(harness: StoreHarness) -> None:
     """The counts that say which batches are possible, after every way into and out of the queue."""
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start(groups=8)

@@ -338,7 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-def test_random_histories() -> None:
+def test_store_matches_its_model_in_random_histories() -> None:
     # A separate Redis: in the shared Redis, the shared API's archiver may take its lock at any time.
     with RedisServer() as server:
         run_state_machine_as_test(

@@ -71,7 +71,9 @@ def test_odd_values_are_refused_and_nothing_is_kept(store: redis.Redis, api: Api
 
 
 @pytest.mark.parametrize("step", ["true", '"1"', "1.5", str(2**53 + 1), "1" + "0" * 400, "-1"])
-def test_a_step_is_a_whole_number_of_a_sane_size(store: redis.Redis, api: ApiServer, step: str) -> None:
+def test_version_refuses_a_step_that_is_not_a_reasonable_whole_number(
+    store: redis.Redis, api: ApiServer, step: str
+) -> None:
     body = f'{{"incarnation": 2, "step": {step}}}'
     at = f"{api.url}{AT}/version"
     assert httpx.post(at, content=body, headers={"Content-Type": "application/json"}).status_code == 422

@@ -117,7 +117,9 @@ async def fill(disk: Path, done: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("user", ["info allowed", "info not allowed"])
-async def test_metrics_without_info_of_redis(disk: Path, server: RedisServer, user: str) -> None:
+async def test_metrics_lack_only_the_redis_gauges_if_info_is_forbidden(
+    disk: Path, server: RedisServer, user: str
+) -> None:
     """Without INFO only the gauges from INFO are missing; Redis does not count as unreachable."""
     async with Redis.from_url(server.url) as redis:
         if user == "info not allowed":

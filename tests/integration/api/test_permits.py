@@ -10,7 +10,7 @@ from gristmill import Protocol
 from gristmill_api.errors import ApiProblem
 
 
-async def test_none_before_a_trainer_published_its_first_version(harness: StoreHarness) -> None:
+async def test_no_permit_is_granted_before_the_trainers_first_version(harness: StoreHarness) -> None:
     assert await harness.ask("env-1", 4) == []
     incarnation = (await harness.store.runs.take(RUN, trainer(), [])).incarnation
     assert await harness.ask("env-1", 4) == []
@@ -21,7 +21,7 @@ async def test_none_before_a_trainer_published_its_first_version(harness: StoreH
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-async def test_capacity_follows_the_version_and_ends_with_the_training_steps(
+async def test_permit_capacity_follows_the_version_and_ends_with_the_training_steps(
     harness: StoreHarness, staleness: int
 ) -> None:
     steps, per_step = 3, 4
@@ -37,7 +37,7 @@ async def test_capacity_follows_the_version_and_ends_with_the_training_steps(
         assert await harness.ask("env-2", 1) == []
 
 
-async def test_an_expired_permit_goes_to_another_holder_as_it_was(harness: StoreHarness) -> None:
+async def test_expired_permit_goes_unchanged_to_another_environment(harness: StoreHarness) -> None:
     await harness.start()
     ids = await harness.ask("env-1", 4)
     await harness.expire_permits(ids[2])
@@ -46,7 +46,7 @@ async def test_an_expired_permit_goes_to_another_holder_as_it_was(harness: Store
     assert (await harness.store.runs.status(RUN)).rows_issued == 4
 
 
-async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(harness: StoreHarness) -> None:
+async def test_renew_reports_lost_permits_and_revives_unheld_ones(harness: StoreHarness) -> None:
     await harness.start()
     a, b, c, d = await harness.ask("env-1", 4)
     await harness.expire_permits(a, b, c)
@@ -59,7 +59,7 @@ async def test_renewing_names_what_is_lost_and_revives_what_nobody_has(harness: 
     assert (await harness.store.permits.renew(RUN, "env-1", [b, d])).lost == [d]
 
 
-async def test_a_permit_whose_grant_got_lost_runs_out(harness: StoreHarness, redis_url: str) -> None:
+async def test_permit_expires_if_its_grant_never_arrived(harness: StoreHarness, redis_url: str) -> None:
     """Renewal by name: the holder does not know of the other permit, whose answer never arrived."""
     await harness.start()
     known, unknown = await harness.ask("env-1", 2)
@@ -100,7 +100,7 @@ async def test_abandoned_permits_are_issued_again_before_any_new_row(harness: St
     assert (await harness.store.permits.renew(RUN, "env-2", other)).renewed == 1, "other holders keep theirs"
 
 
-async def test_only_the_holder_gives_back(harness: StoreHarness) -> None:
+async def test_only_the_holder_can_return_a_permit(harness: StoreHarness) -> None:
     await harness.start()
     held, submitted = await harness.ask("env-1", 2)
     await harness.submit("env-1", submitted)
@@ -114,7 +114,7 @@ async def test_only_the_holder_gives_back(harness: StoreHarness) -> None:
     assert await harness.whereabouts() == {"ready": [submitted], "outstanding": [held]}
 
 
-async def test_rows_come_back_in_order_however_long_their_numbers(harness: StoreHarness) -> None:
+async def test_returned_rows_are_issued_again_in_numeric_order(harness: StoreHarness) -> None:
     await harness.start()
     await harness.redis.hset(PREFIX + "counters", "rows", 9_999_998)
     ids = ["g09999998", "g09999999", "g10000000", "g10000001"]
@@ -128,7 +128,7 @@ async def test_rows_come_back_in_order_however_long_their_numbers(harness: Store
     assert await harness.ask("env-2", 4) == ids
 
 
-async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(harness: StoreHarness) -> None:
+async def test_renew_without_ids_renews_all_permits_of_its_holder_only(harness: StoreHarness) -> None:
     await harness.start()
     mine, others = await harness.ask("env-1", 2), await harness.ask("env-2", 2)
     far = 5_000_000_000_000
@@ -138,7 +138,7 @@ async def test_all_of_a_holders_permits_are_renewed_and_nobody_elses(harness: St
     assert [deadline == far for deadline in deadlines] == [False, False, True, True]
 
 
-async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_again(harness: StoreHarness) -> None:
+async def test_row_dropped_while_unheld_is_not_issued_again(harness: StoreHarness) -> None:
     await harness.start()
     (group,) = await harness.ask("env-1", 1)
     await harness.store.permits.release_all(RUN, "env-1")
@@ -146,7 +146,7 @@ async def test_a_row_that_was_dropped_while_nobody_held_it_is_not_handed_out_aga
     assert group not in await harness.ask("env-1", 2)
 
 
-async def test_a_run_fed_by_atropos_has_no_permits(harness: StoreHarness) -> None:
+async def test_permit_request_on_an_atropos_run_is_refused(harness: StoreHarness) -> None:
     await harness.store.runs.create("other", {}, 2, None, Protocol.ATROPOS)
     with pytest.raises(ApiProblem) as refused:
         await harness.store.permits.grant("other", "env-1", 1)

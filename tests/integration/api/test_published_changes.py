@@ -25,7 +25,7 @@ async def listener(harness: StoreHarness) -> AsyncIterator[EventListener]:
     await listener.close()
 
 
-async def test_opening_taking_publishing_ending(harness: StoreHarness, listener: EventListener) -> None:
+async def test_run_changes_wake_waiters_and_write_events(harness: StoreHarness, listener: EventListener) -> None:
     store = harness.store
     assert await listener.recorded(harness.create()) == NOTHING, "it was there"
     await store.runs.create("other", {}, 2, stack=None)
@@ -44,7 +44,7 @@ async def test_opening_taking_publishing_ending(harness: StoreHarness, listener:
     assert await harness.redis.keys(keys.prefix(RUN) + "*") == [f"{keys.prefix(RUN)}fence".encode()]
 
 
-async def test_deleting_wakes_all_who_wait(harness: StoreHarness) -> None:
+async def test_run_deletion_wakes_all_waiters(harness: StoreHarness) -> None:
     await harness.store.runs.close(RUN)
     async with harness.redis.pubsub(ignore_subscribe_messages=True) as subscription:
         await subscription.subscribe(keys.EVENTS)
@@ -54,7 +54,9 @@ async def test_deleting_wakes_all_who_wait(harness: StoreHarness) -> None:
     assert {message["data"].decode() for message in told if message} == {READY, PERMITS}
 
 
-async def test_permits_and_submits(harness: StoreHarness, listener: EventListener) -> None:
+async def test_permits_and_submits_wake_waiters_and_write_events(
+    harness: StoreHarness, listener: EventListener
+) -> None:
     await harness.start()
     await listener.recorded()
     assert await listener.recorded(harness.ask("env-1", 4)) == NOTHING
@@ -71,7 +73,7 @@ async def test_permits_and_submits(harness: StoreHarness, listener: EventListene
     assert await listener.recorded(harness.store.permits.release_all(RUN, "env-1")) == ({PERMITS}, [])
 
 
-async def test_batches(harness: StoreHarness, listener: EventListener) -> None:
+async def test_batch_changes_wake_waiters_and_write_events(harness: StoreHarness, listener: EventListener) -> None:
     incarnation = await harness.start()
     ids = await harness.fill(4)
     store = harness.store
@@ -95,7 +97,7 @@ async def test_batches(harness: StoreHarness, listener: EventListener) -> None:
     assert (await store.runs.audit(RUN)).trained == ids
 
 
-async def test_a_batch_of_one_group_given_back(harness: StoreHarness, listener: EventListener) -> None:
+async def test_returned_batch_of_one_group_writes_one_event(harness: StoreHarness, listener: EventListener) -> None:
     incarnation = await harness.start()
     await harness.fill(1)
     await harness.lease(incarnation, "b1", 1)
@@ -104,7 +106,9 @@ async def test_a_batch_of_one_group_given_back(harness: StoreHarness, listener: 
     assert await listener.recorded(harness.store.queue.nack(RUN, incarnation, ["b1"])) == told
 
 
-async def test_groups_that_are_given_up(harness: StoreHarness, listener: EventListener) -> None:
+async def test_dead_and_stale_groups_wake_waiters_and_write_events(
+    harness: StoreHarness, listener: EventListener
+) -> None:
     harness.store = Store(harness.redis, Limits(max_attempts=1))
     incarnation = await harness.start(staleness=3, groups=1)
     a, b, _ = await harness.fill(3)
@@ -129,7 +133,7 @@ async def test_groups_that_are_given_up(harness: StoreHarness, listener: EventLi
     assert [(event["kind"], event["reason"]) for event in events] == [("drop", "stale")] * 2
 
 
-async def test_environments_and_metrics(harness: StoreHarness, listener: EventListener) -> None:
+async def test_environment_and_metrics_changes_write_events(harness: StoreHarness, listener: EventListener) -> None:
     envs = harness.store.envs
     assert await listener.recorded(envs.register(RUN, "env-1", None, 0.5)) == (set(), [{"kind": "env", "env": "env-1"}])
     assert await listener.recorded(envs.register(RUN, "env-1", 1.0, None)) == NOTHING
@@ -143,7 +147,7 @@ async def test_environments_and_metrics(harness: StoreHarness, listener: EventLi
     assert (event["source"], event["step"]) == ("trainer", "3")
 
 
-async def test_the_archiver_is_told_of_what_waits_for_it(harness: StoreHarness, listener: EventListener) -> None:
+async def test_archiver_is_notified_of_groups_that_wait_for_it(harness: StoreHarness, listener: EventListener) -> None:
     harness.store = Store(harness.redis, Limits(), archive=True)
     incarnation = await harness.start()
     a, *_ = await harness.fill(4)
@@ -156,7 +160,7 @@ async def test_the_archiver_is_told_of_what_waits_for_it(harness: StoreHarness, 
     assert await harness.redis.lrange(keys.prefix(RUN) + "archive", 0, -1) == [a.encode()]
 
 
-async def test_the_stream_forgets_what_is_old(harness: StoreHarness) -> None:
+async def test_event_stream_is_trimmed_to_the_newest_events(harness: StoreHarness) -> None:
     """About 1024 events; Redis trims whole nodes of 100."""
     harness.store = Store(harness.redis, Limits(max_attempts=1000))
     await harness.start()

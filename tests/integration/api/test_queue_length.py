@@ -35,7 +35,7 @@ async def commands(redis: Redis, call: Callable[[], Awaitable[Any]]) -> int:
     return min(counts)
 
 
-async def test_status_and_lease_take_as_many_redis_commands_beside_10_groups_as_beside_10_000(
+async def test_status_and_lease_need_equal_redis_commands_for_10_and_10_000_groups(
     harness: StoreHarness, http: httpx.AsyncClient
 ) -> None:
     incarnation = await harness.start(groups=2 * LONG)

@@ -34,7 +34,7 @@ def api(shared_redis: RedisServer) -> Iterator[ApiServer]:
         yield server
 
 
-def test_no_get_writes(redis_url: str, api: ApiServer) -> None:
+def test_get_requests_never_write_to_redis(redis_url: str, api: ApiServer) -> None:
     """A run with every kind of content, including a lease and a permit that expired unnoticed."""
     with SyncClient(api.url, patience=10) as client:
         client.create_run(RUN, {"dataset": "d"}, 2)

@@ -24,7 +24,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-async def test_a_run_from_its_beginning_to_its_deletion(server: RedisServer, tmp_path: Path) -> None:
+async def test_api_user_may_do_everything_from_run_creation_to_deletion(server: RedisServer, tmp_path: Path) -> None:
     """Expiry of permits and leases, long-polls woken over pub/sub, a redelivery, an ack, the archive, the end."""
     environ = {"API_LEASE_TTL_S": "0.5", "API_PERMIT_TTL_S": "0.5", "GRISTMILL_RUNS_DIR": str(tmp_path)}
     with ApiServer(server.api_url, **environ) as api:
@@ -66,7 +66,7 @@ REFUSED = """
 """.replace("\n", "|").split("|")
 
 
-def test_everything_else_is_refused(server: RedisServer) -> None:
+def test_api_user_is_refused_every_other_command(server: RedisServer) -> None:
     with redis.Redis.from_url(server.api_url) as api:
         for command in filter(None, map(str.strip, REFUSED)):
             with pytest.raises(redis.exceptions.NoPermissionError):
@@ -74,7 +74,7 @@ def test_everything_else_is_refused(server: RedisServer) -> None:
         assert api.ping()
 
 
-def test_a_script_can_do_no_more_than_its_user(server: RedisServer) -> None:
+def test_lua_script_has_only_the_permissions_of_its_user(server: RedisServer) -> None:
     with redis.Redis.from_url(server.api_url) as api:
         for text in ("return redis.call('FLUSHALL')", "return redis.call('GET', 'other')"):
             script = api.script_load(text)
@@ -82,13 +82,13 @@ def test_a_script_can_do_no_more_than_its_user(server: RedisServer) -> None:
                 api.evalsha(script, 0)
 
 
-def test_another_password_is_refused(server: RedisServer) -> None:
+def test_redis_refuses_a_wrong_password(server: RedisServer) -> None:
     wrong = redis.Redis.from_url(server.api_url.replace(PASSWORD, "wrong"))
     with wrong, pytest.raises(redis.exceptions.AuthenticationError):
         wrong.ping()
 
 
-def test_the_health_user_may_ping_and_no_more(server: RedisServer) -> None:
+def test_health_user_may_only_ping(server: RedisServer) -> None:
     with redis.Redis(port=server.port, username="health", password="health") as health:
         assert health.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):

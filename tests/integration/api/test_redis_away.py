@@ -71,7 +71,9 @@ async def answers(url: str) -> dict[str, httpx.Response]:
 
 
 @over_both
-async def test_every_endpoint_says_503_and_recovers_by_itself(server: RedisServer, api: ApiServer) -> None:
+async def test_every_endpoint_returns_503_without_redis_and_recovers_by_itself(
+    server: RedisServer, api: ApiServer
+) -> None:
     async with Client(api.url, patience=20) as client:
         await start(client)
         server.kill()
@@ -95,7 +97,7 @@ async def test_every_endpoint_says_503_and_recovers_by_itself(server: RedisServe
     assert "Traceback" not in log
 
 
-def test_a_redis_that_hangs_is_503_too(server: RedisServer, api: ApiServer) -> None:
+def test_hanging_redis_gives_503(server: RedisServer, api: ApiServer) -> None:
     assert httpx.get(f"{api.url}/readyz").status_code == 200
     server.pause()
     started = time.monotonic()
@@ -106,7 +108,7 @@ def test_a_redis_that_hangs_is_503_too(server: RedisServer, api: ApiServer) -> N
     assert httpx.get(f"{api.url}/v1/runs").status_code == 200
 
 
-def test_the_api_starts_without_redis_and_serves_when_it_comes() -> None:
+def test_api_starts_without_redis_and_serves_when_redis_appears() -> None:
     server = RedisServer()
     with ApiServer(server.api_url) as api:
         assert httpx.get(f"{api.url}/readyz").status_code == 503
@@ -116,7 +118,7 @@ def test_the_api_starts_without_redis_and_serves_when_it_comes() -> None:
 
 
 @over_both
-async def test_a_wait_outlives_a_redis_restart(server: RedisServer, api: ApiServer) -> None:
+async def test_long_poll_continues_across_a_redis_restart(server: RedisServer, api: ApiServer) -> None:
     async with Client(api.url, patience=20) as client:
         incarnation = await start(client)
         permit = (await client.permits(RUN, "env-1", 1, wait=0)).permits[0]
@@ -197,13 +199,13 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: RedisServer, api: A
 
 
 @pytest.mark.parametrize(("options", "warned"), [(("--appendfsync", "everysec"), True), ((), False)])
-def test_weak_durability_is_told_loudly(options: tuple[str, ...], warned: bool) -> None:
+def test_api_warns_about_weak_redis_durability(options: tuple[str, ...], warned: bool) -> None:
     with RedisServer(*options) as server, ApiServer(server.url) as api:
         assert httpx.get(f"{api.url}/readyz").status_code == 200
         assert ("CAN LOSE ACKNOWLEDGED GROUPS" in api.log()) is warned
 
 
-def test_a_user_without_config_is_no_reason_to_warn() -> None:
+def test_redis_user_without_config_permission_gives_no_warning() -> None:
     with RedisServer("--appendfsync", "everysec") as server, ApiServer(server.api_url) as api:
         assert httpx.get(f"{api.url}/readyz").status_code == 200
         assert httpx.post(f"{api.url}/v1/runs", json={"run_id": RUN, "env": {}, "group_size": 2}).status_code == 201

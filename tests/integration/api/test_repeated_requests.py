@@ -119,7 +119,7 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", ["in turn", "at once"])
-async def test_every_verb_twice_is_every_verb_once(redis_url: str, api: ApiServer, order: Order) -> None:
+async def test_every_request_sent_twice_has_the_effect_of_one(redis_url: str, api: ApiServer, order: Order) -> None:
     seen = []
     for how in ("once", order):
         transport = Repeating(how)
@@ -134,7 +134,7 @@ async def test_every_verb_twice_is_every_verb_once(redis_url: str, api: ApiServe
 
 
 @pytest.mark.parametrize("order", ["in turn", "at once"])
-async def test_a_run_of_clients_that_say_everything_twice(
+async def test_run_with_repeated_requests_trains_every_group_once(
     redis_url: str, api: ApiServer, tmp_path: Path, order: Order
 ) -> None:
     acknowledged: list[str] = []

@@ -85,7 +85,7 @@ async def test_a_deletion_that_was_interrupted_is_continued_by_the_next_sweep(ha
     assert await harness.redis.exists(keys.DELETING) == 0
 
 
-async def test_the_task_deletes_what_is_old(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retention_task_deletes_old_runs(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_RETENTION_PAUSE_S", 0.05)
     await finished(harness, "old")
     task = asyncio.create_task(background.keep_retention(harness.store, 0.001))
@@ -98,7 +98,7 @@ async def test_the_task_deletes_what_is_old(harness: StoreHarness, monkeypatch: 
     assert await runs(harness) == [RUN]
 
 
-async def test_the_api_runs_the_task(http: httpx.AsyncClient) -> None:
+async def test_api_runs_the_retention_task(http: httpx.AsyncClient) -> None:
     assert 'gristmill_api_task_up{task="retention"} 1.0' in (await http.get("/metrics")).text
 
 
@@ -122,7 +122,7 @@ async def scripts_run(redis: Redis) -> int:
     return int((await redis.info("commandstats")).get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-async def test_a_scrape_costs_nothing_for_runs_that_are_not_open(harness: StoreHarness) -> None:
+async def test_metrics_scrape_runs_no_script_for_runs_that_are_not_open(harness: StoreHarness) -> None:
     await finished(harness, *(f"done-{number}" for number in range(20)))
     await harness.store.runs.open_statuses()  # Redis knows the script from here on.
     before = await scripts_run(harness.redis)
@@ -138,7 +138,7 @@ async def test_a_scrape_costs_nothing_for_runs_that_are_not_open(harness: StoreH
     assert set(await harness.store.runs.open_statuses()) == {RUN}, "it was replaced"
 
 
-async def test_runs_of_an_older_version_are_found(harness: StoreHarness) -> None:
+async def test_runs_written_by_an_older_api_version_are_indexed(harness: StoreHarness) -> None:
     await finished(harness, "old")
     await harness.redis.delete(keys.OPEN, keys.FINISHED)
     await harness.store.runs.index()

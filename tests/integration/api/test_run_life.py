@@ -129,7 +129,7 @@ async def test_a_run_of_atropos_is_not_replaced(harness: StoreHarness) -> None:
     assert refused.code == "config_differs"
 
 
-async def test_replacing_at_once_makes_one_run(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_replacements_create_one_run(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "DELETED_AT_ONCE", 1)
     await harness.start()
     await harness.fill(4)
@@ -138,7 +138,7 @@ async def test_replacing_at_once_makes_one_run(harness: StoreHarness, monkeypatc
     assert await harness.whereabouts() == {}
 
 
-async def test_the_script_checks_again_what_the_api_compared(harness: StoreHarness) -> None:
+async def test_create_script_rechecks_the_settings_that_the_api_compared(harness: StoreHarness) -> None:
     """Between the two calls, an environment registered, a step finished, or another call changed the settings."""
     digest = (await harness.store.runs.record(RUN)).digest
 
@@ -193,7 +193,7 @@ async def test_an_interrupted_run_is_suspended_by_another_and_loses_nothing(harn
     assert await harness.ask("env-2", 9) == [held, given_back], "their rows are not lost"
 
 
-async def test_a_living_environment_keeps_its_stack(harness: StoreHarness) -> None:
+async def test_live_environment_keeps_its_run_from_being_suspended(harness: StoreHarness) -> None:
     await harness.store.envs.register(RUN, "env-1", None, None)
     await harness.store.envs.register(RUN, "env-2", None, None)
     await fall_silent(harness, "env-2")
@@ -223,7 +223,7 @@ async def test_an_environment_unregisters_from_a_suspended_run(harness: StoreHar
     assert await harness.store.envs.all(RUN) == []
 
 
-async def test_a_suspended_run_may_be_closed_and_leaves_the_stack_alone(harness: StoreHarness) -> None:
+async def test_closing_a_suspended_run_leaves_the_stack_unchanged(harness: StoreHarness) -> None:
     await create(harness, OTHER)
     assert (await refusal(harness.store.runs.delete(RUN))).code == "run_open"
     assert (await harness.store.runs.close(RUN)).state is RunState.FINISHED
@@ -266,7 +266,7 @@ async def test_more_training_steps_extend_a_run(harness: StoreHarness, state: Ru
     assert len(await harness.ask("env-1", 99)) == 4
 
 
-async def test_steps_that_only_the_trainer_told_are_extended_by_an_environment_that_names_more(
+async def test_run_is_extended_if_an_environment_names_more_steps_than_its_trainer(
     harness: StoreHarness,
 ) -> None:
     incarnation = await harness.start(steps=4)
@@ -276,7 +276,7 @@ async def test_steps_that_only_the_trainer_told_are_extended_by_an_environment_t
 
 
 @pytest.mark.parametrize("wrong", [True, 3.5, "9", None])
-async def test_what_is_not_a_number_of_steps_extends_nothing(harness: StoreHarness, wrong: Any) -> None:
+async def test_invalid_training_steps_do_not_extend_a_run(harness: StoreHarness, wrong: Any) -> None:
     incarnation = await harness.start(steps=2)
     await harness.store.runs.record_version(RUN, incarnation, 1)
     for block in ({"training_steps": wrong}, [wrong]):
@@ -305,7 +305,7 @@ async def test_a_trainer_with_more_training_steps_extends_a_run(harness: StoreHa
     assert (await harness.store.runs.open_run()).run_id == RUN  # type: ignore[union-attr]
 
 
-async def test_a_run_closed_before_its_first_step_stays_finished_to_its_trainer(harness: StoreHarness) -> None:
+async def test_trainer_cannot_extend_a_run_closed_before_its_first_step(harness: StoreHarness) -> None:
     await harness.start(steps=1)
     await harness.store.runs.close(RUN)
     for steps in (1, 2):
@@ -388,7 +388,7 @@ async def test_a_deletion_that_was_interrupted_is_continued(harness: StoreHarnes
         assert (await refusal(call)).code == "fenced", "a trainer that outlived its run"
 
 
-async def test_what_happens_to_a_run_is_told(harness: StoreHarness) -> None:
+async def test_run_changes_wake_waiters_and_write_events(harness: StoreHarness) -> None:
     listener = EventListener(harness.redis, RUN)
     await listener.open()
     await harness.start()

@@ -12,7 +12,7 @@ from gristmill_api.errors import ApiProblem
 from gristmill_api.store import LeaseSize, keys
 
 
-async def test_the_same_settings_join_and_others_are_refused_by_name(harness: StoreHarness) -> None:
+async def test_create_joins_with_the_same_settings_and_names_different_ones(harness: StoreHarness) -> None:
     await harness.store.envs.register(RUN, "env-1", None, None)
     record, new = await harness.store.runs.create(RUN, {"dataset": "d"}, 2)
     assert not new
@@ -35,7 +35,7 @@ async def test_one_run_is_open_at_a_time(harness: StoreHarness) -> None:
     assert [record.run_id for record in await harness.store.runs.all()] == [RUN, "other"]
 
 
-async def test_a_finished_run_is_told_so(harness: StoreHarness) -> None:
+async def test_every_call_on_a_finished_run_reports_finished(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     held = await harness.ask("env-1", 1)
     await harness.store.runs.finish(RUN, incarnation)
@@ -55,7 +55,7 @@ async def test_a_finished_run_is_told_so(harness: StoreHarness) -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-async def test_an_operator_ends_a_run_whoever_has_it(harness: StoreHarness, taken: bool) -> None:
+async def test_close_ends_a_run_with_or_without_a_trainer(harness: StoreHarness, taken: bool) -> None:
     if taken:
         incarnation = await harness.start()
         ready = await harness.fill(2)
@@ -82,7 +82,7 @@ async def test_an_operator_ends_a_run_whoever_has_it(harness: StoreHarness, take
         ({"batch_size": True}, ["batch_size"]),
     ],
 )
-async def test_a_trainer_whose_numbers_do_not_fit_is_refused(
+async def test_take_refuses_inconsistent_trainer_settings(
     harness: StoreHarness, change: dict[str, object], named: list[str]
 ) -> None:
     with raises(ApiProblem, "bad_config") as refused:
@@ -92,7 +92,7 @@ async def test_a_trainer_whose_numbers_do_not_fit_is_refused(
     assert (await harness.store.runs.record(RUN)).incarnation == 0
 
 
-async def test_another_trainer_half_is_refused(harness: StoreHarness) -> None:
+async def test_take_refuses_changed_trainer_settings_after_a_step(harness: StoreHarness) -> None:
     record = await harness.store.runs.take(RUN, trainer(learning_rate=1e-3), [])
     assert (record.incarnation, record.groups_per_step, record.training_steps) == (1, 4, 10)
     await harness.store.runs.record_version(RUN, 1, 1)
@@ -102,7 +102,7 @@ async def test_another_trainer_half_is_refused(harness: StoreHarness) -> None:
     assert (await harness.store.runs.take(RUN, trainer(learning_rate=1e-3), [])).incarnation == 2
 
 
-async def test_a_taken_run_fences_the_trainer_before(harness: StoreHarness) -> None:
+async def test_take_fences_the_previous_trainer(harness: StoreHarness) -> None:
     old = await harness.start()
     await harness.fill(4)
     await harness.lease(old, "b1", 2)
@@ -120,7 +120,7 @@ async def test_a_taken_run_fences_the_trainer_before(harness: StoreHarness) -> N
     assert (await harness.store.runs.record(RUN)).version == "2.0"
 
 
-async def test_a_take_that_is_repeated_is_one_take(harness: StoreHarness) -> None:
+async def test_repeated_take_of_one_taker_counts_once(harness: StoreHarness) -> None:
     first = await harness.store.runs.take(RUN, trainer(), [], 0, taker="one")
     assert await harness.store.runs.take(RUN, trainer(), [], 0, taker="one") == first
     second = await harness.store.runs.take(RUN, trainer(), [], 0, taker="two")
@@ -143,7 +143,7 @@ async def test_take_settles_what_the_checkpoint_covers_and_returns_the_rest_in_p
     assert (status.accepted, status.bytes) == (4, 200)
 
 
-async def test_a_trainer_that_goes_back_gets_permits_for_the_steps_it_does_again(harness: StoreHarness) -> None:
+async def test_trainer_that_resumes_earlier_gets_permits_for_the_repeated_steps(harness: StoreHarness) -> None:
     """The weights do not contain the groups that were trained after the older checkpoint. Those groups must not block
     the run."""
     incarnation = await harness.start()
@@ -204,7 +204,7 @@ async def test_versions_only_go_forward(harness: StoreHarness) -> None:
     assert (await harness.store.runs.record_version(RUN, incarnation, 1)).version == "2.1"
 
 
-async def test_a_finished_runs_version_may_be_told_again(harness: StoreHarness) -> None:
+async def test_finished_run_accepts_its_last_version_again(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     await harness.store.runs.record_version(RUN, incarnation, 2)
     await harness.store.runs.finish(RUN, incarnation)
@@ -214,7 +214,7 @@ async def test_a_finished_runs_version_may_be_told_again(harness: StoreHarness) 
     assert refused.value.code == "finished"
 
 
-async def test_runs_beside_each_other_do_not_meet(harness: StoreHarness) -> None:
+async def test_runs_of_two_stacks_with_equal_ids_are_independent(harness: StoreHarness) -> None:
     """Two runs of two stacks use the same ids, holders and batch names; one run ends and is deleted."""
     incarnation = await harness.start()
     ids = await harness.fill(4)
@@ -247,7 +247,7 @@ async def test_runs_beside_each_other_do_not_meet(harness: StoreHarness) -> None
     assert "'run-2'" in missing.value.message
 
 
-async def test_a_run_without_a_stack_stands_in_nobodys_way(harness: StoreHarness) -> None:
+async def test_run_without_a_stack_blocks_no_other_run(harness: StoreHarness) -> None:
     for name in ("a", "b"):
         _, new = await harness.store.runs.create(name, {}, 2, stack=None)
         assert new
@@ -282,7 +282,7 @@ async def test_a_deleted_run_leaves_nothing_but_its_fence(harness: StoreHarness)
     assert (await harness.create()).state == "open", "the id is free again"
 
 
-async def test_a_run_that_is_not_there_is_missing_to_every_verb(harness: StoreHarness) -> None:
+async def test_every_verb_reports_run_missing_for_an_unknown_run(harness: StoreHarness) -> None:
     store, run = harness.store, "none"
     for call in (
         store.permits.grant(run, "env-1", 1),

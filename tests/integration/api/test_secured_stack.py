@@ -53,7 +53,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         yield Secured(url, redis_url, secrets, output, stack)
 
 
-def test_a_step_in_three_roles(secured: Secured) -> None:
+def test_each_role_can_do_only_its_part_of_a_step(secured: Secured) -> None:
     with secured.client("env") as env, secured.client("trainer") as loop, secured.client("admin") as admin:
         env.create_run(RUN, {"dataset": "d"}, 2)
         incarnation, _ = loop.take(RUN, trainer(), [])
@@ -77,7 +77,7 @@ def test_a_step_in_three_roles(secured: Secured) -> None:
     assert refused.value.status == 401
 
 
-def test_the_environments_token_cannot_set_what_only_the_trainer_may(secured: Secured) -> None:
+def test_environment_token_cannot_set_trainer_only_settings(secured: Secured) -> None:
     with secured.client("env") as env:
         for key, value in {"on_step": "/runs/mine.py:f", "push_to_hub": "a/b", "resume": "/runs/mine"}.items():
             with pytest.raises(ApiError) as refused:
@@ -89,7 +89,7 @@ def test_the_environments_token_cannot_set_what_only_the_trainer_may(secured: Se
         assert missing.value.code == "run_missing"
 
 
-def test_a_url_with_the_token_opens_every_door_of_its_role(secured: Secured) -> None:
+def test_token_in_the_url_allows_the_requests_of_its_role(secured: Secured) -> None:
     host = secured.url.removeprefix("http://")
     with httpx.Client() as http:
         assert http.get(f"http://env:{secured.word('env')}@{host}/v1/runs").status_code == 200
@@ -131,7 +131,7 @@ asyncio.run(main())
 """
 
 
-def test_clients_of_atropos_have_the_token_in_their_url(secured: Secured) -> None:
+def test_atropos_clients_may_send_the_token_in_their_url(secured: Secured) -> None:
     command = [str(ATROPOS_PYTHON), "-c", ATROPOS, secured.word("env"), secured.word("trainer")]
     done = subprocess.run(
         [*command, secured.url.removeprefix("http://")], capture_output=True, text=True, timeout=60, check=False
@@ -139,7 +139,7 @@ def test_clients_of_atropos_have_the_token_in_their_url(secured: Secured) -> Non
     assert done.stdout.splitlines() == ["200", "[200, 200, 403, 401]", "200 1"], done.stderr
 
 
-def test_redis_speaks_to_the_api_only(secured: Secured) -> None:
+def test_redis_refuses_clients_without_the_api_password(secured: Secured) -> None:
     with redis.Redis.from_url(secured.redis_url) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
         nobody.ping()
     with redis.Redis.from_url(secured.redis_url, username="api", password=secured.word(PASSWORD)) as api:
@@ -163,7 +163,7 @@ def test_no_secret_is_in_logs_command_lines_or_environments(secured: Secured) ->
     assert not [name for name, word in words.items() if word in shown]
 
 
-def test_without_secrets_nothing_is_asked(tmp_path: Path) -> None:
+def test_stack_without_secrets_asks_for_no_token(tmp_path: Path) -> None:
     output, port = Output(), free_port()
     url = f"http://127.0.0.1:{port}"
     with LocalStack(output.add) as stack:

@@ -7,7 +7,7 @@ import time
 from tests.integration.api.store_harness import PREFIX, RUN, StoreHarness
 
 
-async def test_status_tells_of_the_head_of_the_queue(harness: StoreHarness) -> None:
+async def test_status_reports_age_and_staleness_of_the_oldest_ready_group(harness: StoreHarness) -> None:
     assert (await harness.store.runs.status(RUN)).version is None
     incarnation = await harness.start(staleness=3)
     status = await harness.store.runs.status(RUN)
@@ -28,7 +28,7 @@ async def test_status_tells_of_the_head_of_the_queue(harness: StoreHarness) -> N
     assert (status.oldest_ready_staleness, status.envs, status.version) == (2, 1, f"{incarnation}.3")
 
 
-async def test_status_tells_when_an_environment_was_last_heard(harness: StoreHarness) -> None:
+async def test_status_reports_seconds_since_the_last_permit_request_and_submit(harness: StoreHarness) -> None:
     await harness.start()
     status = await harness.store.runs.status(RUN)
     assert (status.last_asked_s, status.last_submit_s) == (None, None)
@@ -46,7 +46,7 @@ async def test_status_tells_when_an_environment_was_last_heard(harness: StoreHar
     assert status.last_asked_s < 60
 
 
-async def test_sequences_and_bytes_follow_a_batch_that_lives_again(harness: StoreHarness) -> None:
+async def test_status_counts_follow_a_batch_that_is_revived(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     await harness.fill(3)
     await harness.lease(incarnation, "b1", 2)

@@ -21,7 +21,7 @@ async def refusal(harness: StoreHarness, holder: str, group_id: str, content: st
     return refused.value.code
 
 
-async def test_a_retry_hears_yes_whatever_became_of_the_group(harness: StoreHarness) -> None:
+async def test_retried_submit_succeeds_in_every_later_state_of_the_group(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     (group,) = await harness.ask("env-1", 1)
     assert await harness.submit("env-1", group)
@@ -46,7 +46,7 @@ async def test_a_submit_consumes_its_permit(harness: StoreHarness) -> None:
     assert await harness.store.permits.release_all(RUN, "env-1") == 0
 
 
-async def test_late_work_is_welcome_until_somebody_else_has_the_permit(harness: StoreHarness) -> None:
+async def test_late_submit_is_accepted_until_another_environment_has_the_permit(harness: StoreHarness) -> None:
     incarnation = await harness.start()
     a, b, c, d = await harness.ask("env-1", 4)
     await harness.expire_permits(a, b, c)
@@ -63,7 +63,7 @@ async def test_late_work_is_welcome_until_somebody_else_has_the_permit(harness: 
     assert await harness.ask("env-3", 1) == ["g00000004"], "a permit that was used is not issued again"
 
 
-async def test_bytes_that_went_on_the_way_are_sent_again(harness: StoreHarness) -> None:
+async def test_submit_is_not_confirmed_if_its_payload_key_is_gone(harness: StoreHarness) -> None:
     """The bytes are under a separate key until the script takes them. If that key is gone by then, the script does
     not confirm the submit."""
     await harness.start()
@@ -115,9 +115,7 @@ async def test_ids_that_were_never_issued_and_wrong_sizes_are_refused(harness: S
 
 
 @pytest.mark.parametrize(("group_size", "sequences"), [(4, 4), (4, 3), (4, 2), (1, 1)])
-async def test_a_group_may_come_without_those_that_could_not_be_scored(
-    redis: Redis, group_size: int, sequences: int
-) -> None:
+async def test_group_may_lack_unscored_completions(redis: Redis, group_size: int, sequences: int) -> None:
     harness = StoreHarness(Store(redis, Limits()), redis)
     await harness.store.runs.create(RUN, {"dataset": "d"}, group_size)
     incarnation = (await harness.store.runs.take(RUN, trainer(groups=4), [])).incarnation
@@ -129,7 +127,7 @@ async def test_a_group_may_come_without_those_that_could_not_be_scored(
     assert await harness.lease(incarnation, "b1", 1) == [group]
 
 
-async def test_a_stored_payload_stays(harness: StoreHarness) -> None:
+async def test_stored_payload_does_not_expire(harness: StoreHarness) -> None:
     """Until the script takes the bytes, they are under a key that expires."""
     await harness.start()
     (group,) = await harness.fill(1)

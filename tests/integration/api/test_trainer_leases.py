@@ -53,7 +53,7 @@ def _prepare(step: int, groups: list[TrajectoryGroup]) -> Prepared:
     return to_samples(groups, Limits(vocabulary=1 << 20, seq_len=512, policy=PolicyVersion(1, step - 1)), SETTINGS)
 
 
-def test_only_what_was_trained_is_covered_and_acked(run: Run) -> None:
+def test_session_covers_and_acks_only_trained_batches(run: Run) -> None:
     first, second = run.fill(GROUPS), run.fill(GROUPS)
     assert run.session.lease(1, wait=0) is not None
     assert run.session.lease(2, wait=0) is not None
@@ -108,7 +108,7 @@ def test_prefetch_makes_samples_of_a_batch_before_it_is_asked_for(run: Run) -> N
     prefetch.close()
 
 
-def test_what_leasing_fails_of_is_raised_where_groups_are_asked_for(run: Run) -> None:
+def test_prefetch_raises_the_lease_error_when_groups_are_requested(run: Run) -> None:
     run.api.take(RUN, plan(10, staleness=2), [])
     prefetch = Prefetch(run.session, _prepare, 1, 10)
     with raises(ApiError, "fenced") as refused:

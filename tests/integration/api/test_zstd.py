@@ -50,7 +50,7 @@ async def payload(redis: Redis, group_id: str) -> bytes:
     return found
 
 
-async def test_a_mixed_queue_is_one_queue_to_both_kinds_of_trainer(
+async def test_queue_of_mixed_encodings_serves_trainers_with_and_without_zstd(
     client: Client, zipping: Client, http: httpx.AsyncClient, redis: Redis
 ) -> None:
     incarnation = await start(client)
@@ -79,7 +79,7 @@ async def test_a_mixed_queue_is_one_queue_to_both_kinds_of_trainer(
         assert [group.encode() for group in batch] == sent
 
 
-async def test_a_batch_that_is_streamed_says_its_length(redis_url: str) -> None:
+async def test_streamed_batch_announces_its_length(redis_url: str) -> None:
     """Larger than one read of the API, so that the frame announces its length before most of it is read."""
     with ApiServer(redis_url) as server:
         async with Client(server.url) as client, Client(server.url, compress=True) as zipping:
@@ -94,7 +94,7 @@ async def test_a_batch_that_is_streamed_says_its_length(redis_url: str) -> None:
                 assert [group.encode() for group in batch] == [group.encode() for group in groups]
 
 
-async def test_the_same_group_in_the_other_encoding_is_the_same_group(
+async def test_same_group_in_another_encoding_is_a_repeated_submit(
     client: Client, zipping: Client, http: httpx.AsyncClient, redis: Redis
 ) -> None:
     incarnation = await start(client)
@@ -112,7 +112,7 @@ async def test_the_same_group_in_the_other_encoding_is_the_same_group(
     assert not await zipping.submit(make_group(a, RUN, lengths=LENGTHS), "env-1")
 
 
-async def test_one_group_is_sent_as_it_lies_to_who_accepts_that(
+async def test_stored_zstd_group_is_sent_unchanged_if_the_client_accepts_zstd(
     client: Client, zipping: Client, http: httpx.AsyncClient
 ) -> None:
     await start(client)
@@ -176,7 +176,7 @@ async def test_frames_that_are_refused_leave_the_store_as_it_was(
     assert (await put(http, name, plain, **{"Content-Encoding": "identity"})).status_code == 201
 
 
-async def test_bombs_do_not_grow_the_api(redis_url: str, client: Client) -> None:
+async def test_zstd_bombs_do_not_increase_the_apis_memory(redis_url: str, client: Client) -> None:
     """32 frames at once, of 4 GiB each: the process's peak memory stays far below one of them."""
     await start(client)
     (name,) = await permits(client, 1)

@@ -61,7 +61,7 @@ def numbers(batch: list[dict[str, list[list[int]]]]) -> list[int]:
     return [group["tokens"][0][0] for group in batch]
 
 
-def test_it_registers_fills_batches_and_stops_at_total_steps(api: ApiServer, tmp_path: Path) -> None:
+def test_base_env_registers_fills_batches_and_stops_at_total_steps(api: ApiServer, tmp_path: Path) -> None:
     trainer = StockTrainer(api.url, BATCH, STEPS)
     trainer.register()
     with EnvProcess(api.url, tmp_path) as env:
@@ -72,7 +72,7 @@ def test_it_registers_fills_batches_and_stops_at_total_steps(api: ApiServer, tmp
     trainer.close()
 
 
-def test_it_notices_nothing_of_an_api_that_is_killed_and_started_again(api: ApiServer, tmp_path: Path) -> None:
+def test_base_env_continues_across_kills_and_restarts_of_the_api(api: ApiServer, tmp_path: Path) -> None:
     trainer = StockTrainer(api.url, BATCH, STEPS)
     trainer.register()
     drawn: list[tuple[int, ...]] = []

@@ -42,14 +42,14 @@ def fields() -> dict[str, dict[str, Any]]:
     return models
 
 
-def test_every_field_is_in_the_table(fields: dict[str, dict[str, Any]]) -> None:
+def test_key_table_has_every_field_of_the_atropos_models(fields: dict[str, dict[str, Any]]) -> None:
     assert fields["base"].keys() - OTHER_KEYS.keys() == set()
     assert fields["manager"].keys() - OTHER_KEYS.keys() == set()
     assert fields["server"].keys() - SERVER_KEYS.keys() == set()
     assert len(fields["base"]) > 25
 
 
-def test_a_file_of_theirs_has_their_defaults(fields: dict[str, dict[str, Any]]) -> None:
+def test_atropos_file_gets_the_defaults_of_atropos(fields: dict[str, dict[str, Any]]) -> None:
     theirs = [(OTHER_KEYS[name], value) for name, value in {**fields["base"], **fields["manager"]}.items()]
     theirs += [(SERVER_KEYS[name], value) for name, value in fields["server"].items()]
     for key, value in theirs:

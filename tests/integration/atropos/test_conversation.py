@@ -33,7 +33,7 @@ def ours(shared_redis: RedisServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=[each["about"] for each in CONVERSATIONS])
-def test_answers_are_equal_but_for_the_fixes(
+def test_answers_equal_the_reference_except_for_the_fixes(
     conversation: dict[str, Any], reference: httpx.Client, ours: httpx.Client, shared_redis: RedisServer
 ) -> None:
     reference.post(FRESH).raise_for_status()
@@ -62,18 +62,18 @@ def _told(value: Any) -> Any:
     return {**value, "error": "a reason"} if isinstance(value, dict) and value.get("status") == "failure" else value
 
 
-def test_every_difference_is_a_fix_of_the_table_and_every_fix_makes_one() -> None:
+def test_conversations_use_exactly_the_fixes_of_the_table() -> None:
     used = {step["fix"] for each in CONVERSATIONS for step in each["steps"] if "fix" in step}
     assert used == set(fixes())
 
 
-def test_every_fix_says_what_they_do_what_ours_does_and_why_it_hurts_nobody() -> None:
+def test_every_fix_documents_both_behaviours_and_why_it_is_safe() -> None:
     for fix in fixes().values():
         assert set(fix) == {"id", "theirs", "ours", "safe"}, fix["id"]
         assert all(fix.values()), fix["id"]
 
 
-def test_the_guide_holds_the_table() -> None:
+def test_guide_contains_the_table_of_fixes() -> None:
     rows = [
         f"| {fix['id'].replace('-', ' ')} | {fix['theirs']} | {fix['ours']} | {fix['safe']} |"
         for fix in fixes().values()

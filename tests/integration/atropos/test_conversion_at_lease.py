@@ -44,7 +44,7 @@ async def post(http: httpx.AsyncClient, *groups: dict[str, object]) -> None:
         (await http.post("/scored_data", json=expand(group))).raise_for_status()
 
 
-async def test_it_leases_what_was_posted_as_json(http: httpx.AsyncClient, client: Client) -> None:
+async def test_trainer_leases_binary_groups_that_were_posted_as_json(http: httpx.AsyncClient, client: Client) -> None:
     await post(http, {"group": 2, "is": 1})
     incarnation, _ = await client.take(RUN, settings(), [])
     await client.record_version(RUN, PolicyVersion(incarnation, 3))
@@ -66,7 +66,7 @@ async def test_it_leases_what_was_posted_as_json(http: httpx.AsyncClient, client
     assert (after.trained, after.sequences["leased"], after.bytes) == (2, 0, 0)
 
 
-async def test_a_lease_converts_its_answer_and_leaves_the_stored_json_as_it_was_posted(
+async def test_lease_converts_its_answer_and_leaves_the_stored_json_unchanged(
     http: httpx.AsyncClient, client: Client
 ) -> None:
     await post(http, {"group": 2, "is": 1})
@@ -81,7 +81,7 @@ async def test_a_lease_converts_its_answer_and_leaves_the_stored_json_as_it_was_
     assert (status.bytes, status.bytes_by_state["leased"], size) == (len(posted.content),) * 3
 
 
-async def test_a_batch_beyond_what_a_lease_keeps_in_memory_is_answered_completely(
+async def test_batch_larger_than_the_lease_buffer_is_answered_completely(
     http: httpx.AsyncClient, client: Client
 ) -> None:
     length = 300_000
@@ -97,7 +97,7 @@ async def test_a_batch_beyond_what_a_lease_keeps_in_memory_is_answered_completel
         assert group.tokens.tolist() == [token for index in range(2) for token in (*[number] * length, index)]
 
 
-async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of_others(
+async def test_group_without_a_binary_form_becomes_a_dead_letter_and_is_replaced(
     http: httpx.AsyncClient, client: Client
 ) -> None:
     bad = {"tokens": [[1]], "masks": [[1]], "scores": [1.0], "inference_logprobs": [[1.0]]}
@@ -113,7 +113,7 @@ async def test_what_has_no_binary_form_is_a_dead_letter_and_the_batch_is_made_of
     assert (status.ready, status.leased, status.dead) == (0, 3, 2)
 
 
-async def test_what_it_gives_back_goes_out_as_json_again(http: httpx.AsyncClient, client: Client) -> None:
+async def test_returned_batch_is_delivered_as_json_again(http: httpx.AsyncClient, client: Client) -> None:
     registration = {
         **dict.fromkeys(("wandb_group", "wandb_project", "checkpoint_dir"), ""),
         **dict.fromkeys(("max_token_len", "save_checkpoint_interval", "starting_step", "num_steps"), 9),
@@ -128,7 +128,9 @@ async def test_what_it_gives_back_goes_out_as_json_again(http: httpx.AsyncClient
     assert drawn == [expand({"group": 2, "is": 1}), expand({"group": 2, "is": 2})]
 
 
-async def test_a_sequence_that_is_not_trained_is_one_of_its_group(http: httpx.AsyncClient, client: Client) -> None:
+async def test_untrained_sequence_counts_in_the_mean_reward_of_its_group(
+    http: httpx.AsyncClient, client: Client
+) -> None:
     group = expand({"group": 3, "is": 1})
     group["masks"][1] = [-100, -100]
     (await http.post("/scored_data", json=group)).raise_for_status()

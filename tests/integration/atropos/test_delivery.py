@@ -73,7 +73,7 @@ def hang_up_in_the_middle(port: int) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_a_batch_whose_client_vanished_comes_again_and_counts_once(api: ApiServer) -> None:
+def test_batch_of_a_disconnected_client_is_delivered_again_and_counts_once(api: ApiServer) -> None:
     draws = trainer(api.url, 8)
     for number in range(8):  # 3 MB each: more than the sockets' buffers hold
         post(api.url, group(number, 2, length=300_000)).raise_for_status()
@@ -88,7 +88,7 @@ def test_a_batch_whose_client_vanished_comes_again_and_counts_once(api: ApiServe
     assert draws.status() == {"current_step": 2, "queue_size": 0}
 
 
-def test_the_step_is_right_the_moment_a_batch_is_there(api: ApiServer) -> None:
+def test_status_has_the_new_step_as_soon_as_a_batch_is_delivered(api: ApiServer) -> None:
     draws = trainer(api.url, 1)
     httpx.post(f"{api.url}/scored_data_list", json=[group(number, 1) for number in range(100)]).raise_for_status()
     for step in range(100):
@@ -96,7 +96,7 @@ def test_the_step_is_right_the_moment_a_batch_is_there(api: ApiServer) -> None:
         assert draws.status()["current_step"] == step + 1
 
 
-def test_a_full_store_makes_a_submit_wait_and_says_503_at_last(redis_url: str) -> None:
+def test_submit_to_a_full_store_waits_and_then_gets_503(redis_url: str) -> None:
     with ApiServer(redis_url, API_MAX_RUN_GROUPS="2", API_MAX_WAIT_S="1.5") as api:
         draws = trainer(api.url, 2)
         for number in range(2):
@@ -134,7 +134,7 @@ def test_redis_at_its_maxmemory_can_be_drained_and_filled_again() -> None:
         assert post(api.url, group(stored, 1)).status_code == 200
 
 
-def test_a_redis_that_is_away_for_a_while_is_not_noticed(own_redis: RedisServer) -> None:
+def test_short_redis_outage_is_invisible_to_atropos_clients(own_redis: RedisServer) -> None:
     with ApiServer(own_redis.url) as api:
         draws = trainer(api.url, 2)
         post(api.url, group(0, 2)).raise_for_status()
@@ -161,7 +161,7 @@ def test_a_redis_that_is_away_for_a_while_is_not_noticed(own_redis: RedisServer)
         assert [numbers(draws.draw()), numbers(draws.draw()), draws.ask()] == [[0], [1], None]
 
 
-def test_a_redis_that_stays_away_is_503(own_redis: RedisServer) -> None:
+def test_long_redis_outage_gives_503(own_redis: RedisServer) -> None:
     with ApiServer(own_redis.url, API_MAX_WAIT_S="0.5") as api:
         own_redis.kill()
         for answer in (post(api.url, group(0, 1)), httpx.get(f"{api.url}/batch"), httpx.get(f"{api.url}/status")):
@@ -170,7 +170,7 @@ def test_a_redis_that_stays_away_is_503(own_redis: RedisServer) -> None:
             assert answer.json()["code"] == "store_unavailable"
 
 
-def test_clients_notice_nothing_of_kills_of_redis_and_the_api(own_redis: RedisServer) -> None:
+def test_kills_of_redis_and_the_api_lose_and_repeat_no_group(own_redis: RedisServer) -> None:
     """Every group that the API acknowledged is delivered exactly once; numbers, steps and buffers continue."""
     with ApiServer(own_redis.url) as api:
         trainer(api.url, 8)
@@ -193,7 +193,7 @@ def test_clients_notice_nothing_of_kills_of_redis_and_the_api(own_redis: RedisSe
         assert delivered == list(range(9))
 
 
-def test_a_native_trainer_and_operators_see_the_run(api: ApiServer) -> None:
+def test_atropos_run_is_visible_under_v1(api: ApiServer) -> None:
     trainer(api.url, 2)
     post(api.url, group(5, 2)).raise_for_status()
     run = httpx.get(f"{api.url}/v1/runs/default").json()
@@ -201,13 +201,13 @@ def test_a_native_trainer_and_operators_see_the_run(api: ApiServer) -> None:
     assert httpx.get(f"{api.url}/v1/runs/default/status").json()["sequences"]["ready"] == 2
 
 
-def test_the_run_has_another_name_when_told_so(redis_url: str) -> None:
+def test_atropos_run_variable_names_the_run(redis_url: str) -> None:
     with ApiServer(redis_url, ATROPOS_RUN="mine") as api:
         trainer(api.url, 2)
         assert [run["run_id"] for run in httpx.get(f"{api.url}/v1/runs").json()] == ["mine"]
 
 
-def test_a_closed_run_takes_nothing_more(api: ApiServer) -> None:
+def test_closed_run_refuses_submits_and_registrations(api: ApiServer) -> None:
     draws = trainer(api.url, 2)
     httpx.post(f"{api.url}/v1/runs/default/close").raise_for_status()
     answer = post(api.url, group(0, 2))
@@ -217,7 +217,7 @@ def test_a_closed_run_takes_nothing_more(api: ApiServer) -> None:
         draws.register()
 
 
-def test_a_run_of_v1_is_not_fed_at_the_root(api: ApiServer) -> None:
+def test_run_of_v1_refuses_submits_at_the_root(api: ApiServer) -> None:
     body = {"run_id": "default", "env": {}, "group_size": 2}
     httpx.post(f"{api.url}/v1/runs", json=body).raise_for_status()
     answer = post(api.url, group(0, 2))
@@ -226,7 +226,7 @@ def test_a_run_of_v1_is_not_fed_at_the_root(api: ApiServer) -> None:
     assert "ATROPOS_RUN" in answer.json()["detail"]
 
 
-def test_bodies_are_bounded(redis_url: str) -> None:
+def test_body_above_the_limit_gets_413(redis_url: str) -> None:
     with ApiServer(redis_url, API_MAX_BODY_BYTES="1000") as api:
         answer = post(api.url, group(0, 1, length=5000))
         assert answer.status_code == 413

@@ -44,7 +44,7 @@ async def _status(http: httpx.AsyncClient, env_id: int) -> dict[str, Any]:
     return found
 
 
-async def test_environments_wait_for_its_first_weights_and_count_its_steps(
+async def test_environments_wait_for_the_trainers_first_weights_and_follow_its_steps(
     http: httpx.AsyncClient, client: Client
 ) -> None:
     await client.register_atropos(REGISTRATION)
@@ -60,9 +60,7 @@ async def test_environments_wait_for_its_first_weights_and_count_its_steps(
     assert (await http.get("/status")).json()["current_step"] == 2
 
 
-async def test_a_trainer_that_begins_again_goes_on_with_the_same_environments(
-    http: httpx.AsyncClient, client: Client
-) -> None:
+async def test_restarted_trainer_continues_with_the_same_environments(http: httpx.AsyncClient, client: Client) -> None:
     await client.register_atropos(REGISTRATION)
     first, _ = await client.take(RUN, settings(steps=3), [])
     await client.record_version(RUN, PolicyVersion(first, 2))
@@ -73,7 +71,7 @@ async def test_a_trainer_that_begins_again_goes_on_with_the_same_environments(
     assert (await _status(http, env))["current_step"] == 1
 
 
-async def test_the_end_of_its_run_is_the_end_of_what_baseenv_wants(http: httpx.AsyncClient, client: Client) -> None:
+async def test_finished_run_makes_base_env_stop(http: httpx.AsyncClient, client: Client) -> None:
     await client.register_atropos(REGISTRATION)
     incarnation, _ = await client.take(RUN, settings(steps=3), [])
     await client.record_version(RUN, PolicyVersion(incarnation, 3))
@@ -86,9 +84,7 @@ async def test_the_end_of_its_run_is_the_end_of_what_baseenv_wants(http: httpx.A
     assert after["current_step"] + after["queue_size"] * 2 // 8 > 1_000_000
 
 
-async def test_batches_are_leased_by_sequences_and_old_groups_are_trained_on(
-    http: httpx.AsyncClient, client: Client
-) -> None:
+async def test_lease_by_sequences_includes_old_groups(http: httpx.AsyncClient, client: Client) -> None:
     await client.register_atropos(REGISTRATION)
     incarnation, _ = await client.take(RUN, settings(steps=9), [])
     await client.record_version(RUN, PolicyVersion(incarnation, 0))
@@ -102,7 +98,7 @@ async def test_batches_are_leased_by_sequences_and_old_groups_are_trained_on(
     assert {str(group.oldest_version) for group in batch} == {f"{incarnation}.0"}
 
 
-async def test_a_group_without_logprobs_is_leased_and_says_so(http: httpx.AsyncClient, client: Client) -> None:
+async def test_group_without_logprobs_is_leased_and_marked(http: httpx.AsyncClient, client: Client) -> None:
     bare = {"tokens": [[1, 5], [1, 6]], "masks": [[-100, 5], [-100, 6]], "scores": [1.0, 0.0]}
     (await http.post("/scored_data", json=bare)).raise_for_status()
     incarnation, _ = await client.take(RUN, settings(), [])

@@ -16,7 +16,7 @@ async def test_batches_come_in_the_order_of_their_groups(harness: StoreHarness) 
     assert await harness.draw_all() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
 
 
-async def test_a_group_larger_than_a_batch_is_a_dead_letter_and_blocks_nobody(harness: StoreHarness) -> None:
+async def test_group_larger_than_a_batch_becomes_a_dead_letter(harness: StoreHarness) -> None:
     await harness.register(8)
     for size in (9, 8, 100, 8):
         await harness.submit(size)
@@ -24,7 +24,7 @@ async def test_a_group_larger_than_a_batch_is_a_dead_letter_and_blocks_nobody(ha
     assert await harness.reasons() == ["larger_than_a_batch", "larger_than_a_batch"]
 
 
-async def test_the_oldest_of_odd_sizes_go_first(harness: StoreHarness) -> None:
+async def test_oldest_groups_of_odd_sizes_are_packed_first(harness: StoreHarness) -> None:
     await harness.register(10)
     for size in (3, 4, 7, 3, 3):
         await harness.submit(size)
@@ -32,7 +32,7 @@ async def test_the_oldest_of_odd_sizes_go_first(harness: StoreHarness) -> None:
     assert await harness.draw() == [2, 4]
 
 
-async def test_whole_packs_are_waited_for_while_nothing_is_stuck(harness: StoreHarness) -> None:
+async def test_draw_waits_for_whole_packs_while_packs_can_complete(harness: StoreHarness) -> None:
     """A group of 4 and two groups of 2 would make a batch of 8 with groups of 1, 1 and 2. But all sizes divide 4, so
     packs will complete."""
     await harness.register(8)
@@ -43,7 +43,7 @@ async def test_whole_packs_are_waited_for_while_nothing_is_stuck(harness: StoreH
     assert await harness.draw() == [0, 1, 4]
 
 
-async def test_shares_of_environments_that_live_are_kept_and_of_the_dead_not(harness: StoreHarness) -> None:
+async def test_shares_apply_to_live_environments_only(harness: StoreHarness) -> None:
     await harness.register(8)
     first, second = await harness.env(4, share=0.5), await harness.env(4)
     for _ in range(4):
@@ -59,7 +59,7 @@ async def test_shares_of_environments_that_live_are_kept_and_of_the_dead_not(har
     assert await harness.draw() is None
 
 
-async def test_a_share_of_odd_sizes_is_kept(harness: StoreHarness) -> None:
+async def test_share_of_an_environment_with_odd_sizes_is_kept(harness: StoreHarness) -> None:
     await harness.register(10)
     first, second = await harness.env(3, share=0.3), await harness.env(7)
     await harness.submit(7, second)
@@ -69,7 +69,7 @@ async def test_a_share_of_odd_sizes_is_kept(harness: StoreHarness) -> None:
     assert await harness.draw() == [2, 0]
 
 
-async def test_a_share_that_is_no_whole_number_is_rounded_down(harness: StoreHarness) -> None:
+async def test_fractional_share_is_rounded_down(harness: StoreHarness) -> None:
     await harness.register(10)
     first, second = await harness.env(2, share=0.25), await harness.env(2)
     for env in (second, second, second, second, second, first, first):
@@ -87,7 +87,7 @@ async def test_a_share_is_filled_with_packs_of_small_groups(harness: StoreHarnes
     assert await harness.draw() == [2, 3, 0]
 
 
-async def test_beside_shares_what_is_in_no_pack_waits_while_packs_make_a_batch(harness: StoreHarness) -> None:
+async def test_with_shares_unpacked_groups_wait_while_packs_make_a_batch(harness: StoreHarness) -> None:
     """Groups without an environment, and of a size that does not divide the largest."""
     await harness.register(16)
     first, second = await harness.env(4, share=0.25), await harness.env(3)
@@ -99,7 +99,7 @@ async def test_beside_shares_what_is_in_no_pack_waits_while_packs_make_a_batch(h
     assert await harness.draw() == [5, 6, 7, 8]
 
 
-async def test_a_group_that_was_sent_in_vain_too_often_is_a_dead_letter(harness: StoreHarness) -> None:
+async def test_group_with_too_many_failed_deliveries_becomes_a_dead_letter(harness: StoreHarness) -> None:
     await harness.register(8)
     await harness.submit(8)
     await harness.submit(8)
@@ -113,7 +113,9 @@ async def test_a_group_that_was_sent_in_vain_too_often_is_a_dead_letter(harness:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(harness: StoreHarness, seed: int) -> None:
+async def test_every_batch_has_the_exact_size_and_no_group_is_lost_or_repeated(
+    harness: StoreHarness, seed: int
+) -> None:
     """Random sizes, environments with and without shares, and batches returned in between."""
     rng = random.Random(seed)
     batch_size = rng.choice([6, 8, 12, 16])
@@ -138,7 +140,7 @@ async def test_every_batch_is_of_exact_size_and_every_group_is_somewhere_once(ha
     assert await harness.kinds() == await harness.ready_by_kind()
 
 
-async def test_a_queue_costs_the_same_whatever_its_length(lone_harness: StoreHarness) -> None:
+async def test_redis_commands_do_not_depend_on_the_queue_length(lone_harness: StoreHarness) -> None:
     """The count of Redis' commands for a batch, a status and an environment's status: 40 groups or 10,000. The last 8
     groups cost one command more each, because they stay as examples."""
     await lone_harness.register(16)
@@ -156,7 +158,7 @@ async def test_a_queue_costs_the_same_whatever_its_length(lone_harness: StoreHar
     assert costs[0] == costs[1]
 
 
-async def test_asking_in_vain_costs_the_same_whatever_the_queue_holds(lone_harness: StoreHarness) -> None:
+async def test_draw_without_a_batch_costs_the_same_for_any_queue_length(lone_harness: StoreHarness) -> None:
     """Groups of 3 make no batch of 16. The counts show that, without a walk."""
     await lone_harness.register(16)
     costs = []

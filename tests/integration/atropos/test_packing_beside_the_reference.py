@@ -50,7 +50,7 @@ def draw_all(reference: httpx.Client) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_the_same_batches(reference: httpx.Client, redis: Redis, seed: int) -> None:
+async def test_batches_equal_those_of_the_reference(reference: httpx.Client, redis: Redis, seed: int) -> None:
     rng = random.Random(seed)
     harness = StoreHarness(redis, Limits())
     shares = rng.random() < 0.6

@@ -13,7 +13,7 @@ async def expire(harness: StoreHarness, batch_id: str) -> None:
     assert await harness.redis.zadd(f"gm:{{{RUN}}}:leases", {batch_id: 1}, xx=True, ch=True) == 1
 
 
-async def test_a_submit_that_is_repeated_because_its_answer_got_lost_stores_once(harness: StoreHarness) -> None:
+async def test_repeated_submit_with_the_same_receipt_stores_once(harness: StoreHarness) -> None:
     await harness.register(8)
     env = await harness.env(4)
     for size, said in ((4, None), (3, 3), (1, 0)):
@@ -24,7 +24,7 @@ async def test_a_submit_that_is_repeated_because_its_answer_got_lost_stores_once
     assert await harness.draw() == [4, 3, 1]
 
 
-async def test_a_list_is_stored_whole_or_not_at_all(harness: StoreHarness) -> None:
+async def test_repeated_list_with_the_same_receipt_is_stored_once(harness: StoreHarness) -> None:
     await harness.register(8)
     groups = [scored(number, 4, None) for number in range(3)]
     assert await harness.queue.submit("r", groups) == [None, None, None]
@@ -47,7 +47,7 @@ async def test_groups_are_stamped_with_the_version_of_their_receipt(harness: Sto
     assert stamps == [[b"1.7", b"7"], [b"0.0", b""], [b"1.7", b"7"]]
 
 
-async def test_a_batch_whose_sender_died_comes_again_in_its_place(harness: StoreHarness) -> None:
+async def test_expired_batch_is_delivered_again_in_its_place(harness: StoreHarness) -> None:
     await harness.register(8)
     for _ in range(6):
         await harness.submit(4)
@@ -60,7 +60,7 @@ async def test_a_batch_whose_sender_died_comes_again_in_its_place(harness: Store
     assert await harness.step() == 3
 
 
-async def test_a_late_ack_counts_while_nobody_has_the_groups(harness: StoreHarness) -> None:
+async def test_late_ack_counts_if_the_groups_were_not_lent_again(harness: StoreHarness) -> None:
     await harness.register(8)
     await harness.submit(8)
     lent = await harness.lend()
@@ -73,7 +73,7 @@ async def test_a_late_ack_counts_while_nobody_has_the_groups(harness: StoreHarne
     assert await harness.draw() is None
 
 
-async def test_a_lend_that_is_repeated_because_its_answer_got_lost_is_the_same_batch(harness: StoreHarness) -> None:
+async def test_repeated_lend_with_the_same_name_returns_the_same_batch(harness: StoreHarness) -> None:
     await harness.register(8)
     for _ in range(4):
         await harness.submit(4)
@@ -88,7 +88,7 @@ async def test_a_lend_that_is_repeated_because_its_answer_got_lost_is_the_same_b
     assert await harness.lend("atropos:c") == ("atropos:c", [0, 1])
 
 
-async def test_an_expired_batch_that_is_asked_for_again_lives_again(harness: StoreHarness) -> None:
+async def test_later_lends_find_and_count_expired_batches(harness: StoreHarness) -> None:
     await harness.register(8)
     await harness.submit(8)
     assert await harness.lend("atropos:b") == ("atropos:b", [0])
@@ -102,7 +102,7 @@ async def test_an_expired_batch_that_is_asked_for_again_lives_again(harness: Sto
     assert (await harness.store.runs.status(RUN)).lease_expiries == 2
 
 
-async def test_several_who_draw_at_once_get_different_batches(harness: StoreHarness) -> None:
+async def test_concurrent_draws_get_different_batches(harness: StoreHarness) -> None:
     await harness.register(8)
     for _ in range(12):
         await harness.submit(8)
@@ -110,7 +110,7 @@ async def test_several_who_draw_at_once_get_different_batches(harness: StoreHarn
     assert sorted(number for batch in drawn for number in batch or ()) == list(range(12))
 
 
-async def test_a_reset_drops_the_queue_and_the_buffers_and_what_is_on_its_way(harness: StoreHarness) -> None:
+async def test_reset_drops_the_queue_the_buffers_and_lent_batches(harness: StoreHarness) -> None:
     await harness.register(8)
     env = await harness.env(4)
     await harness.submit(3, env)
@@ -129,7 +129,7 @@ async def test_a_reset_drops_the_queue_and_the_buffers_and_what_is_on_its_way(ha
     assert await harness.redis.get("gm:bytes") == b"0"
 
 
-async def test_a_reset_leaves_what_comes_after_it(harness: StoreHarness) -> None:
+async def test_reset_keeps_groups_that_arrive_during_it(harness: StoreHarness) -> None:
     await harness.register(8)
     await harness.fill(300, 4)
     prefix = f"gm:{{{RUN}}}:"

@@ -20,7 +20,7 @@ from tests.integration.atropos_queue.store_harness import (
 from gristmill_api.settings import Limits
 
 
-async def test_the_group_size_rises_to_the_largest_that_is_ready(harness: StoreHarness) -> None:
+async def test_status_group_size_rises_to_the_largest_ready_group(harness: StoreHarness) -> None:
     await harness.start(batch_size=64)
     first, second = await harness.env(group_size=2), await harness.env(group_size=4)
     await harness.submit(scored(6, first), scored(8, first), scored(8, None), scored(16, second))
@@ -31,7 +31,7 @@ async def test_the_group_size_rises_to_the_largest_that_is_ready(harness: StoreH
     assert [await harness.redis.hget(f"{START}env:{number}", "group_size") for number in (0, 1)] == [b"8", b"4"]
 
 
-async def test_a_batch_is_lent_acked_and_its_step_begins(harness: StoreHarness, listener: EventListener) -> None:
+async def test_ack_of_a_lent_batch_begins_the_next_step(harness: StoreHarness, listener: EventListener) -> None:
     await harness.start()
     await harness.submit(*[scored()] * 4)
     await listener.recorded()
@@ -61,7 +61,7 @@ async def test_a_batch_is_lent_acked_and_its_step_begins(harness: StoreHarness, 
     assert await harness.redis.hgetall(START + "atropos") != {}
 
 
-async def test_leases_of_batches_run_out_and_live_on(harness: StoreHarness) -> None:
+async def test_batch_lease_expires_and_can_be_extended(harness: StoreHarness) -> None:
     await harness.start()
     await harness.submit(*[scored()] * 4)
     before = time.time()
@@ -98,7 +98,7 @@ async def test_leases_of_batches_run_out_and_live_on(harness: StoreHarness) -> N
     assert (await harness.store.runs.status(RUN)).leased == 2
 
 
-async def test_a_vanished_client_gives_its_batch_back(harness: StoreHarness, listener: EventListener) -> None:
+async def test_nack_returns_the_batch_of_a_disconnected_client(harness: StoreHarness, listener: EventListener) -> None:
     await harness.start()
     await harness.submit(*[scored()] * 3)
     await harness.lend("atropos:1")
@@ -112,7 +112,7 @@ async def test_a_vanished_client_gives_its_batch_back(harness: StoreHarness, lis
     assert await harness.lend("atropos:1") == names(0, 1), "the name is free again"
 
 
-async def test_groups_that_can_be_in_no_batch_are_set_aside(redis_url: str) -> None:
+async def test_groups_that_fit_no_batch_become_dead_letters(redis_url: str) -> None:
     async with Redis.from_url(redis_url) as client:
         harness = StoreHarness(client, Limits(max_attempts=2))
         await harness.start()
@@ -168,7 +168,7 @@ async def test_extend_revives_an_expired_batch_whose_groups_are_ready(harness: S
     assert (await harness.store.runs.audit(RUN)).trained == names(0, 1)
 
 
-async def test_a_silent_environments_share_is_not_kept(harness: StoreHarness) -> None:
+async def test_share_of_a_silent_environment_is_not_reserved(harness: StoreHarness) -> None:
     await harness.start()
     quiet, busy = await harness.env(share=0.5), await harness.env()
     await harness.submit(*[scored(2, busy)] * 2)
@@ -178,7 +178,7 @@ async def test_a_silent_environments_share_is_not_kept(harness: StoreHarness) ->
 
 
 @pytest.mark.parametrize("batch_size", [0, -4])
-async def test_a_batch_of_nothing_is_never_full(harness: StoreHarness, batch_size: int) -> None:
+async def test_lease_with_a_batch_size_of_zero_or_less_returns_nothing(harness: StoreHarness, batch_size: int) -> None:
     await harness.start(batch_size)
     await harness.submit(scored())
     assert await harness.lend("atropos:1") is None
@@ -216,7 +216,7 @@ async def run(harness: StoreHarness, script: str, *args: str | bytes | int) -> l
     return [status.decode(), *rest]
 
 
-async def test_groups_that_cannot_be_sent_are_set_aside_and_the_others_go_back(harness: StoreHarness) -> None:
+async def test_rejected_groups_become_dead_letters_and_the_others_return(harness: StoreHarness) -> None:
     await harness.start(batch_size=6)
     await harness.submit(*[scored()] * 4)
     first, second, third, fourth = names(0, 1, 2, 3)

@@ -19,7 +19,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 
 
-async def test_groups_are_queued_as_they_came(harness: StoreHarness) -> None:
+async def test_submit_queues_groups_in_order_of_arrival(harness: StoreHarness) -> None:
     await harness.start()
     listener = EventListener(harness.redis, RUN)
     await listener.open()
@@ -45,7 +45,7 @@ async def test_groups_are_queued_as_they_came(harness: StoreHarness) -> None:
     assert int(await harness.redis.get(keys.BYTES) or 0) == 60
 
 
-async def test_a_submit_is_stored_once_whatever_its_client_heard(harness: StoreHarness) -> None:
+async def test_repeated_submit_is_stored_once(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4)
     listener = EventListener(harness.redis, RUN)
@@ -62,7 +62,7 @@ async def test_a_submit_is_stored_once_whatever_its_client_heard(harness: StoreH
     assert await harness.queue.submit("r1", [scored(2, number), scored(4, number)]) == [2, None], "also later"
 
 
-async def test_bytes_that_went_on_the_way_are_asked_for_again(harness: StoreHarness) -> None:
+async def test_submit_with_an_expired_payload_key_stores_nothing(harness: StoreHarness) -> None:
     await harness.start()
     one = (2, 20, "", START + "sent:never")
     sent = await harness.store.scripts.run("atropos_submit", START, "r1", 1000, 10**9, 10**9, 100, 100, 1000, *one)
@@ -70,7 +70,7 @@ async def test_bytes_that_went_on_the_way_are_asked_for_again(harness: StoreHarn
     assert await harness.ready() == []
 
 
-async def test_the_version_that_was_served_is_noted(harness: StoreHarness) -> None:
+async def test_group_records_the_version_served_at_its_arrival(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4)
     await harness.redis.hset(START + "record", mapping={"version_incarnation": 2, "version_step": 7})
@@ -89,7 +89,9 @@ async def test_the_version_that_was_served_is_noted(harness: StoreHarness) -> No
         (Limits(max_run_groups=2), [repr(RUN), " 2 ", "API_MAX_RUN_GROUPS"]),
     ],
 )
-async def test_caps_are_reached_and_not_passed(redis_url: str, limits: Limits, quoted: list[str]) -> None:
+async def test_store_accepts_groups_up_to_each_cap_and_refuses_more(
+    redis_url: str, limits: Limits, quoted: list[str]
+) -> None:
     async with Redis.from_url(redis_url) as client:
         harness = StoreHarness(client, limits)
         await harness.start()
@@ -149,7 +151,7 @@ async def test_pieces_wait_until_they_make_a_group(harness: StoreHarness) -> Non
     await listener.close()
 
 
-async def test_who_submits_is_heard(harness: StoreHarness) -> None:
+async def test_submit_counts_as_a_heartbeat_of_its_environment(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4)
     await harness.silence(number)
@@ -158,7 +160,7 @@ async def test_who_submits_is_heard(harness: StoreHarness) -> None:
     assert await harness.redis.zcard(START + "envs") == 1, "an environment that never registered has no id"
 
 
-async def test_a_buffer_does_not_grow_for_ever(harness: StoreHarness) -> None:
+async def test_full_buffer_releases_its_oldest_pieces(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=5)
     assert await harness.submit(*[scored(3, number)] * 64) == [3 * pieces for pieces in range(1, 65)]

@@ -20,7 +20,7 @@ from gristmill_api.atropos.messages import RegisterEnv
 from gristmill_api.errors import ApiProblem
 
 
-async def test_environments_come_after_the_first_request_for_a_batch(harness: StoreHarness) -> None:
+async def test_environment_can_register_only_after_the_first_batch_request(harness: StoreHarness) -> None:
     await harness.queue.register(registration(batch_size=8, starting_step=2))
     facts = RegisterEnv(max_token_length=64, desired_name="e", weight=0.5, group_size=4, min_batch_allocation=0.25)
     assert await harness.queue.register_env(facts) is None
@@ -60,7 +60,7 @@ async def test_environments_of_both_protocols_are_in_one_registry(harness: Store
     assert view.own.weight == 1.0
 
 
-async def test_an_environment_of_v1_with_a_number_for_a_name_is_unknown_to_atropos_protocol(
+async def test_environment_of_v1_with_a_numeric_name_is_unknown_to_atropos_protocol(
     harness: StoreHarness,
 ) -> None:
     await harness.store.runs.create(RUN, {}, 2, stack=None)
@@ -70,7 +70,7 @@ async def test_an_environment_of_v1_with_a_number_for_a_name_is_unknown_to_atrop
     assert [env.alive for env in await harness.store.envs.all(RUN)] == [True]
 
 
-async def test_living_environments_of_atropos_protocol_do_not_keep_a_run_from_being_replaced(
+async def test_live_environments_of_atropos_protocol_do_not_change_the_refusal_to_replace(
     harness: StoreHarness,
 ) -> None:
     await harness.start()
@@ -114,7 +114,7 @@ async def test_registrations_are_bounded_until_a_reset(harness: StoreHarness, mo
     assert await harness.env() == 0
 
 
-async def test_who_is_gone_or_silent_does_not_count(harness: StoreHarness) -> None:
+async def test_disconnected_and_silent_environments_do_not_count(harness: StoreHarness) -> None:
     await harness.start()
     for number in range(12):
         assert await harness.env(share=0.1, name=str(number)) == number
@@ -139,7 +139,7 @@ async def test_who_is_gone_or_silent_does_not_count(harness: StoreHarness) -> No
     assert (view.connected, view.shares) == ([], {}), "who said goodbye is gone whatever it asks"
 
 
-async def test_what_was_heard_lately_is_not_written_again(harness: StoreHarness) -> None:
+async def test_recent_heartbeat_is_not_written_again(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env()
     silence_ms = harness.limits.env_ttl_s * 1000

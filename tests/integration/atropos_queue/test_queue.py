@@ -25,7 +25,7 @@ from gristmill_api.settings import Limits
 from gristmill_api.store import keys
 
 
-async def test_the_first_trainer_says_what_the_run_is(harness: StoreHarness) -> None:
+async def test_first_registered_trainer_defines_the_run(harness: StoreHarness) -> None:
     assert await harness.queue.trainer() is None
     assert await harness.queue.lease("b") is None, "no trainer registered, and no run exists"
     await harness.queue.register(registration(batch_size=8, starting_step=3))
@@ -46,7 +46,7 @@ async def test_the_first_trainer_says_what_the_run_is(harness: StoreHarness) -> 
     await listener.close()
 
 
-async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -> None:
+async def test_calls_on_finished_or_native_runs_are_refused(redis_url: str) -> None:
     env = RegisterEnv(max_token_length=1, desired_name="e", weight=1, group_size=1)
     async with Redis.from_url(redis_url) as client:
         harness = StoreHarness(client)
@@ -69,7 +69,7 @@ async def test_only_an_open_run_of_this_protocol_is_written_to(redis_url: str) -
         assert await harness.ready() == []
 
 
-async def test_a_reset_forgets_all_but_what_comes_after_it(harness: StoreHarness) -> None:
+async def test_reset_removes_everything_that_came_before_it(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4, share=0.5)
     await harness.submit(*[scored()] * 700)
@@ -107,7 +107,7 @@ async def _submit_meanwhile(harness: StoreHarness) -> None:
     await harness.submit(scored())
 
 
-async def test_deleting_the_run_leaves_nothing(harness: StoreHarness) -> None:
+async def test_deleted_run_leaves_only_its_fence_and_receipts(harness: StoreHarness) -> None:
     await harness.start()
     number = await harness.env(group_size=4)
     await harness.submit(scored(2, number), scored(2))
@@ -118,12 +118,12 @@ async def test_deleting_the_run_leaves_nothing(harness: StoreHarness) -> None:
     assert int(await harness.redis.get(keys.BYTES) or 0) == 0
 
 
-async def test_a_reset_of_nothing_leaves_nothing(harness: StoreHarness) -> None:
+async def test_reset_without_a_run_writes_nothing(harness: StoreHarness) -> None:
     await harness.queue.reset()
     assert await harness.redis.keys(START + "*") == []
 
 
-async def test_no_batch_of_before_a_reset_can_be_acked(harness: StoreHarness) -> None:
+async def test_batch_lent_before_a_reset_cannot_be_acked(harness: StoreHarness) -> None:
     await harness.start(batch_size=2)
     await harness.submit(*[scored()] * 2)
     await harness.lend("atropos:1")
@@ -171,7 +171,7 @@ async def test_a_submit_that_stores_nothing_leaves_no_payload(harness: StoreHarn
     assert await sent(harness) == []
 
 
-async def test_a_submit_of_which_a_payload_expired_deletes_the_others(harness: StoreHarness) -> None:
+async def test_submit_with_one_expired_payload_deletes_the_others(harness: StoreHarness) -> None:
     await harness.start()
     await harness.redis.set(f"{START}sent:0", "x")
     limits = (1 << 30, 1 << 30, 100, 2, 1000)
@@ -181,7 +181,7 @@ async def test_a_submit_of_which_a_payload_expired_deletes_the_others(harness: S
     assert await sent(harness) == []
 
 
-async def test_a_run_is_deleted_in_parts_with_what_its_environments_sent(harness: StoreHarness) -> None:
+async def test_run_is_deleted_in_parts_with_its_environments_buffers(harness: StoreHarness) -> None:
     await harness.start()
     numbers = [await harness.env(group_size=8) for _ in range(3)]
     for number in numbers:

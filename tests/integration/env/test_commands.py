@@ -81,7 +81,7 @@ def saved(path: Path) -> list[SavedGroup]:
     return sorted(read_groups(path), key=lambda group: group.row or 0)
 
 
-async def test_groups_from_the_model_to_the_exports(commands: Commands) -> None:
+async def test_process_replay_sft_and_dpo_work_one_after_the_other(commands: Commands) -> None:
     out = commands.folder / "out"
     shown = await commands.run("process", "--config", "sums", "--groups", "6", "--out", str(out))
     groups = saved(out / "groups.jsonl")
@@ -126,7 +126,7 @@ async def test_groups_from_the_model_to_the_exports(commands: Commands) -> None:
         assert [message["role"] for message in json.loads(line)["messages"]] == ["system", "user", "assistant"]
 
 
-async def test_what_is_there_is_kept_and_other_settings_are_refused(commands: Commands) -> None:
+async def test_process_keeps_existing_groups_and_refuses_other_settings(commands: Commands) -> None:
     path = commands.folder / "groups.jsonl"
     flags = ("--config", "sums", "--out", str(path), "--max_token_length", "64")
     await commands.run("process", *flags, "--groups", "3")
@@ -141,7 +141,7 @@ async def test_what_is_there_is_kept_and_other_settings_are_refused(commands: Co
     assert len(saved(path)) == 5
 
 
-async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: pytest.LogCaptureFixture) -> None:
+async def test_process_skips_unusable_rows_with_a_reason(commands: Commands, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "1 + 1? " * 50, "answer": "2"}, {"question": "2 + 2?"}]
     (commands.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = commands.folder / "groups.jsonl"
@@ -154,7 +154,7 @@ async def test_rows_that_cannot_be_used_are_skipped(commands: Commands, caplog: 
     assert "'answer'" in skipped[2]
 
 
-def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> None:
+def test_interrupted_process_keeps_its_groups_and_their_page(commands: Commands) -> None:
     out = commands.folder / "groups.jsonl"
     output = Output()
     flags = ["--config", "sums", "--out", str(out), "--groups", "100000", "--max_num_workers", "2"]
@@ -171,7 +171,7 @@ def test_a_stop_keeps_the_groups_so_far_and_their_page(commands: Commands) -> No
     assert "Traceback" not in output.of("env")
 
 
-async def test_conversations_of_several_turns(commands: Commands) -> None:
+async def test_process_saves_and_exports_conversations_of_several_turns(commands: Commands) -> None:
     config = (commands.folder / "sums.yaml").read_text().replace("- {type: accuracy}", "- {type: episode}")
     (commands.folder / "guess.yaml").write_text(config.replace("max_token_length: 64", "max_token_length: 256") + GUESS)
     out = commands.folder / "groups.jsonl"

@@ -32,7 +32,7 @@ def params() -> Iterator[dict[str, Any]]:
         yield {"base_url": f"http://127.0.0.1:{port}/v1", "model_name": "tiny", "api_key": EMBEDDINGS_KEY}
 
 
-def test_the_nearer_the_meaning_the_higher_the_score(params: dict[str, Any]) -> None:
+def test_cosine_scaled_scores_nearer_meanings_higher(params: dict[str, Any]) -> None:
     same, near, far = (
         scored("cosine_scaled", params, text, answer=ANSWER) for text in (ANSWER, "What is 2 + 4?", "A banana.")
     )
@@ -42,7 +42,7 @@ def test_the_nearer_the_meaning_the_higher_the_score(params: dict[str, Any]) -> 
     assert 1.0 > near > far
 
 
-def test_the_score_is_that_of_the_servers_own_vectors(params: dict[str, Any]) -> None:
+def test_cosine_scaled_score_matches_the_servers_embeddings(params: dict[str, Any]) -> None:
     headers, body = {"Authorization": f"Bearer {EMBEDDINGS_KEY}"}, {"model": "tiny", "input": [ANSWER, "A banana."]}
     found = httpx.post(f"{params['base_url']}/embeddings", json=body, headers=headers, timeout=60).json()["data"]
     one, other = (np.array(item["embedding"]) for item in found)
@@ -52,7 +52,7 @@ def test_the_score_is_that_of_the_servers_own_vectors(params: dict[str, Any]) ->
     )
 
 
-def test_a_text_too_long_for_the_model_is_an_error_until_it_is_cut(params: dict[str, Any]) -> None:
+def test_cosine_scaled_refuses_a_too_long_text_unless_max_characters_cuts_it(params: dict[str, Any]) -> None:
     long = "a banana " * 100
     with raises(RewardError, "embeddings_refused", status=400) as raised:
         scored("cosine_scaled", params, long, answer=ANSWER)
@@ -60,13 +60,13 @@ def test_a_text_too_long_for_the_model_is_an_error_until_it_is_cut(params: dict[
     assert scored("cosine_scaled", {**params, "max_characters": 60}, long, answer=ANSWER) is not None
 
 
-def test_a_wrong_key_is_an_error_that_says_so(params: dict[str, Any]) -> None:
+def test_cosine_scaled_names_a_wrong_api_key(params: dict[str, Any]) -> None:
     with raises(RewardError, "embeddings_refused", status=401) as raised:
         scored("cosine_scaled", {**params, "api_key": "sk-wrong"}, "A banana.", answer=ANSWER)
     assert "api_key" in str(raised.value)
 
 
-def test_a_wrong_model_is_an_error_that_says_so(params: dict[str, Any]) -> None:
+def test_cosine_scaled_names_a_wrong_model_name(params: dict[str, Any]) -> None:
     with raises(RewardError, "embeddings_refused", status=404) as raised:
         scored("cosine_scaled", {**params, "model_name": "large"}, "A banana.", answer=ANSWER)
     assert "model_name" in str(raised.value)

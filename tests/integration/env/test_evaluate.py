@@ -72,7 +72,7 @@ def evaluate(tmp_path: Path, vllm: Vllm) -> Evaluate:
     return Evaluate(tmp_path, vllm)
 
 
-def test_greedy_twice_is_the_same_to_the_letter(evaluate: Evaluate) -> None:
+def test_repeated_greedy_evaluation_writes_identical_samples(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "40")
     evaluate("--out", "b", "--eval_limit", "40", "--max_eval_workers", "3", "--seed", "7")
     assert (evaluate.folder / "a" / SAMPLES_FILE).read_bytes() == (evaluate.folder / "b" / SAMPLES_FILE).read_bytes()
@@ -89,7 +89,7 @@ def test_greedy_twice_is_the_same_to_the_letter(evaluate: Evaluate) -> None:
     assert "0, 0, 40" in evaluate("--compare", "a", "b")  # better, worse, same
 
 
-def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
+def test_sampled_evaluation_reports_majority_and_pass_at_k(evaluate: Evaluate) -> None:
     said = evaluate("--out", "a", "--eval_limit", "20", "--eval_samples", "4", "--compare", "greedy", code=1)
     assert "[evaluation_missing] " in said
     assert "greedy/evaluation.json" in said
@@ -107,7 +107,7 @@ def test_sampled_has_majority_and_pass_at_k(evaluate: Evaluate) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
+def test_killed_evaluation_resumes_where_it_stopped(evaluate: Evaluate) -> None:
     flags = ("--eval_samples", "2", "--max_eval_workers", "1")
     process = evaluate.start(*flags)
     done = _wait_for_lines(evaluate.folder / "runs" / "sums" / "evaluations", 5)
@@ -130,7 +130,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(evaluate: Evaluate) -> None:
 
 
 @pytest.mark.long
-def test_a_stop_keeps_what_is_done(evaluate: Evaluate) -> None:
+def test_stopped_evaluation_keeps_its_samples_and_resumes(evaluate: Evaluate) -> None:
     process = evaluate.start("--out", "a", "--max_eval_workers", "1", "--eval_samples", "2")
     _wait_for_lines(evaluate.folder, 3)
     process.send_signal(signal.SIGTERM)
@@ -148,7 +148,7 @@ def test_prompts_that_leave_no_room_are_counted_and_not_wrong(evaluate: Evaluate
 
 
 @pytest.mark.long
-def test_the_api_is_told_when_the_weights_are_the_runs(evaluate: Evaluate, trainer: HandTrainer) -> None:
+def test_evaluation_of_the_runs_weights_is_reported_to_the_api(evaluate: Evaluate, trainer: HandTrainer) -> None:
     trainer.label("default")
     evaluate("--out", "a", "--eval_limit", "4", "--rollout_server_url", trainer.url)
     trainer.api.create_run("sums", {}, 2)

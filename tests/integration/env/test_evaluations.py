@@ -82,7 +82,7 @@ async def steps(api: Client) -> list[int]:
     return [row.step for row in await api.metrics("sums", "eval")]
 
 
-async def test_before_the_first_step_every_so_many_and_at_the_end(api: Client) -> None:
+async def test_run_is_evaluated_before_training_at_each_interval_and_at_the_end(api: Client) -> None:
     env = Environment(api, "a")
     await env.sees("1.0", "1.1", "1.9", "1.10", "1.12", "1.31", "1.35")
     await env.evaluations.at_end("1.38")
@@ -97,7 +97,7 @@ async def test_the_last_version_is_not_evaluated_twice(api: Client) -> None:
     assert env.measured == ["1.0", "1.10"]
 
 
-async def test_of_several_environments_one_evaluates(api: Client) -> None:
+async def test_only_one_of_several_environments_evaluates(api: Client) -> None:
     envs = [Environment(api, f"env-{number}") for number in range(4)]
     for version in ("1.0", "1.10", "1.20"):
         await asyncio.gather(*(env.sees(version) for env in envs))
@@ -105,7 +105,7 @@ async def test_of_several_environments_one_evaluates(api: Client) -> None:
     assert sorted(version for env in envs for version in env.measured) == ["1.0", "1.10", "1.20", "1.25"]
 
 
-async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(api: Client) -> None:
+async def test_environments_continue_rollouts_while_another_evaluates(api: Client) -> None:
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
@@ -120,7 +120,7 @@ async def test_others_leave_an_evaluation_to_the_one_that_claimed_it_and_go_on(a
     assert (busy.measured, late.measured, await steps(api)) == (["1.0"], [], [0])
 
 
-async def test_a_restart_under_the_same_name_takes_its_evaluation_up_at_once(
+async def test_restarted_environment_resumes_its_claimed_evaluation_at_once(
     api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation_run, "_TTL", 3600.0)
@@ -131,7 +131,7 @@ async def test_a_restart_under_the_same_name_takes_its_evaluation_up_at_once(
     assert (again.measured, await steps(api)) == (["1.2"], [2])
 
 
-async def test_the_claim_of_an_environment_that_died_runs_out_and_another_evaluates(api: Client) -> None:
+async def test_expired_claim_of_a_dead_environment_lets_another_evaluate(api: Client) -> None:
     await _dies_while_evaluating(Environment(api, "a"))
     other = Environment(api, "b")
     async with asyncio.timeout(60):
@@ -139,9 +139,7 @@ async def test_the_claim_of_an_environment_that_died_runs_out_and_another_evalua
     assert (other.measured, await steps(api)) == (["1.2"], [2])
 
 
-async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_free(
-    api: Client, redis_url: str
-) -> None:
+async def test_evaluation_that_loses_its_claim_stops_until_the_claim_is_free(api: Client, redis_url: str) -> None:
     """Claims like the evaluation of a process that was stopped until its claim expired."""
     env = Environment(api, "a")
     env.may_end.clear()
@@ -156,7 +154,7 @@ async def test_an_evaluation_whose_claim_is_lost_is_given_up_until_the_claim_is_
     assert (env.measured, await steps(api)) == (["1.0", "1.0"], [0])
 
 
-async def test_an_evaluation_that_waits_for_another_gives_way_to_the_next_one(api: Client) -> None:
+async def test_waiting_evaluation_is_cancelled_by_the_next_due_evaluation(api: Client) -> None:
     busy, late = Environment(api, "a"), Environment(api, "b")
     busy.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
@@ -198,7 +196,7 @@ async def test_an_evaluation_that_fails_does_not_end_the_training(
     assert (env.measured, await steps(api)) == (["1.0", "1.10"], [10])
 
 
-async def test_a_model_server_that_stays_away_ends_it(api: Client) -> None:
+async def test_evaluation_raises_if_no_model_server_answers(api: Client) -> None:
     env = Environment(api, "a")
     env.error = InferenceError("no_server", "no server answers")
     with pytest.raises(ExceptionGroup):
@@ -217,7 +215,9 @@ async def _dies_while_evaluating(env: Environment) -> None:
     ("handling", "room", "held_up"),
     [(EvalHandling.STOP_TRAIN, 0, True), (EvalHandling.LIMIT_TRAIN, 4, False), (EvalHandling.NONE, 16, False)],
 )
-async def test_rollouts_while_evaluating(api: Client, handling: EvalHandling, room: int, held_up: bool) -> None:
+async def test_eval_handling_decides_how_many_rollouts_run_during_an_evaluation(
+    api: Client, handling: EvalHandling, room: int, held_up: bool
+) -> None:
     env = Environment(api, "a", handling)
     env.may_end.clear()
     assert env.slots.places == 16
@@ -231,14 +231,14 @@ async def test_rollouts_while_evaluating(api: Client, handling: EvalHandling, ro
     assert env.slots.places == 16
 
 
-async def test_a_limit_leaves_at_least_one_worker(api: Client) -> None:
+async def test_limited_training_keeps_at_least_one_worker_during_an_evaluation(api: Client) -> None:
     env = Environment(api, "a", EvalHandling.LIMIT_TRAIN, workers=2)
     async with asyncio.TaskGroup() as tasks:
         env.evaluations.begin_if_due("1.0", tasks)
         assert env.slots.places == 1
 
 
-async def test_figures_that_the_api_refuses_cost_neither_the_run_nor_a_second_evaluation(
+async def test_metrics_refused_by_the_api_do_not_end_or_repeat_an_evaluation(
     api: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A metric of a reward whose name is not valid for a metric. Such metrics are in the run's folder."""

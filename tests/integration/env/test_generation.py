@@ -50,7 +50,7 @@ async def text_server(vllm: Vllm) -> AsyncIterator[ModelServers]:
         yield servers
 
 
-async def test_vllm_is_found_to_give_token_ids(vllm: Vllm) -> None:
+async def test_connect_detects_that_vllm_returns_token_ids(vllm: Vllm) -> None:
     manifest = Manifest.read(vllm.models_dir)
     expected = {"auto": False, "vllm": False, "openai": True}
     for kind, text_only in expected.items():
@@ -121,7 +121,9 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled(
     assert math.fsum(math.exp(value) for value in cold.values()) <= 1 + 1e-4
 
 
-async def test_text_comes_by_the_openai_route(text_server: ModelServers, question: GenerationRequest) -> None:
+async def test_openai_route_returns_text_without_token_ids(
+    text_server: ModelServers, question: GenerationRequest
+) -> None:
     completions = await text_server.generate(question.with_count(64))
     assert len(completions) == 64
     assert all(c.token_ids == [] and c.labels == [] for c in completions)
@@ -132,7 +134,9 @@ async def test_text_comes_by_the_openai_route(text_server: ModelServers, questio
     assert 1 <= one.length <= 24
 
 
-async def test_text_with_everything_that_vllm_adds(text_server: ModelServers, question: GenerationRequest) -> None:
+async def test_text_route_supports_prefill_and_stop_texts_of_vllm(
+    text_server: ModelServers, question: GenerationRequest
+) -> None:
     request = GenerationRequest(
         messages=question.messages, prefill="<answer>", sampling=SAMPLING, count=16, stop=["er>"]
     )
@@ -143,7 +147,7 @@ async def test_text_with_everything_that_vllm_adds(text_server: ModelServers, qu
     assert sum(c.finish_reason == "length" for c in await text_server.generate(request)) >= 12
 
 
-async def test_a_prompt_that_is_too_long_is_refused_with_the_servers_words(
+async def test_too_long_prompt_is_refused_with_the_servers_message(
     server: ModelServers, question: GenerationRequest
 ) -> None:
     request = GenerationRequest(token_ids=list(question.token_ids) * 400, sampling=SAMPLING)

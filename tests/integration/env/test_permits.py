@@ -71,7 +71,7 @@ async def rows(api: Client) -> AsyncIterator[Rows]:
         await serving
 
 
-async def test_the_next_permit_comes_when_the_completions_are_there(rows: Rows, api: Client) -> None:
+async def test_next_permit_is_requested_when_completions_are_generated(rows: Rows, api: Client) -> None:
     await rows.begins(ROOM)
     rows.generated(0)
     await rows.begins(ROOM + 1)  # though the first is not finished
@@ -86,7 +86,7 @@ async def test_work_that_never_generated_frees_its_slot_at_its_end(rows: Rows) -
     await rows.begins(ROOM + 1)
 
 
-async def test_at_most_as_many_again_are_past_their_completions(rows: Rows) -> None:
+async def test_groups_past_generation_are_limited_to_the_number_of_slots(rows: Rows) -> None:
     for number in range(ROOM):
         await rows.begins(ROOM + number)
         rows.generated(number)
@@ -97,7 +97,7 @@ async def test_at_most_as_many_again_are_past_their_completions(rows: Rows) -> N
     await rows.begins(2 * ROOM + 1)
 
 
-async def test_without_room_no_permit_is_asked_for(rows: Rows) -> None:
+async def test_no_permit_is_requested_without_a_free_slot(rows: Rows) -> None:
     await rows.begins(ROOM)
     rows.session.slots.places = 0
     rows.generated(0)

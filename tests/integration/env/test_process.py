@@ -14,7 +14,7 @@ from tests.support.stack import Vllm
 from gristmill import SyncClient
 
 
-def test_a_stop_gives_every_permit_back(environments: Environments, trainer: HandTrainer) -> None:
+def test_stopped_environment_returns_every_permit(environments: Environments, trainer: HandTrainer) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         env = environments.process(trainer.url)
         # The label is not a version, so work is under way and cannot end.
@@ -46,7 +46,7 @@ def test_two_replicas_share_the_rows(environments: Environments, trainer: HandTr
 
 
 @pytest.mark.long
-def test_killed_api_and_redis_only_pause_the_work_and_a_killed_environment_loses_none(
+def test_kills_of_api_and_redis_pause_the_work_and_a_killed_environment_loses_none(
     environments: Environments, vllm: Vllm
 ) -> None:
     with RedisServer() as redis, ApiServer(redis.api_url, API_PERMIT_TTL_S="15") as api, SyncClient(api.url) as client:

@@ -22,7 +22,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_a_run_from_its_first_permit_to_its_end(
+def test_serve_runs_from_the_first_permit_to_the_end_of_the_run(
     environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = environments.here(trainer.url, "--no-shuffle_dataset", "--testing")
@@ -59,7 +59,7 @@ def test_a_run_from_its_first_permit_to_its_end(
     assert ("gristmill_env.serve", ("sums",)) in [(record.name, record.args) for record in caplog.records]
 
 
-def test_groups_are_kept_as_text_when_asked(environments: Environments, trainer: HandTrainer) -> None:
+def test_serve_saves_groups_as_text_if_configured(environments: Environments, trainer: HandTrainer) -> None:
     path = environments.folder / "kept" / "groups.jsonl"
     env = environments.here(trainer.url, "--data_path_to_save_groups", str(path))
     trainer.take()
@@ -93,7 +93,7 @@ def test_a_full_disk_and_a_failing_wandb_do_not_end_a_training(
     assert "the run is gone" in caplog.text
 
 
-def test_weights_that_nobody_published_are_never_trained_on(
+def test_unpublished_weights_are_never_trained_on(
     environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     environments.here(trainer.url)
@@ -105,14 +105,16 @@ def test_weights_that_nobody_published_are_never_trained_on(
     assert _versions(trainer) == {"1.0"}
 
 
-def test_a_server_that_is_never_updated_is_taken_as_it_is(environments: Environments, trainer: HandTrainer) -> None:
+def test_serve_accepts_any_weights_if_the_trainer_never_publishes(
+    environments: Environments, trainer: HandTrainer
+) -> None:
     trainer.trainer["publisher"] = "none"
     environments.here(trainer.url)
     trainer.take(label="default")
     assert _versions(trainer) == {"1.0"}
 
 
-def test_groups_of_one_score_are_dropped_and_counted(
+def test_groups_with_equal_scores_are_dropped_and_counted(
     environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Completions of one token: all score 1/128.
@@ -147,7 +149,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(environments: Enviro
     _until(lambda: trainer.api.status("sums").dropped.get("too_long", 0) > 4)
 
 
-def test_a_group_of_one_has_its_raw_reward(
+def test_group_of_one_completion_keeps_its_raw_reward(
     environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer.trainer["batch_size"] = 2
@@ -157,7 +159,7 @@ def test_a_group_of_one_has_its_raw_reward(
     assert caplog.text.count("group_size is 1") == 1
 
 
-def test_a_finished_run_and_other_settings_are_told(
+def test_serve_reports_a_finished_run_and_refuses_other_settings(
     environments: Environments, trainer: HandTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = environments.here(trainer.url)
@@ -185,7 +187,7 @@ def _until(true: Callable[[], bool], timeout: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_a_share_of_its_own_is_held_while_it_serves(environments: Environments, trainer: HandTrainer) -> None:
+def test_serve_holds_its_weight_and_share_until_it_ends(environments: Environments, trainer: HandTrainer) -> None:
     env = environments.here(trainer.url, "--inference_weight", "2", "--min_batch_allocation", "0.5")
     trainer.take()
     trainer.train(until=2)

@@ -64,7 +64,7 @@ async def evaluated(api: Client) -> list[int]:
     return [row.step for row in await api.metrics("sums", "eval")]
 
 
-async def test_the_last_evaluation_that_a_kill_left_undone_is_done(
+async def test_serve_runs_a_last_evaluation_that_a_kill_prevented(
     api: Client, launch: RunSettings, server: FailingServer
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "1.4"})
@@ -88,7 +88,7 @@ async def test_close_command_ends_the_run(api: Client, session_api: ApiServer) -
     assert await close("other") == 1
 
 
-async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
+async def test_serve_does_not_evaluate_weights_other_than_the_runs_last(
     api: Client, launch: RunSettings, server: FailingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
@@ -102,7 +102,7 @@ async def test_other_weights_than_the_runs_last_are_not_evaluated_for_it(
     assert "'default'" in found
 
 
-async def test_where_nobody_publishes_the_labels_say_nothing(
+async def test_serve_ignores_weight_labels_if_the_run_has_no_publisher(
     api: Client, launch: RunSettings, server: FailingServer
 ) -> None:
     server.answers["/weight_info"] = lambda: (200, {"weight_version": "default"})
@@ -111,7 +111,7 @@ async def test_where_nobody_publishes_the_labels_say_nothing(
     assert await evaluated(api) == [4]
 
 
-async def test_another_number_of_rows_than_before_is_warned_of_once(
+async def test_changed_row_count_is_warned_about_once(
     api: Client, launch: RunSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

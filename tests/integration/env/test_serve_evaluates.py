@@ -19,7 +19,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_a_run_is_evaluated_from_its_first_version_to_its_last(
+def test_serve_evaluates_a_run_from_its_first_version_to_its_last(
     environments: Environments, trainer: HandTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "evals"
@@ -52,7 +52,7 @@ def test_a_run_is_evaluated_from_its_first_version_to_its_last(
     assert caplog.text.count("evaluated run=sums") == 3
 
 
-def test_two_replicas_evaluate_once_and_go_on_beside_it(
+def test_two_replicas_evaluate_once_and_continue_rollouts_meanwhile(
     environments: Environments, trainer: HandTrainer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "evals"

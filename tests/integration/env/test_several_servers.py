@@ -50,7 +50,7 @@ def second(tmp_path: Path) -> Iterator[Second]:
 
 
 @pytest.mark.long
-async def test_a_server_that_dies_in_the_middle_costs_no_completion(vllm: Vllm, second: Second) -> None:
+async def test_server_that_dies_during_generation_loses_no_completion(vllm: Vllm, second: Second) -> None:
     configs = [ServerConfig(base_url=vllm.url), ServerConfig(base_url=second.vllm.url)]
     # vLLM's highest temperature, and many at once: some of each request's completions are long.
     long = SamplingParams(temperature=2.0, max_tokens=400)

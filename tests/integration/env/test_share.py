@@ -51,7 +51,7 @@ async def test_processes_get_permits_by_their_weights(api: Client) -> None:
         assert [await permits(api, "heavy"), await permits(api, "light")] == [6, 2]
 
 
-async def test_a_share_is_given_back_at_the_end(api: Client) -> None:
+async def test_permit_session_unregisters_its_share_at_the_end(api: Client) -> None:
     async with PermitSession(api, RUN, "env", min_batch_allocation=0.25):
         assert await environments(api) == {"env": (None, 0.25, True)}
     assert await environments(api) == {}
@@ -73,13 +73,13 @@ async def test_a_process_without_a_share_is_registered_and_keeps_its_run(api: Cl
     assert (await api.get_run(RUN)).state == "suspended"
 
 
-async def test_a_busy_process_lives(api: Client) -> None:
+async def test_busy_permit_session_stays_alive_through_heartbeats(api: Client) -> None:
     async with PermitSession(api, RUN, "env", weight=2, heartbeat=0.2):
         await asyncio.sleep(4)  # longer than the API's time-out of silent environments
         assert await environments(api) == {"env": (2.0, None, True)}
 
 
-async def test_an_api_that_forgot_the_share_hears_of_it_again(api: Client) -> None:
+async def test_permit_session_registers_its_share_again_if_the_api_lost_it(api: Client) -> None:
     async with PermitSession(api, RUN, "env", weight=2, heartbeat=0.1):
         await api.leave_env(RUN, "env")
         for _ in range(200):

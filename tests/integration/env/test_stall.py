@@ -44,7 +44,7 @@ def start(environments: Environments, trainer: HandTrainer, hang: str, floor: fl
         pytest.param(WITH_THE_INTERPRETERS_LOCK, 900, 10, 1, marks=pytest.mark.long),
     ],
 )
-def test_an_environment_whose_loop_is_blocked_ends_and_the_next_one_continues_the_run(
+def test_environment_with_a_blocked_loop_ends_and_the_next_one_continues_the_run(
     environments: Environments, trainer: HandTrainer, hang: str, floor: float, frozen: float, exit_code: int
 ) -> None:
     blocked = start(environments, trainer, hang, floor, frozen)
@@ -59,7 +59,7 @@ def test_an_environment_whose_loop_is_blocked_ends_and_the_next_one_continues_th
 
 
 @pytest.mark.long
-def test_an_environment_that_was_stopped_for_long_is_not_blocked(
+def test_environment_stopped_for_long_does_not_count_as_blocked(
     environments: Environments, trainer: HandTrainer
 ) -> None:
     env = start(environments, trainer, "time.sleep(4)", 20, 900)

@@ -23,7 +23,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NETRC", "/nowhere")
 
 
-def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTrainer) -> None:
+def test_wandb_entries_match_the_trained_groups(environments: Environments, trainer: HandTrainer) -> None:
     env = environments.here(trainer.url, *FLAGS.split(), "--no-shuffle_dataset")
     # One group per step: an entry covers the scored prompts, which are then the submitted prompts.
     trainer.groups_per_step = 1
@@ -69,7 +69,7 @@ def test_a_run_is_in_wandb_as_it_was(environments: Environments, trainer: HandTr
         assert version == str(group.oldest_version)
 
 
-def test_what_is_dropped_counts_too(environments: Environments, trainer: HandTrainer) -> None:
+def test_wandb_and_metrics_count_dropped_groups(environments: Environments, trainer: HandTrainer) -> None:
     # Completions of one token: all score 1/128, and no group gets through.
     flags = "--use_wandb --ensure_scores_are_not_same --max_tokens 1 --reward_functions length"
     env = environments.here(trainer.url, *flags.split())

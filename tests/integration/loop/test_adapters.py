@@ -76,7 +76,7 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
-def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
+def test_server_applies_published_adapters_of_every_layer(server: Vllm) -> None:
     policy = Policy(_source(server), "cpu", lora=Lora(RANK, 8.0))
     completion, before = _generated(server)
     assert np.abs(_computed(policy, completion) - before).max() < 1e-4, "the first adapter changes something"
@@ -105,7 +105,7 @@ def test_the_server_follows_the_adapters_of_every_layer(server: Vllm) -> None:
     assert sum(path.stat().st_size for path in (folder / "1.6").iterdir()) < whole / 10
 
 
-def test_a_run_trains_by_adapters_and_its_model_is_whole(server: Vllm, tmp_path: Path) -> None:
+def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: Path) -> None:
     """The environment is one step ahead, so adapters arrive while completions are under way."""
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     settings["dataset"]["dataset_path"] = str(ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl")

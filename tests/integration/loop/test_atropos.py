@@ -23,7 +23,7 @@ ENVIRONMENT = Path(__file__).with_name("sums_env.py")
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "no-logprobs"])
-def test_a_stock_environment_of_atropos_is_learned(vllm: Vllm, tmp_path: Path, logprobs: bool) -> None:
+def test_training_learns_a_stock_environment_of_atropos(vllm: Vllm, tmp_path: Path, logprobs: bool) -> None:
     output = Output()
     with LocalStack(output.add) as stack:
         redis_port, api_port = free_port(), free_port()

@@ -49,7 +49,7 @@ def _config(tmp_path: Path, old: str = "", new: str = "") -> str:
     return str(path)
 
 
-def test_an_unknown_config_lists_those_there_are() -> None:
+def test_unknown_config_lists_the_available_configs() -> None:
     line = _env("--config", "gsm8")
     assert "[config_missing] " in line
     assert "'gsm8'" in line
@@ -75,7 +75,7 @@ def test_a_missing_hub_data_set_is_named(tmp_path: Path) -> None:
     assert "nobody/nothing" in line
 
 
-def test_a_field_that_is_not_there_lists_the_columns(tmp_path: Path) -> None:
+def test_missing_field_lists_the_columns(tmp_path: Path) -> None:
     line = _env("--config", _config(tmp_path, "prompt_field: question", "prompt_field: questoin"))
     assert "[field_missing] " in line
     assert "questoin" in line
@@ -90,7 +90,7 @@ def test_an_unregistered_reward_lists_the_names(tmp_path: Path) -> None:
     assert "length" in line
 
 
-def test_a_model_server_that_is_not_there_is_named_with_how_long_it_was_tried() -> None:
+def test_unreachable_model_server_is_named_with_the_time_it_was_tried() -> None:
     line = _env(
         "--config", "quickstart", "--base_url", "http://127.0.0.1:9", "--startup_patience", "2", "--tokenizer_name", "x"
     )
@@ -99,7 +99,7 @@ def test_a_model_server_that_is_not_there_is_named_with_how_long_it_was_tried() 
     assert re.search(r" [2-9] s", line)
 
 
-def test_a_yaml_naming_another_model_says_what_to_change(vllm: Vllm) -> None:
+def test_config_that_names_another_model_is_refused_with_the_correction(vllm: Vllm) -> None:
     line = _env("--config", "quickstart", "--model_name", "Qwen/Qwen2.5-1.5B", "--base_url", vllm.url)
     assert "[model_not_served] " in line
     assert "MODEL=Qwen/Qwen2.5-1.5B" in line
@@ -107,7 +107,7 @@ def test_a_yaml_naming_another_model_says_what_to_change(vllm: Vllm) -> None:
     assert "'tiny'" in line
 
 
-def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
+def test_environment_names_an_api_whose_redis_is_down(vllm: Vllm, tmp_path: Path) -> None:
     """Redis stops: the API answers 503 with the reason, and its clients report that reason too."""
     output = Output()
     with LocalStack(output.add) as stack:
@@ -124,7 +124,7 @@ def test_an_api_without_redis_is_named(vllm: Vllm, tmp_path: Path) -> None:
     assert "Redis" in line
 
 
-def test_an_api_started_without_redis_says_so_in_its_log(tmp_path: Path) -> None:
+def test_api_started_without_redis_logs_the_redis_address(tmp_path: Path) -> None:
     output = Output()
     with LocalStack(output.add) as stack:
         port, nothing = free_port(), free_port()
@@ -136,7 +136,7 @@ def test_an_api_started_without_redis_says_so_in_its_log(tmp_path: Path) -> None
             time.sleep(0.1)
 
 
-def test_a_run_with_a_plug_in_for_the_trainer_is_refused_by_the_trainer(tmp_path: Path) -> None:
+def test_trainer_refuses_a_run_that_sets_a_trainer_hook(tmp_path: Path) -> None:
     """The API refuses such a run. The trainer checks again, because another client may have written the record."""
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(event): pass\n")
     output = Output()
@@ -164,7 +164,7 @@ def test_a_run_with_a_plug_in_for_the_trainer_is_refused_by_the_trainer(tmp_path
         (["--batch_size", "many"], "invalid_settings", "'batch_size'"),
     ],
 )
-def test_the_trainers_flags_are_checked_at_once(flags: list[str], code: str, quoted: str) -> None:
+def test_trainer_checks_its_flags_at_the_start(flags: list[str], code: str, quoted: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gristmill_trainer", *flags],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,

@@ -32,7 +32,7 @@ def _submit_steps(api: SyncClient, steps: int) -> None:
             sent += 1
 
 
-def test_checkpoints_of_a_deleted_run_are_refused_and_lend_their_weights_when_named(vllm: Vllm, tmp_path: Path) -> None:
+def test_checkpoints_of_a_deleted_run_are_refused_unless_named_for_their_weights(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     folder = tmp_path / "runs" / RUN
     with LocalStack(output.add) as stack:

@@ -60,7 +60,7 @@ def traced(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, se
 
 
 @pytest.mark.parametrize("heading", PATHS)
-def test_the_listed_files_are_the_files_that_run(heading: str, traced: dict[str, set[str]]) -> None:
+def test_documented_file_lists_match_the_trace_of_a_run(heading: str, traced: dict[str, set[str]]) -> None:
     package = PATHS[heading][0].split("/")[0]
     files = listed(heading)
     conditional = {file for file, purpose in files.items() if purpose.startswith("If ")}

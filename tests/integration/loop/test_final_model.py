@@ -18,7 +18,7 @@ from local_processes import LocalStack
 PROMPT = "What is 3 + 4?"
 
 
-def test_a_server_serves_what_was_trained(vllm: Vllm, tmp_path: Path) -> None:
+def test_vllm_serves_the_exported_model_with_the_trained_weights(vllm: Vllm, tmp_path: Path) -> None:
     """Trained with adapters, which are merged into the weights. Checks name, chat template and log-probabilities."""
     manifest = Manifest.read(vllm.models_dir)
     source = ModelSource(manifest.weights_path, manifest.tokenizer_path, Path(manifest.serve_path), 512)

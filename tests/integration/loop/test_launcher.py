@@ -31,7 +31,7 @@ def _descendants(pid: int) -> set[int]:
     return found | {grandchild for child in found for grandchild in _descendants(child)}
 
 
-def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
+def test_launcher_runs_a_whole_training(vllm: Vllm, tmp_path: Path) -> None:
     process, _ = launch(tmp_path, vllm, "--training_steps", "3")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -47,7 +47,7 @@ def test_a_training_from_one_command(vllm: Vllm, tmp_path: Path) -> None:
         assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
 
 
-def test_terminal_shows_nothing_that_looks_like_damage(tmp_path: Path) -> None:
+def test_terminal_hides_harmless_errors_of_vllm(tmp_path: Path) -> None:
     """The launcher starts vLLM, publishes into it and stops it. The log files hold the full output."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "models").symlink_to(MODELS_DIR)
@@ -65,7 +65,7 @@ def test_terminal_shows_nothing_that_looks_like_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None:
+def test_launcher_quickstart_learns_without_docker(vllm: Vllm, tmp_path: Path) -> None:
     """Checks for `make local` the same facts that the containers' end-to-end test checks for `docker compose up`."""
     server = ModelServer(vllm.url, claim_publishing(vllm.weights_dir), patience=30)
     source = Manifest.read(vllm.models_dir)
@@ -95,7 +95,7 @@ def test_the_whole_quickstart_without_docker(vllm: Vllm, tmp_path: Path) -> None
         assert exact_match(f"http://127.0.0.1:{port}") >= 0.80
 
 
-def test_ctrl_c_stops_everything_it_started(vllm: Vllm, tmp_path: Path) -> None:
+def test_ctrl_c_stops_every_process_of_the_launcher(vllm: Vllm, tmp_path: Path) -> None:
     process, port = launch(tmp_path, vllm, "--training_steps", "500")
     deadline = time.monotonic() + 120
     while not (tmp_path / "runs/quickstart/metrics.jsonl").exists():

@@ -59,7 +59,9 @@ def _computed(policy: Policy, completion: list[int]) -> np.ndarray[tuple[int], n
     return np.array(values)
 
 
-def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:
+def test_server_applies_published_weights_of_every_kind(
+    vllm: Vllm, policy: Policy, publisher: FilesystemTransport
+) -> None:
     publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
     torch.manual_seed(0)
     step = 0
@@ -83,7 +85,7 @@ def test_the_server_follows_every_kind_of_weight(vllm: Vllm, policy: Policy, pub
     assert sorted(path.name for path in (vllm.weights_dir / "perturbed").iterdir()) == [f"1.{step - 1}", f"1.{step}"]
 
 
-def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:
+def test_server_loads_weights_published_in_bfloat16(vllm: Vllm, policy: Policy, publisher: FilesystemTransport) -> None:
     """Publishes the weights in bfloat16, as for a server on CUDA. This server computes in float32."""
     policy.source = dataclasses.replace(policy.source, served_dtype="bfloat16")
     publisher.publish(policy.served_tensors(), PolicyVersion(1, 0))
@@ -96,7 +98,7 @@ def test_the_server_reads_weights_of_half_the_bytes(vllm: Vllm, policy: Policy, 
     assert np.abs(_computed(policy, completion) - served).max() < 1e-4
 
 
-def test_another_shape_is_refused_before_it_can_kill_the_server(
+def test_weights_with_another_shape_are_refused_before_they_reach_the_server(
     vllm: Vllm, policy: Policy, publisher: FilesystemTransport
 ) -> None:
     policy.model.resize_token_embeddings(policy.model.config.vocab_size + 8)
@@ -113,7 +115,7 @@ def test_developer_endpoints_need_the_publishers_token(vllm: Vllm) -> None:
     assert httpx.get(f"{vllm.url}/is_paused").json() == {"is_paused": False}
 
 
-def test_a_server_that_is_not_there_is_named_with_how_long_it_was_tried() -> None:
+def test_unreachable_server_is_named_with_the_time_it_was_tried() -> None:
     url = "http://127.0.0.1:9"
     with raises(PublishError, "model_server_unreachable", url=url, request="GET /v1/models") as raised:
         ModelServer(url, "token", patience=1).served()

@@ -76,7 +76,7 @@ def _code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_the_trainer_before_is_refused_as_fenced_and_a_stranger_as_unauthorized(vllm: Vllm, folder: Path) -> None:
+def test_previous_trainer_gets_fenced_and_a_stranger_gets_unauthorized(vllm: Vllm, folder: Path) -> None:
     first = claim_publishing(vllm.weights_dir)
     assert _ask(vllm, first, folder, "1.1").status_code == 200
     second = claim_publishing(vllm.weights_dir)
@@ -90,7 +90,7 @@ def test_the_trainer_before_is_refused_as_fenced_and_a_stranger_as_unauthorized(
     assert _sampled_under(vllm) == {"2.1"}
 
 
-def test_a_trainer_that_is_stopped_within_its_request_is_refused_when_it_goes_on(vllm: Vllm, folder: Path) -> None:
+def test_trainer_paused_during_its_request_is_refused_after_its_successor(vllm: Vllm, folder: Path) -> None:
     """The request's headers came while its sender was the run's trainer; the body came after the successor had
     published."""
     first = claim_publishing(vllm.weights_dir)
@@ -110,7 +110,7 @@ def test_a_trainer_that_is_stopped_within_its_request_is_refused_when_it_goes_on
     assert not _paused(vllm)
 
 
-def test_publications_under_way_and_waiting_end_before_the_successors(vllm: Vllm, folder: Path) -> None:
+def test_publications_in_progress_end_before_the_successors(vllm: Vllm, folder: Path) -> None:
     for turn in range(5):
         first = claim_publishing(vllm.weights_dir)
         under_way = [
@@ -141,7 +141,7 @@ while True:
 
 
 @pytest.mark.long
-def test_a_trainer_that_is_killed_while_it_publishes_leaves_a_server_that_serves(vllm: Vllm, folder: Path) -> None:
+def test_trainer_killed_during_a_publication_leaves_a_working_server(vllm: Vllm, folder: Path) -> None:
     for kill in range(6):
         token = claim_publishing(vllm.weights_dir)
         process = subprocess.Popen(
@@ -166,7 +166,7 @@ def _until_not_paused(vllm: Vllm) -> None:
         time.sleep(0.05)
 
 
-def test_a_load_that_fails_half_way_leaves_the_weights_and_the_version_from_before(
+def test_load_that_fails_half_way_restores_the_previous_weights_and_version(
     vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
 ) -> None:
     served = Path(Manifest.read(vllm.models_dir).serve_path)
@@ -186,9 +186,7 @@ def test_a_load_that_fails_half_way_leaves_the_weights_and_the_version_from_befo
     _assert_sampled_by(vllm, policy, "1.3")
 
 
-def test_weights_that_may_be_loaded_in_part_are_no_version(
-    vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path
-) -> None:
+def test_partly_loaded_weights_have_no_version(vllm: Vllm, folder: Path, policy: Policy, tmp_path: Path) -> None:
     """Neither the new weights nor the old weights can be read. The next publication heals the server."""
     before, torn = tmp_path / "before", tmp_path / "torn"
     for copy in (before, torn):
@@ -218,7 +216,7 @@ def _assert_sampled_by(vllm: Vllm, policy: Policy, version: str) -> None:
     assert float((wanted.squeeze(1) - found).abs().max()) < 1e-3
 
 
-def test_a_folder_that_the_server_does_not_see_is_asked_for_again(vllm: Vllm, folder: Path) -> None:
+def test_missing_weights_folder_is_reported_as_a_temporary_error(vllm: Vllm, folder: Path) -> None:
     token = claim_publishing(vllm.weights_dir)
     assert _ask(vllm, token, folder, "1.1").status_code == 200
     assert _code(_ask(vllm, token, folder.with_name("1.9"), "1.9")) == (503, "weights_missing")
@@ -246,7 +244,7 @@ def _state(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_trainer_that_was_stopped_leaves_the_run_and_the_server_to_its_successor(vllm: Vllm, tmp_path: Path) -> None:
+def test_paused_trainer_leaves_the_run_and_the_server_to_its_successor(vllm: Vllm, tmp_path: Path) -> None:
     """SIGSTOP after the trainer wrote its weights and before their publication; SIGCONT when its successor is at
     work."""
     steps, output = 5, Output()
@@ -281,7 +279,7 @@ def test_a_trainer_that_was_stopped_leaves_the_run_and_the_server_to_its_success
     assert max(row["rollout_logprob_diff_max"] for row in rows) <= 0.01
 
 
-def test_of_two_live_trainers_one_ends_with_exit_code_0_and_the_other_finishes(vllm: Vllm, tmp_path: Path) -> None:
+def test_one_of_two_live_trainers_exits_with_0_and_the_other_finishes(vllm: Vllm, tmp_path: Path) -> None:
     """Under a restart policy for failures, neither comes back to take the run from the other."""
     steps, output = 4, Output()
     with LocalStack(output.add) as stack:

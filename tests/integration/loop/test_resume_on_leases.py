@@ -68,7 +68,7 @@ def _train(vllm: Vllm, folder: Path, *, kill: bool) -> dict[str, Any]:
     return files
 
 
-def test_the_same_groups_are_leased_again_and_give_the_same_bytes(vllm: Vllm, tmp_path: Path) -> None:
+def test_killed_trainer_leases_the_same_groups_and_writes_the_same_bytes(vllm: Vllm, tmp_path: Path) -> None:
     straight = _train(vllm, tmp_path / "straight", kill=False)
     killed = _train(vllm, tmp_path / "killed", kill=True)
     # The state contains the version, and with it the trainer that wrote it; all else is the same.

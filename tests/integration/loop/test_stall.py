@@ -103,7 +103,7 @@ def test_a_trainer_that_hangs_ends_and_the_next_one_finishes(
 
 
 @pytest.mark.long
-def test_a_trainer_that_was_stopped_for_long_has_not_hung(vllm: Vllm, tmp_path: Path) -> None:
+def test_trainer_stopped_for_long_does_not_count_as_hung(vllm: Vllm, tmp_path: Path) -> None:
     program = _HANGING.format(hang="import time; time.sleep(4)", floor=15, frozen=7200)
     with _run(vllm, tmp_path) as run:
         trainer = run.start("trainer", ["-c", program])
@@ -117,7 +117,7 @@ def test_a_trainer_that_was_stopped_for_long_has_not_hung(vllm: Vllm, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_users_function_may_take_as_long_as_it_likes(vllm: Vllm, tmp_path: Path) -> None:
+def test_user_hook_may_take_longer_than_the_stall_limit(vllm: Vllm, tmp_path: Path) -> None:
     hook = tmp_path / "slow.py"
     hook.write_text("import time\ndef hook(event):\n    if event.metrics.step == 1:\n        time.sleep(35)\n")
     program = _HANGING.format(hang="pass", floor=15, frozen=7200)

@@ -14,7 +14,7 @@ from gristmill.metrics import read_jsonl
 
 
 @pytest.mark.long
-def test_a_game_in_turns_is_learned(vllm: Vllm, tmp_path: Path) -> None:
+def test_training_learns_a_game_of_several_turns(vllm: Vllm, tmp_path: Path) -> None:
     process, _ = launch(tmp_path, vllm, "--config", "guess")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output

@@ -22,7 +22,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 @pytest.mark.long
-def test_two_processes_train_and_one_goes_on(vllm: Vllm, tmp_path: Path) -> None:
+def test_run_of_two_processes_is_resumed_by_one_process(vllm: Vllm, tmp_path: Path) -> None:
     output = Output()
     run = tmp_path / "runs" / "quickstart"
     rows_file = run / "metrics.jsonl"

@@ -44,7 +44,7 @@ def names(count: int, start: int = 0) -> list[str]:
     return [f"g{number:08}" for number in range(start, start + count)]
 
 
-def test_groups_come_back_as_they_were_submitted(tmp_path: Path) -> None:
+def test_archive_reads_groups_as_they_were_submitted(tmp_path: Path) -> None:
     write(tmp_path, names(5))
     for group, name in zip(read_rollouts(tmp_path), names(5), strict=True):
         assert group.encode() == body(name)
@@ -87,7 +87,9 @@ def test_any_zstd_reads_a_segment(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)  # each waits for the disk
 @given(data=st.data())
-def test_a_torn_end_is_left_out_and_cut(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_torn_end_of_a_segment_is_not_read_and_is_cut_by_the_next_write(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     run = tmp_path_factory.mktemp("run")
     count = data.draw(st.integers(1, 4))
     write(run, names(count))
@@ -135,14 +137,14 @@ def test_group_written_twice_is_read_once(tmp_path: Path) -> None:
     assert ids(tmp_path) == names(5)
 
 
-def test_a_run_created_again_is_another_run(tmp_path: Path) -> None:
+def test_recreated_run_gets_its_own_segment(tmp_path: Path) -> None:
     write(tmp_path, names(2), created_ms=1)
     write(tmp_path, names(3), created_ms=2)
     assert len(segments(tmp_path)) == 2
     assert ids(tmp_path) == names(2) + names(3)
 
 
-def test_the_oldest_segments_go_first(tmp_path: Path) -> None:
+def test_oldest_segments_are_removed_first(tmp_path: Path) -> None:
     cap = 64_000
     for start in range(0, 400, 50):
         write(tmp_path, names(50, start=start), max_bytes=cap)
@@ -153,12 +155,12 @@ def test_the_oldest_segments_go_first(tmp_path: Path) -> None:
     assert len(left) > 40
 
 
-def test_current_segment_stays_even_beyond_the_cap(tmp_path: Path) -> None:
+def test_current_segment_is_kept_even_above_the_cap(tmp_path: Path) -> None:
     write(tmp_path, names(3), max_bytes=10)
     assert ids(tmp_path) == names(3)[-1:]
 
 
-def test_a_write_cut_short_leaves_what_was_whole(tmp_path: Path) -> None:
+def test_interrupted_write_keeps_the_complete_groups(tmp_path: Path) -> None:
     """Files may not exceed 256 KiB, as if the disk were full: the kernel writes a part of a group and then refuses."""
     done = subprocess.run([sys.executable, "-c", _FULL, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

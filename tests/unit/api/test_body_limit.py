@@ -191,7 +191,7 @@ async def test_body_over_its_own_limit_is_not_counted() -> None:
     assert bodies.held == 0
 
 
-async def test_only_large_work_is_done_on_another_thread() -> None:
+async def test_offload_uses_another_thread_only_for_large_work() -> None:
     here = threading.get_ident()
     assert await offload(IN_LOOP, threading.get_ident) == here
     assert await offload(IN_LOOP + 1, threading.get_ident) != here

@@ -50,7 +50,7 @@ def test_group_of_atropos_has_the_example_of_its_binary_form(group: dict[str, An
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t "])
-def test_white_space_in_a_stored_text_does_not_matter(space: str) -> None:
+def test_example_does_not_depend_on_white_space_in_the_stored_text(space: str) -> None:
     text = stored().replace(b",", f"{space},{space}".encode()).replace(b"[", f"{space}[{space}".encode())
     text = text.replace(b"]", f"{space}]{space}".encode())
     assert shown(text) == shown(stored())

@@ -58,7 +58,7 @@ async def test_fastapi_reads_the_whole_body_again_after_the_fast_path_gave_up() 
         assert (await http.put("/groups", content=b"one two")).text == "slow: one two"
 
 
-async def test_a_defect_of_a_fast_route_is_raised_for_the_server_to_log() -> None:
+async def test_defect_of_a_fast_route_is_raised_to_the_server() -> None:
     @fast_path()
     async def endpoint() -> Response:
         raise KeyError("defect")

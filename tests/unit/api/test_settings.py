@@ -19,7 +19,7 @@ ATROPOS_RUN = {"variable": "ATROPOS_RUN"}
 REDIS_URL = {"variable": "REDIS_URL"}
 
 
-def test_defaults_and_overrides() -> None:
+def test_settings_override_defaults_and_ignore_empty_variables() -> None:
     assert Settings.read({}) == Settings()
     read = Settings.read({"REDIS_URL": "redis://redis:6379/0", "API_LEASE_TTL_S": "1.5", "API_MAX_ATTEMPTS": ""})
     assert read.redis_url == "redis://redis:6379/0"

@@ -16,13 +16,13 @@ def _curve(rewards: list[float], seed: int = 0, label: str = "dapo") -> Curve:
     return Curve(label, seed, rewards, [0.5] * steps, [100] * steps, seconds=20.0, stepping=0.5 * (steps - 1))
 
 
-def test_the_target_is_reached_by_the_mean_of_five_steps_and_not_by_one() -> None:
+def test_steps_to_target_uses_the_mean_of_five_steps() -> None:
     assert report.steps_to(_curve([0, 0, 0, 0, 0, 1, 0, 0.5, 1, 1, 1, 1]), 0.7) == 10
     assert report.steps_to(_curve([1.0] * 5), 0.7) == 5
     assert report.steps_to(_curve([0.6] * 30), 0.7) is None
 
 
-def test_a_run_that_never_came_there_is_the_longest() -> None:
+def test_run_that_never_reaches_the_target_counts_as_the_longest() -> None:
     there, later, never = ([0.0] * zeros + [1.0] * (20 - zeros) for zeros in (5, 10, 20))
     (_, _, line, *_) = report.table([_curve(there), _curve(never), _curve(later)], "objective", 0.9)
     assert line.startswith(
@@ -32,7 +32,7 @@ def test_a_run_that_never_came_there_is_the_longest() -> None:
     assert "| 10 / never / never | never |" in line
 
 
-def test_the_plot_has_a_line_for_every_label_and_is_the_same_again(tmp_path: Path) -> None:
+def test_plot_is_an_svg_with_identical_bytes_each_time(tmp_path: Path) -> None:
     curves = [_curve([seed / 10, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0], seed, label) for label in ("a", "b") for seed in (0, 1)]
     for name in ("one.svg", "two.svg"):
         report.plot(curves, "Title", 0.85, tmp_path / name)
@@ -40,7 +40,7 @@ def test_the_plot_has_a_line_for_every_label_and_is_the_same_again(tmp_path: Pat
     assert "<svg" in (tmp_path / "one.svg").read_text()
 
 
-def test_a_case_is_the_shipped_configuration_with_what_stands_above_it(tmp_path: Path) -> None:
+def test_case_writes_the_shipped_configuration_with_its_overrides(tmp_path: Path) -> None:
     case = Case("staleness 2", "quickstart", 7, {"max_staleness": 2})
     case.write(tmp_path)
     written = yaml.safe_load((tmp_path / "quickstart-staleness-2-7.yaml").read_text())

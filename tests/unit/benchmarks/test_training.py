@@ -51,7 +51,7 @@ def test_checkpointing_changes_no_step(folder: Path) -> None:
         check(_found(backend, TINY, folder, checkpointing=True).first, plain.first, 1e-4)
 
 
-def test_adapters_are_trained_on_both_sides(tmp_path: Path) -> None:
+def test_adapters_are_trained_by_both_backends(tmp_path: Path) -> None:
     save(TINY_LORA, tmp_path, "cpu")
     ours, theirs = (_found(backend, TINY_LORA, tmp_path) for backend in ("ours", "trl"))
     assert ours.first.loss == pytest.approx(theirs.first.loss, abs=1e-5)
@@ -60,14 +60,14 @@ def test_adapters_are_trained_on_both_sides(tmp_path: Path) -> None:
     assert ours.flops == theirs.flops
 
 
-def test_another_computation_is_refused() -> None:
+def test_check_refuses_steps_with_different_results() -> None:
     check(Stepped(0.5, 2.0), Stepped(0.50001, 2.0001), 1e-4)
     for other in (Stepped(0.5, 2.01), Stepped(0.51, 2.0), Stepped(0.5, float("nan"))):
         with pytest.raises(DisagreementError):
             check(Stepped(0.5, 2.0), other, 1e-4)
 
 
-def test_a_batch_has_the_tokens_that_were_asked_for_and_about_half_of_its_places_are_real() -> None:
+def test_batch_has_the_requested_tokens_and_about_half_padding() -> None:
     batch = batches.make(Load(32, 8, 4096), 100)
     assert sum(batches.lengths(batch)) == 4096
     assert 0.4 < batches.real_share(batch) < 0.6
@@ -77,7 +77,7 @@ def test_a_batch_has_the_tokens_that_were_asked_for_and_about_half_of_its_places
     assert sum(sample.trained_tokens for sample in batches.samples(batch)) == batches.trained_tokens(batch)
 
 
-def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_without_its_package_is_skipped_and_reported_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else find(name))
     assert backends.missing("trl", TINY) == "trl"
@@ -94,7 +94,7 @@ def test_a_side_without_its_package_is_skipped_and_the_page_says_so(monkeypatch:
     assert json.loads(results.json())["cases"][1]["found"]["why"] == "trl is not installed"
 
 
-def test_the_real_shapes_have_the_parameters_of_their_models() -> None:
+def test_model_shapes_have_the_parameter_counts_of_their_models() -> None:
     wanted = {"qwen3-0.6b": 0.596e9, "qwen2.5-1.5b": 1.544e9, "qwen2.5-7b-lora": 7.616e9}
     for name, count in wanted.items():
         shape = SHAPES[name]

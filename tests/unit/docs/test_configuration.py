@@ -9,12 +9,12 @@ import configuration_docs
 import error_codes
 
 
-def test_the_tables_are_current() -> None:
+def test_configuration_tables_are_current() -> None:
     stale = [path.name for path in configuration_docs.stale_files()]
     assert not stale, "run python scripts/configuration_docs.py"
 
 
-def test_a_table_that_is_not_current_is_seen(tmp_path: Path) -> None:
+def test_outdated_configuration_table_is_found(tmp_path: Path) -> None:
     for name in configuration_docs.FILES:
         shutil.copy(configuration_docs.DOCS / name, tmp_path)
     path = tmp_path / "configuration.md"
@@ -22,7 +22,7 @@ def test_a_table_that_is_not_current_is_seen(tmp_path: Path) -> None:
     assert [stale.name for stale in configuration_docs.stale_files(tmp_path)] == ["configuration.md"]
 
 
-def test_every_setting_has_words() -> None:
+def test_every_setting_has_a_description() -> None:
     text = (configuration_docs.DOCS / "configuration.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) > 50

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 
 
-def test_the_promise_names_tests_that_exist() -> None:
+def test_guarantees_name_tests_that_exist() -> None:
     named = set(re.findall(r"\b(test_\w+)(?!\w*\.py)", GUARANTEES.read_text())) - {"test_this"}
     sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     existing = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}

@@ -28,5 +28,5 @@ def test_loaders_do_not_trust_remote_code(path: Path) -> None:
         assert told.get("trust_remote_code") is False, f"line {call.lineno}"
 
 
-def test_all_services_that_load_are_looked_at() -> None:
+def test_sources_cover_all_services_that_load_models() -> None:
     assert {path.relative_to(ROOT).parts[1] for path in _sources()} >= {"env", "model", "trainer"}

@@ -45,7 +45,9 @@ def run(folder: Path, *arguments: str, module: str = "gristmill_env") -> tuple[i
          "model_server_unreachable", "http://127.0.0.1:1"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], code: str, quoted: str) -> None:
+def test_command_with_a_mistake_prints_one_line_and_exits_with_1(
+    folder: Path, arguments: list[str], code: str, quoted: str
+) -> None:
     status, lines = run(folder, *arguments)
     errors = [line for line in lines if " ERROR " in line]
     assert status == 1
@@ -55,7 +57,7 @@ def test_a_mistake_is_one_line_and_exit_1(folder: Path, arguments: list[str], co
     assert not any("Traceback" in line for line in lines)
 
 
-def test_two_mistakes_are_two_lines(folder: Path) -> None:
+def test_command_with_two_mistakes_prints_two_lines(folder: Path) -> None:
     code, lines = run(folder, "--config", "sums", "--group_size", "0", "--max_tokens", "many")
     assert code == 1
     errors = [line for line in lines if " ERROR " in line]
@@ -64,7 +66,9 @@ def test_two_mistakes_are_two_lines(folder: Path) -> None:
     assert "max_tokens" in errors[1]
 
 
-def test_another_model_than_the_config_names(folder: Path, failing_server: FailingServer) -> None:
+def test_command_names_the_correction_if_the_server_has_another_model(
+    folder: Path, failing_server: FailingServer
+) -> None:
     code, lines = run(folder, "--config", "sums", "--base_url", failing_server.url, "--model_name", "smollm2")
     assert code == 1
     assert "[model_not_served] " in lines[-1]
@@ -72,7 +76,7 @@ def test_another_model_than_the_config_names(folder: Path, failing_server: Faili
 
 
 @pytest.mark.parametrize("module", ["gristmill_env", "gristmill_env.local_server"])
-def test_try_gives_up_sooner_and_needs_no_api(folder: Path, module: str) -> None:
+def test_try_reports_an_unreachable_server_and_needs_no_api(folder: Path, module: str) -> None:
     command = ["try"] if module == "gristmill_env" else []
     code, lines = run(folder, *command, "--config", "sums", "--base_url", "http://127.0.0.1:1",
                       "--startup_patience", "0.2", module=module)  # fmt: skip
@@ -97,7 +101,7 @@ def test_help_lists_the_commands(folder: Path) -> None:
         assert f"\n  {command:<10}" in done.stdout
 
 
-def test_commands_are_known_before_anything_heavy_is_imported() -> None:
+def test_importing_the_cli_loads_no_heavy_packages() -> None:
     heavy = "{'transformers', 'datasets', 'sympy', 'wandb'}"
     script = f"import sys, gristmill_env.cli; print(sorted({heavy} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)

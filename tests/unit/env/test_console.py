@@ -36,7 +36,7 @@ def test_progress_reports_the_remaining_time_in_readable_units() -> None:
     assert "about" not in told[3]
 
 
-def test_a_bar_on_a_terminal() -> None:
+def test_progress_on_a_terminal_is_a_bar() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     with Steps("groups", 4, console) as steps:
@@ -56,7 +56,7 @@ def test_progress_of_resumed_work_excludes_earlier_items_from_the_rate() -> None
     assert told[1:] == ["50 of 50 prompts evaluated, 0.5/s"]
 
 
-def test_text_is_printed_as_it_is_and_in_one_line() -> None:
+def test_say_prints_text_without_markup_in_one_line() -> None:
     out = io.StringIO()
     say(Console(file=out, width=20), "groups: runs/[red]/groups.jsonl 1234567890\x1b[2J")
     assert out.getvalue() == "groups: runs/[red]/groups.jsonl 1234567890\ufffd[2J\n"

@@ -46,13 +46,13 @@ def problems(error: ValidationError) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_local_files(tmp_path: Path, suffix: str) -> None:
+def test_dataset_reads_local_files_of_each_format(tmp_path: Path, suffix: str) -> None:
     dataset = load(dataset_path=str(write(tmp_path, suffix)))
     item = dataset.item(3)
     assert (len(dataset), item.prompt, item.answer) == (10, "What is 3 + 1?", "#### 4")
 
 
-def test_a_path_is_relative_to_the_config_then_to_the_working_directory(
+def test_dataset_path_is_relative_to_the_config_then_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "configs").mkdir()
@@ -64,7 +64,7 @@ def test_a_path_is_relative_to_the_config_then_to_the_working_directory(
     assert len(load(tmp_path / "configs", dataset_path="rows.jsonl")) == 1
 
 
-def test_a_name_may_be_a_path(tmp_path: Path) -> None:
+def test_dataset_name_may_be_a_path(tmp_path: Path) -> None:
     assert len(load(dataset_name=str(write(tmp_path, ".jsonl")), split="train[:4]")) == 4
 
 
@@ -73,19 +73,19 @@ def test_a_name_may_be_a_path(tmp_path: Path) -> None:
     [("train", 0, 10), ("test", 0, 10), ("train[:3]", 0, 3), ("train[8:]", 8, 2), ("train[-2:]", 8, 2),
      ("train[10%:30%]", 1, 2), ("train[2:400]", 2, 8)],
 )  # fmt: skip
-def test_splits_of_a_local_file(tmp_path: Path, split: str, first: int, count: int) -> None:
+def test_dataset_splits_a_local_file(tmp_path: Path, split: str, first: int, count: int) -> None:
     dataset = load(dataset_path=str(write(tmp_path, ".jsonl")), split=split)
     assert (len(dataset), dataset.item(0).prompt) == (count, f"What is {first} + 1?")
 
 
-def test_a_folder_of_save_to_disk(tmp_path: Path) -> None:
+def test_dataset_reads_a_folder_of_save_to_disk(tmp_path: Path) -> None:
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
     assert len(load(dataset_path=str(tmp_path / "saved"), split="test[:2]")) == 2
     with raises(DatasetError, "split_missing", split="train", known=["test"]):
         load(dataset_path=str(tmp_path / "saved"))
 
 
-def test_a_folder_with_a_file_a_split(tmp_path: Path) -> None:
+def test_dataset_reads_a_folder_with_one_file_per_split(tmp_path: Path) -> None:
     write(tmp_path, ".jsonl").rename(tmp_path / "test.jsonl")
     assert len(load(dataset_path=str(tmp_path), split="test")) == 10
     with raises(DatasetError, "split_missing", split="train", known=["test.jsonl"]):
@@ -98,7 +98,7 @@ def test_missing_dataset_file_reports_the_searched_paths(tmp_path: Path) -> None
         load(tmp_path, dataset_path="nope.jsonl")
 
 
-def test_a_data_set_that_neither_hub_nor_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_that_neither_hub_nor_cache_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with raises(DatasetError, "dataset_unavailable", label="data set 'nobody/nothing' (main) (split train)"):
         load(dataset_name="nobody/nothing", dataset_config="main")
@@ -155,20 +155,20 @@ def test_a_missing_field_lists_the_columns_and_the_nearest(tmp_path: Path) -> No
         load(dataset_path=path, answer_field="gold")
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_broken_line_of_a_dataset_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a"}\nnot json\n')
     with raises(DatasetError, "dataset_unreadable", path=path, line=2):
         load(dataset_path=str(path))
 
 
-def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
+def test_csv_cell_of_any_length_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f"question,answer\n{'x' * 200_000},2\n")
     assert len(load(dataset_path=str(tmp_path / "rows.csv")).item(0).prompt) == 200_000
 
 
 @pytest.mark.parametrize("rows", ["a,1,2\n", "a,1\nb,2,3,4\n"])
-def test_a_row_with_more_cells_than_the_header_is_named(tmp_path: Path, rows: str) -> None:
+def test_csv_row_with_more_cells_than_the_header_is_named(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("question,answer\n" + rows)
     line = 1 + rows.count("\n")
@@ -176,9 +176,7 @@ def test_a_row_with_more_cells_than_the_header_is_named(tmp_path: Path, rows: st
         load(dataset_path=str(path))
 
 
-def test_a_cell_that_csv_does_not_take_is_an_error_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_csv_cell_above_the_limit_is_an_error_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_LONGEST_CELL", 10)  # the real one is gigabytes
     (tmp_path / "rows.csv").write_text(f"question,answer\na,1\n{'b' * 11},2\n")
     limit = csv.field_size_limit()
@@ -195,7 +193,7 @@ def test_a_seed_below_0_is_refused_with_the_settings() -> None:
     assert problems(raised.value) == [("seed", "greater_than_equal")]
 
 
-def test_no_rows_no_source_and_two_sources(tmp_path: Path) -> None:
+def test_dataset_without_rows_or_without_exactly_one_source_is_refused(tmp_path: Path) -> None:
     with raises(DatasetError, "no_rows"):
         load(dataset_path=str(write(tmp_path, ".jsonl")), split="train[:0]")
     with raises(DatasetError, "dataset_unset"):
@@ -214,7 +212,7 @@ def test_a_row_without_text_is_an_error_of_that_row(tmp_path: Path) -> None:
         dataset.item(1)
 
 
-def test_every_epoch_has_each_row_once_in_another_order_that_the_seed_fixes(tmp_path: Path) -> None:
+def test_epoch_has_each_row_once_in_an_order_that_depends_on_the_seed(tmp_path: Path) -> None:
     path = str(write(tmp_path, ".jsonl"))
     one, again, other = (load(dataset_path=path, shuffle_dataset=True, seed=seed) for seed in (1, 1, 2))
     epochs = [[one.item(epoch * 10 + n).index for n in range(10)] for epoch in range(3)]
@@ -256,7 +254,7 @@ def test_dataset_column_with_a_dot_overrides_a_path(tmp_path: Path) -> None:
     assert dataset.item(0).prompt == "column"
 
 
-def test_a_list_of_messages_is_a_prompt(tmp_path: Path) -> None:
+def test_prompt_field_may_hold_a_list_of_messages(tmp_path: Path) -> None:
     item = nested(tmp_path, prompt_field="chat", answer_field="gold").item(0)
     assert item.prompt == "2 + 2?"
     assert [dict(message) for message in item.messages] == NESTED[0]["chat"]
@@ -282,7 +280,7 @@ def test_dataset_ground_truth_overrides_the_answer(tmp_path: Path) -> None:
     assert dataset.item(0).answer == "4"
 
 
-def test_a_template_writes_the_prompt(tmp_path: Path) -> None:
+def test_prompt_template_writes_the_prompt(tmp_path: Path) -> None:
     template = (
         "{{ chat[1].content }}\n{% for c in choices.text %}\n{{ choices.label[loop.index0] }}) {{ c }}\n{% endfor %}"
     )

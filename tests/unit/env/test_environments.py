@@ -49,7 +49,7 @@ async def test_guess_reward_is_one_for_a_right_first_guess_and_zero_for_none() -
     assert await step(game, "24") == StepResult.end(0.0)
 
 
-async def test_attempts_share_nothing() -> None:
+async def test_environments_of_one_factory_share_no_state() -> None:
     make = create_environment("guess", {"tries": 2})
     one, other = make(), make()
     for game in (one, other):
@@ -63,14 +63,14 @@ async def test_guess_invalid_row_is_an_error_of_that_row() -> None:
         await create_environment("guess")().reset(Item(row=1, index=7, prompt="?", answer="Paris"))  # type: ignore[misc]
 
 
-async def test_a_data_set_is_the_case_of_one_turn() -> None:
+async def test_dataset_environment_ends_after_one_turn() -> None:
     environment = create_environment("dataset")()
     assert isinstance(environment, DatasetEnvironment)
     assert list(await environment.reset(ITEM)) == list(ITEM.messages)
     assert (await environment.step(Reply("x", "stop", 1))).done
 
 
-def test_names_and_options_that_are_not_there_list_those_that_are() -> None:
+def test_unknown_environment_names_and_options_list_the_known_ones() -> None:
     with raises(EpisodeError, "unknown_environment", name="gues") as raised:
         create_environment("gues")
     assert {"dataset", "guess"} <= set(raised.value.values["known"])

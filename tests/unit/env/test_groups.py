@@ -48,7 +48,7 @@ def scored(*totals: float) -> RolloutGroup:
     return rollout_group(*(Score(total, {"length": total}) for total in totals))
 
 
-def test_a_group_holds_the_tokens_as_they_were_sent_and_sampled() -> None:
+def test_group_holds_the_prompt_tokens_and_the_sampled_tokens() -> None:
     made = rollout_group(
         Score(0.25, {"length": 0.25, "accuracy": None}),
         Score(1.0, {"length": 1.0, "accuracy": 1.0}),
@@ -113,11 +113,11 @@ def test_group_drops_unscored_completions_and_trains_the_rest() -> None:
     assert [spans[0].version for spans in group.versions] == ["1.0", "1.2"]
 
 
-def test_the_same_scores_among_those_that_count_are_dropped() -> None:
+def test_group_with_equal_scores_among_scored_completions_is_dropped() -> None:
     assert drop_reason(rollout_group(GOOD, FAILED, GOOD), ensure_scores_are_not_same=True) is DropReason.SAME_SCORES
 
 
-def test_an_attempt_with_nothing_to_train_on_leaves_its_group() -> None:
+def test_rollout_with_nothing_to_train_on_is_left_out_of_its_group() -> None:
     untrained = Transcript(Prompt("?", (100,), (user("?"),)))
     untrained.add_reply(Completion([7], [-1.0], "stop", []), "no")
     untrained.leave_out_reply()
@@ -151,7 +151,7 @@ def test_group_of_several_turns_trains_only_sampled_tokens() -> None:
     assert (rollout.replies, rollout.sampled, rollout.text) == (3, 5, "3")
 
 
-def test_messages_too_large_for_a_group_stay_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_group_leaves_out_messages_above_the_size_limit(caplog: pytest.LogCaptureFixture) -> None:
     huge = Transcript(Prompt("?", (100,), (user("x" * 600_000),)))
     huge.add_reply(Completion([7], [-1.0], "stop", [LabelSpan("1.3", 0, 1)]), "no")
     made = rollout_group(GOOD, BAD, completions=[huge.end("stop"), completion(1)])
@@ -176,14 +176,16 @@ def test_the_servers_labels_become_version_spans() -> None:
         ((), "weight_label_missing"),
     ],
 )
-def test_tokens_of_unpublished_weights_are_not_taken(labels: tuple[tuple[str, int, int], ...], code: str) -> None:
+def test_version_spans_refuse_tokens_of_unpublished_weights(
+    labels: tuple[tuple[str, int, int], ...], code: str
+) -> None:
     with raises(UnpublishedWeightsError, code) as raised:
         version_spans(completion(1, 2, labels=labels), "1.3", published=True)
     assert isinstance(raised.value, EnvError), "logged in one line, not as a traceback"
     assert version_spans(completion(1, 2, labels=labels), "1.3", published=False) == [VersionSpan("1.3", 0, 2)]
 
 
-def test_a_hint_when_nearly_all_groups_score_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_tally_logs_a_hint_if_nearly_all_groups_have_equal_scores(caplog: pytest.LogCaptureFixture) -> None:
     tally = Tally()
     for number in range(200):
         tally.add(None if number % 20 == 0 else DropReason.SAME_SCORES)
@@ -193,7 +195,7 @@ def test_a_hint_when_nearly_all_groups_score_the_same(caplog: pytest.LogCaptureF
     assert str(tally) == "10 groups submitted, 190 same_scores dropped"
 
 
-def test_no_hint_when_groups_get_through(caplog: pytest.LogCaptureFixture) -> None:
+def test_tally_logs_no_hint_if_groups_are_submitted(caplog: pytest.LogCaptureFixture) -> None:
     tally = Tally()
     for number in range(200):
         tally.add(None if number % 3 == 0 else DropReason.SAME_SCORES)

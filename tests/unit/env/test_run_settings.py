@@ -57,11 +57,11 @@ def test_flags_may_have_dashes_and_lists() -> None:
 @pytest.mark.parametrize(
     "url", ["http://host:9001", "http://host:9001/", "http://host:9001/v1", "http://host:9001/v1/"]
 )
-def test_base_url_with_or_without_v1(url: str) -> None:
+def test_base_url_may_end_with_v1(url: str) -> None:
     assert read(f"--base_url {url}").config.server.root_url == "http://host:9001"
 
 
-def test_command_line_over_variables_over_file_over_defaults(tmp_path: Path) -> None:
+def test_command_line_overrides_variables_which_override_file_and_defaults(tmp_path: Path) -> None:
     folder = config_file(
         tmp_path,
         "rollout_server_url: http://file:1\nserver_configs: [{base_url: http://file:2, timeout: 7}]\n"
@@ -87,7 +87,7 @@ def test_single_address_does_not_override_a_list_of_addresses(tmp_path: Path) ->
     assert [server.base_url for server in first.server_configs] == ["http://c:3", "http://b:2"]
 
 
-def test_the_record_keeps_what_is_asked_of_thinking_only_where_it_is_set() -> None:
+def test_record_has_thinking_settings_only_if_they_are_set() -> None:
     assert "thinking_mode" not in read().config.recorded("tiny")
     record = read("--reasoning_effort low --thinking_mode").config.recorded("tiny")
     assert (record["thinking_mode"], record["reasoning_effort"]) == (True, "low")
@@ -95,7 +95,7 @@ def test_the_record_keeps_what_is_asked_of_thinking_only_where_it_is_set() -> No
         read("--reasoning_effort much")
 
 
-def test_the_run_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+def test_run_id_comes_from_flag_variable_or_file(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "group_size: 2\n")
     assert read("--config sums", GRISTMILL_CONFIG_DIR=folder).run_id == "sums"
     assert read(f"--config={folder}/sums.yaml", GRISTMILL_RUN_ID="second").run_id == "second"
@@ -104,7 +104,7 @@ def test_the_run_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
     )
 
 
-def test_variables_in_a_file(tmp_path: Path) -> None:
+def test_config_file_may_contain_variables(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{api_key: '${KEY}', model_name: '${NAME:-tiny}'}]\n")
     server = read("--config sums", GRISTMILL_CONFIG_DIR=folder, KEY="secret").config.server
     assert (server.api_key, server.model_name) == (SecretStr("secret"), "tiny")

@@ -126,7 +126,7 @@ async def test_saved_groups_pages_evaluations_and_logs_hold_no_secret(
     shown.close()
 
 
-async def test_replay_takes_redacted_options_of_saved_groups_for_unset(tmp_path: Path) -> None:
+async def test_replay_treats_redacted_options_of_saved_groups_as_unset(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def judged(completion: str, *, api_key: str = 'none') -> float:\n"
                                       "    return float(api_key == 'none')\n")  # fmt: skip
     spec = {"type": f"{tmp_path}/code.py:judged", "weight": 1.0, "params": {"api_key": "***"}}

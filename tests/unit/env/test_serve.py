@@ -33,7 +33,7 @@ def launch(folder: Path, *flags: str) -> RunSettings:
     return RunSettings.read(["--config", str(folder / "sums.yaml"), *named, *flags], environ, "test")
 
 
-def test_a_relative_file_of_groups_is_in_the_runs_folder(folder: Path) -> None:
+def test_relative_path_for_saved_groups_is_in_the_runs_folder(folder: Path) -> None:
     assert launch(folder).groups_file is None
     assert launch(folder, "--data_path_to_save_groups", "kept/g.jsonl").groups_file == Path("/runs/sums/kept/g.jsonl")
     assert launch(folder, "--data_path_to_save_groups", "/data/g.jsonl").groups_file == Path("/data/g.jsonl")
@@ -47,7 +47,7 @@ def test_a_relative_file_of_groups_is_in_the_runs_folder(folder: Path) -> None:
         (("--reasoning_effort", "low"), True, False),
     ],
 )
-async def test_a_limit_of_thought_that_nothing_enforces_is_warned_of(
+async def test_unenforced_max_reasoning_tokens_gives_a_warning(
     folder: Path, failing_server: FailingServer, caplog: pytest.LogCaptureFixture,
     flags: tuple[str, ...], takes_tokens: bool, warned: bool,
 ) -> None:  # fmt: skip
@@ -68,7 +68,7 @@ def launch_with_trainer(folder: Path, trainer: str, *flags: str) -> RunSettings:
     return RunSettings.read(given, environ, "test")
 
 
-async def test_serve_refuses_a_step_that_takes_no_whole_groups_before_it_opens_the_run(
+async def test_serve_refuses_a_step_of_partial_groups_before_it_opens_the_run(
     folder: Path, failing_server: FailingServer
 ) -> None:
     (folder / "sums.yaml").write_text(RUN + "trainer: {batch_size: 10}\n")

@@ -29,7 +29,7 @@ NODE_LISTS = [
 
 
 @pytest.mark.parametrize(("listed", "names"), NODE_LISTS)
-def test_node_lists(listed: str, names: list[str]) -> None:
+def test_slurm_node_list_is_expanded_to_names(listed: str, names: list[str]) -> None:
     assert expand_nodes(listed) == names
 
 
@@ -92,7 +92,7 @@ def test_number_of_training_nodes_must_be_set() -> None:
         found(NUM_TRAINING_NODES="")
 
 
-def test_every_command_discovers_with_the_flag_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_command_uses_slurm_servers_only_with_the_flag(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with_flag = RunSettings.read(["--slurm", "--timeout", "9"], JOB, "test").config
     assert [server.base_url for server in with_flag.server_configs][:2] == ["http://gpu2:9000", "http://gpu2:9001"]

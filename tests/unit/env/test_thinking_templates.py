@@ -123,7 +123,7 @@ async def test_finished_thought_has_the_strict_format_and_all_tags(
     assert in_words(rollout).count("<think>\n") == 1
 
 
-async def test_later_turns_open_a_thought_too(
+async def test_template_opens_a_thought_in_later_turns(
     tokenizer: PreTrainedTokenizerFast, failing_server: FailingServer
 ) -> None:
     tokenizer = with_template(tokenizer, R1)

@@ -45,16 +45,16 @@ def test_vllm_is_started_for_one_adapter_at_most_that_large(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("rank", ["many", "-1", "513", "1.5"])
-def test_a_rank_that_vllm_does_not_take(tmp_path: Path, rank: str) -> None:
+def test_lora_rank_that_vllm_does_not_support_is_refused(tmp_path: Path, rank: str) -> None:
     with raises(ModelError, "invalid_variable", variable="LORA_RANK", value=rank):
         _settings(tmp_path, LORA_RANK=rank)
 
 
-def test_no_rank_is_none(tmp_path: Path) -> None:
+def test_unset_lora_rank_means_no_adapter(tmp_path: Path) -> None:
     assert _settings(tmp_path, LORA_RANK="").lora_rank == _settings(tmp_path).lora_rank == 0
 
 
-def test_the_first_adapter_is_of_zeros_and_peft_reads_it(tmp_path: Path) -> None:
+def test_first_adapter_is_all_zeros_and_loads_in_peft(tmp_path: Path) -> None:
     from peft import PeftModel
 
     model = save_random(tmp_path / "model", tied=True)
@@ -68,18 +68,18 @@ def test_the_first_adapter_is_of_zeros_and_peft_reads_it(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "served"}])
-def test_the_model_means_its_adapter(path: str, named: dict[str, Any]) -> None:
+def test_request_for_the_served_model_is_sent_to_its_adapter(path: str, named: dict[str, Any]) -> None:
     scope, body = _passed_on(path, json.dumps({"token_ids": [1, 2], **named}).encode())
     assert json.loads(body) == {"token_ids": [1, 2], "model": "lora"}
     assert dict(scope["headers"])[b"content-length"] == str(len(body)).encode()
 
 
 @pytest.mark.parametrize("body", [b'{"model": "another"}', b"[1]", b"no json", b""])
-def test_what_means_no_model_of_ours_is_passed_on_as_it_is(body: bytes) -> None:
+def test_request_for_another_model_is_passed_on_unchanged(body: bytes) -> None:
     assert _passed_on("/v1/completions", body)[1] == body
 
 
-def test_other_paths_are_left_alone() -> None:
+def test_request_to_another_path_is_passed_on_unchanged() -> None:
     assert _passed_on("/tokenize", b'{"model": "served"}')[1] == b'{"model": "served"}'
 
 

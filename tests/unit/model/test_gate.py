@@ -71,7 +71,7 @@ def token_file(tmp_path: Path) -> Path:
         ("GET", "/metrics"),
     ],
 )
-def test_generation_and_reading_are_open(token_file: Path, method: str, path: str) -> None:
+def test_gate_allows_generation_and_reading_without_a_token(token_file: Path, method: str, path: str) -> None:
     assert Answer().ask(token_file, method, path).reached
 
 
@@ -93,7 +93,7 @@ CLOSED = [
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 @pytest.mark.parametrize("token", [None, b"", b"Bearer ", b"Bearer wrong", b"abc123", b"Basic abc123"])
-def test_everything_else_is_refused_without_the_token(
+def test_gate_refuses_every_other_request_without_the_token(
     token_file: Path, method: str, path: str, token: bytes | None
 ) -> None:
     answer = Answer().ask(token_file, method, path, token)
@@ -104,11 +104,11 @@ def test_everything_else_is_refused_without_the_token(
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_the_token_opens_everything(token_file: Path, method: str, path: str) -> None:
+def test_gate_allows_every_request_with_the_token(token_file: Path, method: str, path: str) -> None:
     assert Answer().ask(token_file, method, path, b"Bearer abc123").reached
 
 
-def test_the_token_may_come_later_and_change(tmp_path: Path) -> None:
+def test_gate_reads_a_token_file_that_appears_or_changes_later(tmp_path: Path) -> None:
     path = tmp_path / "token"
     missing = Answer().ask(path, "POST", "/pause", b"Bearer abc")
     assert (missing.status, json.loads(missing.body)["error"]["code"]) == (401, "unauthorized")
@@ -119,7 +119,7 @@ def test_the_token_may_come_later_and_change(tmp_path: Path) -> None:
     assert not Answer().ask(path, "POST", "/pause", b"Bearer abc").reached
 
 
-def test_whose_token_was_replaced_is_told_so(token_file: Path) -> None:
+def test_gate_answers_fenced_to_a_replaced_token(token_file: Path) -> None:
     async def reached(scope: Any, receive: Any, send: Any) -> None:
         """The application."""
 
@@ -136,7 +136,7 @@ def test_whose_token_was_replaced_is_told_so(token_file: Path) -> None:
     assert replaced.status == 409
 
 
-def test_an_empty_token_file_opens_nothing(tmp_path: Path) -> None:
+def test_gate_refuses_every_token_if_the_token_file_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("\n")
     assert Answer().ask(path, "POST", "/pause", b"Bearer ").status == 401

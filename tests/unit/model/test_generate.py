@@ -61,7 +61,7 @@ def ask(app: Completions, body: bytes, path: str = "/generate") -> tuple[dict[by
     return dict(answer[0]["headers"]), answer[0]["status"], b"".join(message["body"] for message in answer[1:])
 
 
-def test_tokens_and_logprobs_come_as_its_client_reads_them() -> None:
+def test_generate_returns_tokens_and_logprobs_in_the_form_of_atropos_client() -> None:
     app = Completions()
     asked = {"prompt": {"prompt_token_ids": [1, 2, 3]}, "logprobs": 0, "n": 2, "temperature": 0.5}
     headers, status, body = ask(app, json.dumps(asked).encode())
@@ -79,14 +79,14 @@ def test_tokens_and_logprobs_come_as_its_client_reads_them() -> None:
 
 
 @pytest.mark.parametrize("body", [b"not JSON", b"[1, 2, 3]"])
-def test_what_it_cannot_read_is_refused_by_the_endpoint(body: bytes) -> None:
+def test_generate_passes_unreadable_bodies_to_the_endpoint_which_refuses(body: bytes) -> None:
     app = Completions(400, {"error": "no"})
     _, status, answer = ask(app, body)
     assert app.asked == body
     assert (status, json.loads(answer)) == (400, {"error": "no"})
 
 
-def test_everything_else_passes() -> None:
+def test_request_to_another_path_is_passed_on_unchanged() -> None:
     app = Completions()
     asked = b'{"prompt": "Hello"}'
     _, _, body = ask(app, asked, "/v1/completions")

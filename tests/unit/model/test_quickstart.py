@@ -17,7 +17,7 @@ def test_shipped_files_are_the_modules(name: str, place: int) -> None:
     assert (SHIPPED / f"{name}.jsonl").read_text() == jsonl(split()[place])
 
 
-def test_test_rows_are_no_train_rows() -> None:
+def test_test_rows_and_train_rows_are_disjoint() -> None:
     train, test = split()
     assert len(test) == 200
     assert not {row.question for row in train} & {row.question for row in test}

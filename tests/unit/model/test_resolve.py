@@ -22,27 +22,27 @@ from gristmill_model.settings import Settings
 
 
 @pytest.mark.parametrize("name", ["tinyy", "/no/such/folder", "./here", "a/b/c", "two words/x", "a/b@", "tiny@main"])
-def test_neither_a_folder_nor_a_hub_id(tmp_path: Path, name: str) -> None:
+def test_resolve_refuses_a_name_that_is_neither_a_folder_nor_a_hub_id(tmp_path: Path, name: str) -> None:
     with raises(ModelError, "model_missing", model=name, known=("tiny", "smollm2")) as caught:
         resolve(name, tmp_path / "models")
     assert "\n" not in str(caught.value)
     assert "tiny, smollm2" in str(caught.value)
 
 
-def test_a_folder_without_a_config(tmp_path: Path) -> None:
+def test_resolve_refuses_a_folder_without_a_config(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     with raises(ModelError, "model_config_missing", model=str(tmp_path / "weights")):
         resolve(str(tmp_path / "weights"), tmp_path / "models")
 
 
-def test_a_folder_without_safetensors(tmp_path: Path) -> None:
+def test_resolve_refuses_a_folder_without_safetensors(tmp_path: Path) -> None:
     folder = save_random(tmp_path / "weights", tied=True)
     (folder / "model.safetensors").rename(folder / "model.bin")
     with raises(ModelError, "model_weights_missing", model=str(folder)):
         resolve(str(folder), tmp_path / "models")
 
 
-def test_a_hub_out_of_reach_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_names_a_hub_that_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with raises(ModelError, "hub_unreachable", model="nobody/nothing") as caught:
         resolve("nobody/nothing", tmp_path / "models")
@@ -109,7 +109,7 @@ def test_hub_errors_name_what_is_missing(
     server.server_close()
 
 
-def test_a_folder_elsewhere_moves_in_and_is_served_untied(tmp_path: Path) -> None:
+def test_resolve_copies_an_outside_folder_and_serves_it_untied(tmp_path: Path) -> None:
     models = tmp_path / "models"
     folder = save_random(tmp_path / "weights", tied=True)
     resolved = resolve(str(folder), models)
@@ -120,12 +120,12 @@ def test_a_folder_elsewhere_moves_in_and_is_served_untied(tmp_path: Path) -> Non
     assert resolve(str(folder), models).sha256 != resolved.sha256
 
 
-def test_an_untied_folder_is_served_as_it_is(tmp_path: Path) -> None:
+def test_resolve_serves_an_untied_folder_unchanged(tmp_path: Path) -> None:
     resolved = resolve(str(save_random(tmp_path / "weights", tied=False)), tmp_path / "models")
     assert resolved.serve_path == resolved.weights_path
 
 
-def test_the_untied_copy_computes_the_same(tmp_path: Path) -> None:
+def test_untied_copy_computes_the_same_logits(tmp_path: Path) -> None:
     resolved = resolve(str(save_random(tmp_path / "weights", tied=True)), tmp_path / "models")
     original = AutoModelForCausalLM.from_pretrained(resolved.weights_path)
     served = AutoModelForCausalLM.from_pretrained(resolved.serve_path)
@@ -136,14 +136,14 @@ def test_the_untied_copy_computes_the_same(tmp_path: Path) -> None:
     assert torch.equal(original(tokens).logits, served(tokens).logits)
 
 
-def test_files_are_open_to_other_users(tmp_path: Path) -> None:
+def test_resolved_files_are_readable_by_other_users(tmp_path: Path) -> None:
     resolved = resolve(str(save_random(tmp_path / "weights", tied=True)), tmp_path / "models")
     for folder in (resolved.weights_path, resolved.serve_path):
         assert folder.stat().st_mode & 0o555 == 0o555
         assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
 
 
-def test_a_build_that_fails_leaves_nothing_and_is_swept(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_files(tmp_path: Path) -> None:
     def half(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise InterruptedError
@@ -155,7 +155,7 @@ def test_a_build_that_fails_leaves_nothing_and_is_swept(tmp_path: Path) -> None:
         assert not list(tmp_path.glob(f"{BUILDING}*"))
 
 
-def test_a_kill_in_the_middle_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_build_killed_halfway_leaves_no_files_and_no_lock(tmp_path: Path) -> None:
     def killed(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         os._exit(9)

@@ -43,7 +43,7 @@ def test_server_runs_no_code_of_the_models(tmp_path: Path, manifest: Manifest) -
     assert "--trust-remote-code" not in arguments(settings(tmp_path), manifest)
 
 
-def test_server_is_told_what_rl_needs(tmp_path: Path, manifest: Manifest) -> None:
+def test_vllm_command_has_the_options_that_rl_needs(tmp_path: Path, manifest: Manifest) -> None:
     command = arguments(settings(tmp_path, MODEL_HOST="0.0.0.0", MODEL_PORT="9100"), manifest)
     options = dict(itertools.pairwise(command))
     assert options["--model"] == manifest.serve_path
@@ -132,7 +132,7 @@ def test_every_option_that_the_service_sets_is_rejected_as_an_extra_argument(
             Settings.read({"VLLM_ARGS": option}, cuda_available=False)
 
 
-def test_only_this_machine_reaches_the_server_by_default(tmp_path: Path) -> None:
+def test_server_listens_on_loopback_by_default(tmp_path: Path) -> None:
     assert settings(tmp_path).host == "127.0.0.1"
     assert settings(tmp_path, MODEL_HOST="").host == "127.0.0.1"
 
@@ -146,7 +146,7 @@ def test_environment_can_choose_the_cache_size_but_not_lose_the_gate(tmp_path: P
     assert told["GRISTMILL_WEIGHTS_DIR"] == str(tmp_path / "weights")
 
 
-def test_a_gpu_computes_in_bfloat16(tmp_path: Path) -> None:
+def test_model_service_computes_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:
     assert Settings.read({}, cuda_available=True).dtype == "bfloat16"
     assert Settings.read({"DEVICE": "cpu"}, cuda_available=True).dtype == "float32"
 

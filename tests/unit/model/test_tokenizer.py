@@ -32,15 +32,15 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_decoded_text_equals_the_encoded_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_small_id_is_the_byte(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_small_token_ids_are_utf_8_bytes(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.encode("a é") == list("a é".encode())
 
 
-def test_the_length_is_the_models_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokenizer_length_is_the_models_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(tokenizer) == VOCAB_SIZE
 
 

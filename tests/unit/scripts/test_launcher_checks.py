@@ -90,7 +90,7 @@ def test_launcher_refuses_a_model_that_does_not_exist(refusal: Launch, model: st
     assert f"MODEL={model}" in error
 
 
-def test_revision_of_a_model_is_no_part_of_its_name() -> None:
+def test_served_name_leaves_out_the_revision() -> None:
     assert served_name("Qwen/Qwen2.5-1.5B@8faed76") == "Qwen/Qwen2.5-1.5B"
     assert served_name("tiny") == "tiny"
 

@@ -22,13 +22,13 @@ def _called() -> dict[str, str]:
     return found
 
 
-def test_every_call_of_a_script_is_allowed() -> None:
+def test_redis_acl_allows_every_command_of_the_scripts() -> None:
     assert len(LUA) > 20
     missing = {command: name for command, name in _called().items() if command.upper() not in commands()}
     assert missing == {}, "add them to IN_SCRIPTS in scripts/redis_acl.py"
 
 
-def test_nothing_is_allowed_that_no_script_calls() -> None:
+def test_redis_acl_allows_no_command_that_no_script_calls() -> None:
     assert sorted(set(IN_SCRIPTS.split()) - {command.upper() for command in _called()}) == []
 
 
@@ -38,12 +38,12 @@ DANGEROUS = """
 """
 
 
-def test_nothing_dangerous_is_allowed() -> None:
+def test_redis_acl_allows_no_dangerous_command() -> None:
     assert not set(DANGEROUS.split()) & set(commands())
     assert not [command for command in commands() if command.startswith(("@", "ALL"))]
 
 
-def test_the_file_has_three_users_and_no_password() -> None:
+def test_redis_acl_file_has_three_users_and_no_plain_password() -> None:
     default, api, health = users_acl("s3cret").splitlines()
     assert default == "user default off resetpass resetkeys resetchannels -@all"
     assert f" #{hashlib.sha256(b's3cret').hexdigest()} " in api

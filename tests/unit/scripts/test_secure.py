@@ -22,7 +22,9 @@ def _contents(root: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in (root / FOLDER).iterdir()}
 
 
-def test_on_writes_what_the_api_and_redis_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secure_writes_the_files_that_the_api_and_redis_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([], tmp_path) == 0
     written = _contents(tmp_path)
     assert set(written) == set(FILES)
@@ -38,7 +40,7 @@ def test_on_writes_what_the_api_and_redis_read(tmp_path: Path, capsys: pytest.Ca
     assert USER == REDIS_USER
 
 
-def test_nobody_else_reaches_the_files(tmp_path: Path) -> None:
+def test_secure_files_are_readable_by_owner_and_group_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         main([], tmp_path)
@@ -48,7 +50,7 @@ def test_nobody_else_reaches_the_files(tmp_path: Path) -> None:
     assert {stat.S_IMODE((tmp_path / FOLDER / name).stat().st_mode) for name in FILES} == {0o640}
 
 
-def test_again_writes_only_what_is_missing(tmp_path: Path) -> None:
+def test_secure_run_again_writes_only_missing_files(tmp_path: Path) -> None:
     """This is how a token is rotated: remove its file, and run `make secure` again."""
     main([], tmp_path)
     before = _contents(tmp_path)
@@ -61,7 +63,7 @@ def test_again_writes_only_what_is_missing(tmp_path: Path) -> None:
     assert {name for name in FILES if before[name] != after[name]} == {"trainer", PASSWORD, ACL}
 
 
-def test_an_old_user_list_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_secure_run_again_updates_an_old_user_list(tmp_path: Path) -> None:
     main([], tmp_path)
     before = _contents(tmp_path)
     (tmp_path / FOLDER / ACL).write_text("user api on +get")
@@ -69,7 +71,7 @@ def test_an_old_user_list_is_brought_up_to_date(tmp_path: Path) -> None:
     assert _contents(tmp_path) == before
 
 
-def test_off_removes_all_of_it_and_nothing_else(tmp_path: Path) -> None:
+def test_secure_off_removes_all_of_its_files_and_no_other(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("CONFIG=gsm8k\n# mine\nAPI_AUTH=none\n")
     main([], tmp_path)
     (tmp_path / FOLDER / "mine").write_text("x")
@@ -81,7 +83,7 @@ def test_off_removes_all_of_it_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / FOLDER).exists()
 
 
-def test_off_leaves_no_env_file_that_it_made(tmp_path: Path) -> None:
+def test_secure_off_removes_the_env_file_that_it_created(tmp_path: Path) -> None:
     main([], tmp_path)
     main(["--off"], tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +122,7 @@ def test_token_of_another_site_is_kept_without_and_with_api_tokens(
     assert "hf_secret" not in capsys.readouterr().out
 
 
-def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+def test_incomplete_secrets_folder_is_an_error(tmp_path: Path) -> None:
     assert Secrets.find(tmp_path) is None
     main([], tmp_path)
     assert Secrets.find(tmp_path) == Secrets(tmp_path / FOLDER)
@@ -131,13 +133,13 @@ def test_a_folder_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
     assert "`make secure`" in str(raised.value)
 
 
-def test_the_folder_is_not_committed() -> None:
+def test_secrets_folder_is_ignored_by_git() -> None:
     assert f"{FOLDER}/" in (ROOT / ".gitignore").read_text().splitlines()
     for name in (*ROLES, PASSWORD, "unset"):
         assert (ROOT / "compose" / "open" / name).read_bytes() == b"", "the default stack has no secrets"
 
 
-def test_it_runs_without_our_packages(tmp_path: Path) -> None:
+def test_secure_runs_without_our_packages(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     for name in ("secure.py", "redis_acl.py"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
@@ -145,6 +147,6 @@ def test_it_runs_without_our_packages(tmp_path: Path) -> None:
     assert Secrets.find(tmp_path) is not None
 
 
-def test_the_folders_earlier_name_in_an_env_file_names_the_same_files() -> None:
+def test_earlier_name_of_the_no_auth_folder_leads_to_the_same_files() -> None:
     assert (ROOT / "compose" / "open").resolve() == ROOT / "compose" / "no-auth"
     assert (ROOT / "compose" / "no-auth" / ACL).is_file()

@@ -30,12 +30,12 @@ def bomb(mib: int) -> bytes:
 
 @pytest.mark.parametrize("compress", [deflate, streamed])
 @given(content=st.binary(max_size=3000))
-def test_whole_frames_are_read(compress: object, content: bytes) -> None:
+def test_inflate_reads_whole_frames(compress: object, content: bytes) -> None:
     assert callable(compress)
     assert inflate(compress(content), LIMIT) == content
 
 
-def test_a_group_is_known_from_its_first_bytes() -> None:
+def test_compressed_body_is_recognized_by_its_first_bytes() -> None:
     plain = make_group().encode()
     assert not is_compressed(plain)
     assert is_compressed(deflate(plain))
@@ -43,7 +43,7 @@ def test_a_group_is_known_from_its_first_bytes() -> None:
 
 
 @pytest.mark.parametrize("compress", [deflate, streamed])
-def test_the_limit_is_exact(compress: object) -> None:
+def test_inflate_limit_is_exact(compress: object) -> None:
     assert callable(compress)
     content = make_group(lengths=[(300, 300)] * 8).encode()
     assert inflate(compress(content), len(content)) == content
@@ -52,7 +52,7 @@ def test_the_limit_is_exact(compress: object) -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_a_bomb_is_refused_before_it_takes_memory(sized: bool) -> None:
+def test_zstd_bomb_is_refused_before_it_takes_memory(sized: bool) -> None:
     frame = deflate(bytes(256 << 20)) if sized else bomb(256)
     assert len(frame) < 32 << 10
     tracemalloc.start()
@@ -64,7 +64,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(sized: bool) -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_that_lies_about_its_size_is_refused() -> None:
+def test_frame_with_a_false_size_is_refused() -> None:
     frame = bytearray(zstandard.ZstdCompressor(level=1).compress(bytes(range(256)) * 40))
     at = frame.index((10240 - 256).to_bytes(2, "little"), 4)
     frame[at : at + 2] = (1000 - 256).to_bytes(2, "little")
@@ -90,7 +90,7 @@ def test_bytes_after_the_frame_are_refused(compress: object, rest: bytes) -> Non
 
 
 @pytest.mark.parametrize("body", [b"", b"\x28\xb5\x2f", b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18\0\0\0\0", b"{}"])
-def test_what_is_no_frame_is_refused(body: bytes) -> None:
+def test_body_that_is_not_a_frame_is_refused(body: bytes) -> None:
     with pytest.raises(CompressionError):
         inflate(body, LIMIT)
 

@@ -12,7 +12,7 @@ from gristmill import Client, ConfigError, Deployment, SyncClient
 TOKEN = "a-token-that-nobody-may-see"
 
 
-def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
+def test_api_token_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text(TOKEN + "\n")
     read = Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)})
@@ -20,7 +20,7 @@ def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
     assert TOKEN not in repr(read)
 
 
-def test_no_file_and_an_empty_one_are_no_token(tmp_path: Path) -> None:
+def test_missing_or_empty_token_file_variable_means_no_token(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("\n")
     assert Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(file)}).api_token is None
@@ -29,7 +29,7 @@ def test_no_file_and_an_empty_one_are_no_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "code"), [("a b", "secret_file_several_words"), ("ä", "secret_file_not_ascii")])
-def test_a_file_that_is_no_token_is_an_error(tmp_path: Path, text: str, code: str) -> None:
+def test_file_with_an_invalid_token_is_an_error(tmp_path: Path, text: str, code: str) -> None:
     file = tmp_path / "env"
     file.write_text(text)
     with raises(ConfigError, code, variable="GRISTMILL_API_TOKEN_FILE", file=str(file)):
@@ -53,7 +53,7 @@ def _denied(*_: object, **__: object) -> str:
     raise PermissionError(13, "Permission denied")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_token_file_is_an_error(tmp_path: Path) -> None:
     with raises(ConfigError, "secret_file_unreadable", file=str(tmp_path / "env")):
         Deployment.read({"GRISTMILL_API_TOKEN_FILE": str(tmp_path / "env")})
 

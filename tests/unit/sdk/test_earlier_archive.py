@@ -15,7 +15,7 @@ FILES = Path(__file__).parents[2] / "support" / "earlier_files"
 
 
 @pytest.mark.parametrize(("run", "length"), [("run-1", 5), ("run-2", 60)], ids=["plain", "compressed"])
-def test_an_earlier_archive_gives_the_groups_that_were_trained_on(run: str, length: int) -> None:
+def test_archive_of_an_earlier_version_returns_its_groups(run: str, length: int) -> None:
     read = list(read_rollouts(FILES / run))
     assert [group.group_id for group in read] == ["g00000000", "g00000001"]
     for row, group in enumerate(read):
@@ -27,7 +27,7 @@ def test_an_earlier_archive_gives_the_groups_that_were_trained_on(run: str, leng
         assert (group.sampling, group.versions) == (written.sampling, written.versions)
 
 
-def test_an_earlier_archive_gives_the_body_that_an_atropos_client_sent() -> None:
+def test_archive_of_an_earlier_version_returns_the_bodies_of_atropos_clients() -> None:
     archived = list(read_archive(FILES / "default"))
     assert {group.schema for group in archived} == {"atropos"}
     bodies = [json.loads(group.body) for group in archived]

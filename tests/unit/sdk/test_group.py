@@ -20,7 +20,7 @@ from gristmill import GroupError, PolicyVersion, TrajectoryGroup, VersionSpan
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=9), seed=st.integers(0, 99)
 )
-def test_decode_gives_back_what_was_encoded(lengths: list[tuple[int, int]], seed: int) -> None:
+def test_decode_returns_the_encoded_group(lengths: list[tuple[int, int]], seed: int) -> None:
     group = make_group(lengths=lengths, seed=seed)
     decoded = TrajectoryGroup.decode(group.encode())
     for field in dataclasses.fields(group):
@@ -32,14 +32,14 @@ def test_decode_gives_back_what_was_encoded(lengths: list[tuple[int, int]], seed
             assert before == after
 
 
-def test_a_reader_ignores_keys_it_does_not_know() -> None:
+def test_decode_ignores_unknown_keys() -> None:
     wire = msgspec.msgpack.decode(make_group().encode())
     wire["from_the_future"] = [1, 2]
     assert TrajectoryGroup.decode(msgspec.msgpack.encode(wire)).group_id == "g00000001"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
-def test_truncated_bytes_are_refused(cut: int) -> None:
+def test_decode_refuses_truncated_bytes(cut: int) -> None:
     with raises(GroupError, "not_a_group"):
         TrajectoryGroup.decode(make_group().encode()[:cut])
 
@@ -77,18 +77,20 @@ def _broken(**changes: Any) -> bytes:
         (_broken(versions=[[]] * (1 << 20)), "objects_too_large", {}),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_with_the_reason(body: bytes, code: str, values: dict[str, Any]) -> None:
+def test_decode_refuses_groups_that_cannot_be_trained_on_with_the_reason(
+    body: bytes, code: str, values: dict[str, Any]
+) -> None:
     with raises(GroupError, code, **values):
         TrajectoryGroup.decode(body)
 
 
-def test_a_group_that_no_reader_would_take_is_not_written() -> None:
+def test_encode_refuses_a_group_that_no_reader_accepts() -> None:
     group = dataclasses.replace(make_group(), meta={"notes": "x" * (1 << 20)})
     with raises(GroupError, "objects_too_large"):
         group.encode()
 
 
-def test_the_oldest_version_of_any_token_counts() -> None:
+def test_oldest_version_is_the_oldest_of_any_token() -> None:
     group = make_group(lengths=[(1, 4), (1, 4)])
     spans = [[VersionSpan("1.9", 0, 2), VersionSpan("1.10", 2, 4)], [VersionSpan("2.0", 0, 4)]]
     assert dataclasses.replace(group, versions=spans).oldest_version == PolicyVersion(1, 9)

@@ -41,7 +41,7 @@ def test_loopback_addresses_services_and_named_hosts_are_allowed(host: str) -> N
         *("localhost\xe9", "0x7f.1"),
     ],
 )
-def test_other_names_are_refused(host: str) -> None:
+def test_unknown_host_names_are_refused(host: str) -> None:
     assert refused(HOSTS, host) == host
 
 

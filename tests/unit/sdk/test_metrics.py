@@ -17,7 +17,7 @@ def test_rows_that_a_resumed_trainer_repeats_are_dropped(tmp_path: Path) -> None
     assert read_jsonl(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
 
 
-def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
+def test_metrics_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rew')
     assert read_jsonl(path) == [{"step": 1}]
@@ -25,7 +25,7 @@ def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_line_separator_within_a_text_ends_no_line(tmp_path: Path) -> None:
+def test_line_separator_in_a_text_does_not_end_a_metrics_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with JsonlWriter(path) as writer:
         writer.append({"text": "one\u2028two\x85three"})

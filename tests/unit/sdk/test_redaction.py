@@ -55,7 +55,7 @@ def test_names_of_other_settings_are_not_secret(name: str) -> None:
     assert not is_secret(name)
 
 
-def test_of_our_own_settings_only_keys_of_servers_are_secret() -> None:
+def test_api_keys_are_the_only_secret_settings_of_gristmill() -> None:
     models: list[type[BaseModel]] = [EnvConfig, DatasetConfig, ServerConfig, TrainerSettings]
     assert {name for model in models for name in model.model_fields if is_secret(name)} == {"api_key"}
 

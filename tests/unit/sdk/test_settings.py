@@ -36,11 +36,11 @@ def _flags(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["--group_size 4", "--group-size 4", "--group_size=4", "--group-size=4"])
-def test_both_spellings_of_a_flag(text: str) -> None:
+def test_flag_may_have_dashes_or_underscores(text: str) -> None:
     assert parse(_Run, _flags(text), "here").group_size == 4
 
 
-def test_flat_flags_reach_the_sections() -> None:
+def test_flat_flags_set_values_in_sections() -> None:
     given = _flags("--split train[:100] --base_url http://x --reward_functions length format --use_wandb")
     run = parse(_Run, merge({"server_configs": [{"model_name": "m"}], "dataset": {"split": "test"}}, given), "here")
     assert run.dataset.split == "train[:100]"
@@ -52,7 +52,7 @@ def test_flat_flags_reach_the_sections() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("--use_wandb", True), ("--use_wandb false", False), ("--no-use-wandb", False)]
 )
-def test_boolean_flags(text: str, value: bool) -> None:
+def test_boolean_flag_is_set_with_and_without_a_value(text: str, value: bool) -> None:
     assert parse(_Run, _flags(text), "here").use_wandb is value
 
 
@@ -114,13 +114,13 @@ def test_an_unset_variable_is_an_error_that_names_it_and_its_place(tmp_path: Pat
         load_yaml(path, {})
 
 
-def test_a_config_is_found_by_path_else_by_name(tmp_path: Path) -> None:
+def test_config_is_found_by_path_or_by_name(tmp_path: Path) -> None:
     (tmp_path / "gsm8k.yaml").write_text("group_size: 2\n")
     assert find_config("gsm8k", tmp_path) == tmp_path / "gsm8k.yaml"
     assert find_config(str(tmp_path / "gsm8k.yaml"), Path("elsewhere")) == tmp_path / "gsm8k.yaml"
 
 
-def test_an_unknown_config_lists_those_there_are(tmp_path: Path) -> None:
+def test_unknown_config_lists_the_available_configs(tmp_path: Path) -> None:
     for name in ("gsm8k", "quickstart"):
         (tmp_path / f"{name}.yaml").write_text("")
     with raises(ConfigError, "config_missing", name="gsm8") as raised:
@@ -140,7 +140,7 @@ class _Options(Settings):
     compare: list[Path] = []
 
 
-def test_flags_of_two_models_on_one_command_line() -> None:
+def test_flags_of_two_models_are_parsed_from_one_command_line() -> None:
     models: dict[str, type[Settings]] = {"options": _Options, "settings": _Run}
     options, settings = parse_flag_sets(["--samples", "4", "--split", "test", "--compare", "a", "b"], models, "test")
     assert parse(_Options, options, "here") == _Options(samples=4, compare=[Path("a"), Path("b")])

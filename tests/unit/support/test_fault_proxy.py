@@ -78,7 +78,7 @@ def receive(end: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_without_a_fault_bytes_pass(proxy: FaultProxy, echo: Echo) -> None:
+def test_proxy_without_a_fault_passes_bytes(proxy: FaultProxy, echo: Echo) -> None:
     with connect(proxy) as end:
         end.sendall(b"x" * 300_000)
         assert receive(end, 300_000) == b"x" * 300_000
@@ -86,7 +86,7 @@ def test_without_a_fault_bytes_pass(proxy: FaultProxy, echo: Echo) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_request_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
+def test_proxy_resets_a_request_after_n_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
     with connect(proxy) as end, proxy.under(Fault(request=Way(reset_after=after))):
         end.sendall(b"0123456789")
         with pytest.raises(ConnectionResetError):
@@ -95,7 +95,7 @@ def test_a_request_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, a
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_an_answer_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
+def test_proxy_resets_an_answer_after_n_bytes(proxy: FaultProxy, echo: Echo, after: int) -> None:
     with connect(proxy) as end, proxy.under(Fault(answer=Way(reset_after=after))):
         end.sendall(b"0123456789")
         if after:
@@ -105,7 +105,7 @@ def test_an_answer_is_reset_after_so_many_bytes(proxy: FaultProxy, echo: Echo, a
     assert echo.has_heard(b"0123456789"), "the request had come through"
 
 
-def test_resets_are_counted_and_end(proxy: FaultProxy) -> None:
+def test_proxy_counts_resets_and_ends_them(proxy: FaultProxy) -> None:
     proxy.set(Fault(answer=Way(reset_after=1), times=2))
     for _ in range(2):
         with connect(proxy) as end:
@@ -118,14 +118,14 @@ def test_resets_are_counted_and_end(proxy: FaultProxy) -> None:
         assert receive(end, 3) == b"abc"
 
 
-def test_slices(proxy: FaultProxy, echo: Echo) -> None:
+def test_proxy_sends_a_request_in_slices(proxy: FaultProxy, echo: Echo) -> None:
     with connect(proxy) as end, proxy.under(Fault(request=Way(slice=2, delay_s=0.2))):
         end.sendall(b"0123456789")
         assert receive(end, 10) == b"0123456789"
     assert echo.pieces == 5
 
 
-def test_latency(proxy: FaultProxy) -> None:
+def test_proxy_delays_request_and_answer(proxy: FaultProxy) -> None:
     with connect(proxy) as end, proxy.under(Fault(request=Way(delay_s=0.1), answer=Way(delay_s=0.1))):
         started = time.monotonic()
         end.sendall(b"abc")
@@ -133,7 +133,7 @@ def test_latency(proxy: FaultProxy) -> None:
         assert time.monotonic() - started > 0.19
 
 
-def test_a_black_hole_says_nothing_and_its_connections_die_with_it(proxy: FaultProxy, echo: Echo) -> None:
+def test_proxy_swallows_bytes_and_resets_the_connection_when_healed(proxy: FaultProxy, echo: Echo) -> None:
     with connect(proxy) as end:
         with proxy.under(Fault(request=Way(swallow=True))):
             end.sendall(b"abc")
@@ -145,7 +145,7 @@ def test_a_black_hole_says_nothing_and_its_connections_die_with_it(proxy: FaultP
     assert echo.heard == b""
 
 
-def test_what_is_held_arrives_although_its_sender_is_gone(proxy: FaultProxy, echo: Echo) -> None:
+def test_proxy_delivers_held_bytes_after_the_sender_has_left(proxy: FaultProxy, echo: Echo) -> None:
     with proxy.under(Fault(request=Way(hold=True))):
         with connect(proxy) as end:
             end.sendall(b"abc")
@@ -154,7 +154,7 @@ def test_what_is_held_arrives_although_its_sender_is_gone(proxy: FaultProxy, ech
     assert echo.has_heard(b"abc")
 
 
-def test_nobody_listens_until_it_is_healed(proxy: FaultProxy) -> None:
+def test_proxy_refuses_connections_until_it_is_healed(proxy: FaultProxy) -> None:
     with connect(proxy) as open_before:
         open_before.sendall(b"a")
         assert receive(open_before, 1) == b"a"
@@ -168,6 +168,6 @@ def test_nobody_listens_until_it_is_healed(proxy: FaultProxy) -> None:
         assert receive(end, 1) == b"a"
 
 
-def test_a_server_that_is_away_resets_the_client() -> None:
+def test_proxy_resets_the_client_if_the_server_is_away() -> None:
     with FaultProxy(free_port()) as proxy, pytest.raises(ConnectionResetError), connect(proxy) as end:
         receive(end, 1)

@@ -22,7 +22,7 @@ def ledger(acknowledged: str = "abcde", lineage: str = "ab", **audit: Any) -> Le
     return Ledger.of(acknowledged, list(lineage), GroupAudit.model_validate({**SOUND, **audit}))
 
 
-def test_every_group_in_one_place_is_no_problem() -> None:
+def test_ledger_with_every_group_in_one_place_has_no_problem() -> None:
     sound = ledger()
     assert sound.problems() == {}
     assert sound.counts() == {
@@ -38,32 +38,32 @@ def test_every_group_in_one_place_is_no_problem() -> None:
     }
 
 
-def test_an_acknowledged_group_that_is_nowhere_is_lost() -> None:
+def test_ledger_finds_an_acknowledged_group_that_is_nowhere() -> None:
     assert ledger(ready=[]).problems() == {"lost": ["c"]}
 
 
-def test_a_group_stored_although_its_answer_was_lost_is_no_problem() -> None:
+def test_ledger_accepts_a_stored_group_whose_answer_was_lost() -> None:
     assert ledger(acknowledged="abde").problems() == {}
 
 
-def test_a_group_settled_as_trained_that_no_checkpoint_has_is_lost() -> None:
+def test_ledger_finds_a_trained_group_that_no_checkpoint_has() -> None:
     assert ledger(lineage="a").problems() == {"lost": ["b"]}
     assert ledger(acknowledged="acde", lineage="a").problems() == {"lost": ["b"]}
 
 
-def test_a_tombstone_may_be_trimmed_once_the_weights_have_the_group() -> None:
+def test_ledger_accepts_a_trimmed_tombstone_of_a_trained_group() -> None:
     assert ledger(trained=[]).problems() == {}
 
 
-def test_a_group_twice_in_the_weights_is_trained_twice() -> None:
+def test_ledger_finds_a_group_that_was_trained_twice() -> None:
     assert ledger(lineage="aba").problems() == {"trained twice": ["a"]}
 
 
-def test_a_trained_group_that_is_still_queued_or_leased_is_in_two_places() -> None:
+def test_ledger_finds_a_trained_group_that_is_still_queued_or_leased() -> None:
     assert ledger(ready=["c", "a"]).problems() == {"in two places": ["a"]}
     assert ledger(leased=["d", "b"]).problems() == {"in two places": ["b"]}
     assert ledger(leased=["d", "c"]).problems() == {"in two places": ["c"]}
 
 
-def test_dead_is_a_problem() -> None:
+def test_ledger_finds_a_dead_group() -> None:
     assert ledger(ready=[], dead=["c"]).problems() == {"dead": ["c"]}

@@ -12,7 +12,7 @@ from tests.support.groups import make_group
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "trainer.md"
 
 
-def test_the_documented_example_trains(model_dir: Path) -> None:
+def test_documented_library_example_trains(model_dir: Path) -> None:
     code = re.search(r"## As a library.*?```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert code is not None
     groups = [make_group("g00000001", lengths=[(3, 4), (3, 6)]), make_group("g00000002", lengths=[(5, 4), (5, 2)])]

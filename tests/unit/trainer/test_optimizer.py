@@ -26,7 +26,7 @@ def rates(schedule: str, warmup: int, steps: int) -> list[float]:
     return seen
 
 
-def test_the_learning_rate_follows_the_formula() -> None:
+def test_learning_rate_follows_the_formula_of_its_schedule() -> None:
     assert rates("constant", 0, 3) == [8, 8, 8]
     assert rates("constant", 3, 5) == [2, 4, 6, 8, 8]
     assert rates("linear", 0, 4) == [8, 6, 4, 2]

@@ -60,7 +60,7 @@ def test_table_lists_only_routes_that_exist(app: FastAPI) -> None:
     assert [f"{method} {path}" for method, path, _ in rules() if (method, path) not in there] == []
 
 
-def test_no_two_lines_of_the_table_fit_one_request() -> None:
+def test_no_two_lines_of_the_table_match_one_request() -> None:
     """No two lines match one request, so the order in which the router tries its routes cannot matter."""
     lines = [(method, path.split("/"), need) for method, path, need in rules()]
     for index, (method, path, _) in enumerate(lines):
@@ -99,7 +99,7 @@ def test_routes_that_delete_are_for_the_admin_only() -> None:
         assert needed(*route.split(" ")).roles == {Role.ADMIN}
 
 
-def test_an_environment_of_atropos_neither_draws_batches_nor_resets() -> None:
+def test_environment_role_can_neither_draw_atropos_batches_nor_reset() -> None:
     for route in ("POST /register", "GET /batch", "GET /reset_data"):
         need = needed(*route.split(" "))
         assert need.roles == {Role.TRAINER, Role.ADMIN}

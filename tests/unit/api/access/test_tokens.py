@@ -83,7 +83,7 @@ def test_tokens_are_not_shown(folder: Path) -> None:
         (TOKENS[Role.ENV], 0o600, "token_shared", {"roles": [Role.ENV, Role.TRAINER]}),
     ],
 )
-def test_an_unsafe_file_is_an_error_that_names_it(
+def test_unsafe_token_file_is_an_error_that_names_the_file(
     folder: Path, text: str, mode: int, code: str, values: dict[str, Any]
 ) -> None:
     _write(folder / "trainer", text, mode)
@@ -99,7 +99,7 @@ def test_token_file_may_be_readable_by_owner_and_group(folder: Path) -> None:
     Tokens.read(folder)
 
 
-def test_a_missing_file_is_an_error_that_names_it(folder: Path) -> None:
+def test_missing_token_file_is_an_error_that_names_the_file(folder: Path) -> None:
     (folder / "admin").unlink()
     with raises(ConfigError, "token_file_missing", path=folder / "admin"):
         Tokens.read(folder)
@@ -112,7 +112,7 @@ def test_unreadable_token_file_is_an_error_with_the_reason(folder: Path) -> None
         Tokens.read(folder)
 
 
-def test_the_choice_is_explicit(folder: Path) -> None:
+def test_tokens_are_required_only_if_api_auth_is_token(folder: Path) -> None:
     assert AccessSettings.read({}).tokens is None
     assert AccessSettings.read({"API_AUTH": "", "API_TOKENS_DIR": str(folder)}).tokens is None
     assert AccessSettings.read({"API_AUTH": "none", "API_TOKENS_DIR": str(folder)}).tokens is None

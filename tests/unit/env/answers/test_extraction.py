@@ -90,7 +90,7 @@ def test_final_answer_is_the_last_text_with_the_strongest_mark(text: str, answer
         ("6 + 6\n####", "6 + 6"),
     ],
 )
-def test_a_gold_is_marked_or_is_the_answer_itself(text: str, answer: str) -> None:
+def test_gold_answer_is_the_marked_part_or_the_whole_text(text: str, answer: str) -> None:
     assert gold_answer(text) == answer
 
 
@@ -123,7 +123,7 @@ def test_thinking_never_changes_the_answer(thought: str, said: str) -> None:
 @given(st.recursive(st.sampled_from(["", "x", "1", r"\{", r"\}", r"\\"]), lambda inner: st.one_of(
     inner.map(lambda text: "{" + text + "}"), st.tuples(inner, inner).map("".join)
 )))  # fmt: skip
-def test_a_box_holds_whatever_braces_match(inside: str) -> None:
+def test_last_boxed_returns_the_text_between_matching_braces(inside: str) -> None:
     text = r"first \boxed{0}, then \boxed{" + inside + "}, done"
     assert last_boxed(text) == (inside.strip() or None)
     assert count_boxes(text) == 2

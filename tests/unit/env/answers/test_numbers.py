@@ -36,7 +36,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize(("text", "value"), NUMBERS)
-def test_a_number_is_read_exactly(text: str, value: int | str) -> None:
+def test_read_number_reads_a_number_exactly(text: str, value: int | str) -> None:
     number = read_number(text)
     assert number is not None
     assert (number.value, number.percent) == (Fraction(value), False)
@@ -63,7 +63,7 @@ def test_text_that_is_not_one_number_has_no_value(text: str) -> None:
         ("1/30000000", "0", False), ("0", "1/30000000", False), ("33.333333%", "1/3", True),
     ],
 )  # fmt: skip
-def test_percents_and_endless_decimals(gold: str, stated: str, same: bool) -> None:
+def test_percents_and_repeating_decimals_are_compared_with_fractions(gold: str, stated: str, same: bool) -> None:
     one, other = read_number(gold), read_number(stated)
     assert one is not None
     assert other is not None
@@ -116,6 +116,6 @@ def test_fractions_are_equal_when_their_values_are(one: Fraction, other: Fractio
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_read_number_reads_any_text_without_an_error(text: str) -> None:
     number = read_number(text)
     assert number is None or isinstance(number.value, Fraction)

@@ -27,7 +27,7 @@ from gristmill_env.answers.numbers import Radical, read_radical
         ("8*9", 1, "5184", 0),
     ],
 )
-def test_a_product_is_read(latex: str, sign: int, square: str, pi: int) -> None:
+def test_product_with_radicals_is_read(latex: str, sign: int, square: str, pi: int) -> None:
     assert read_radical(latex) == Radical(sign, Fraction(square), pi)
 
 

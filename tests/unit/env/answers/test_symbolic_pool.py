@@ -47,7 +47,7 @@ def single() -> Iterator[SymbolicPool]:
     made.close()
 
 
-async def test_a_large_parent_does_not_make_its_checkers_large(single: SymbolicPool) -> None:
+async def test_memory_of_the_parent_does_not_count_for_its_checkers(single: SymbolicPool) -> None:
     ballast = bytearray(os.urandom(1 << 20) * 700)
     await single.check([GOOD])
     (pid,) = single.pids
@@ -56,7 +56,7 @@ async def test_a_large_parent_does_not_make_its_checkers_large(single: SymbolicP
     del ballast
 
 
-async def test_no_process_runs_before_the_first_check(single: SymbolicPool) -> None:
+async def test_symbolic_pool_starts_no_process_before_the_first_check(single: SymbolicPool) -> None:
     assert single.pids == []
     assert await single.check([GOOD]) is Outcome.SAME
     assert len(single.pids) == 1
@@ -74,13 +74,13 @@ async def test_no_process_runs_before_the_first_check(single: SymbolicPool) -> N
         (r"\frac{", "72", Outcome.UNREADABLE_GOLD),
     ],
 )
-async def test_the_gold_comes_first_and_is_read_in_a_box(
+async def test_symbolic_check_takes_the_gold_first_and_reads_it_in_a_box(
     gold: str, stated: str, outcome: Outcome, pool: SymbolicPool
 ) -> None:
     assert await pool.check([(gold, stated)]) is outcome
 
 
-async def test_all_pairs_of_a_check_have_to_be_the_same(pool: SymbolicPool) -> None:
+async def test_symbolic_check_is_the_same_only_if_all_pairs_are_the_same(pool: SymbolicPool) -> None:
     assert await pool.check([GOOD, ("2", "1+1")]) is Outcome.SAME
     assert await pool.check([GOOD, ("2", "1+2")]) is Outcome.DIFFERENT
     assert await pool.check([GOOD, (r"\frac{", "2")]) is Outcome.UNREADABLE_GOLD
@@ -148,7 +148,7 @@ async def test_symbolic_pool_survives_a_process_death_between_checks(single: Sym
     assert await single.check([GOOD]) is Outcome.SAME
 
 
-async def test_a_cancelled_check_harms_no_other(single: SymbolicPool) -> None:
+async def test_cancelled_check_does_not_affect_other_checks(single: SymbolicPool) -> None:
     bombed = asyncio.create_task(single.check([BOMB]))
     dropped, kept = asyncio.create_task(single.check([("1", "x")])), asyncio.create_task(single.check([GOOD]))
     await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_a_cancelled_check_harms_no_other(single: SymbolicPool) -> None:
         await dropped
 
 
-def test_any_thread_and_any_event_loop_may_ask(pool: SymbolicPool) -> None:
+def test_symbolic_pool_answers_any_thread_and_event_loop(pool: SymbolicPool) -> None:
     found: list[Outcome] = []
 
     def ask() -> None:
@@ -191,7 +191,7 @@ async def test_closed_symbolic_pool_raises_an_error() -> None:
         await pool.check([GOOD])
 
 
-async def test_a_checker_holds_back_and_is_not_ended_by_ctrl_c(single: SymbolicPool) -> None:
+async def test_checker_process_has_low_priority_and_ignores_ctrl_c(single: SymbolicPool) -> None:
     await single.check([GOOD])
     (pid,) = single.pids
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)

@@ -52,9 +52,7 @@ def wrong(console: Console, code: str) -> str:
     return line
 
 
-async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_score_1(
-    folder: Path, console: Console
-) -> None:
+async def test_check_of_a_valid_run_shows_three_prompts_lengths_and_scores(folder: Path, console: Console) -> None:
     lines = await checked(folder, console, "--max_token_length", "200")
     assert not any(line.startswith("warning: ") for line in lines)
     text = "\n".join(lines)
@@ -71,13 +69,13 @@ async def test_a_sound_run_shows_three_prompts_their_lengths_and_that_answers_sc
     assert lines[-1] == "all is well"
 
 
-async def test_settings_that_are_probably_not_meant_are_warned_of(folder: Path, console: Console) -> None:
+async def test_check_warns_about_settings_that_are_probably_mistakes(folder: Path, console: Console) -> None:
     lines = await checked(folder, console, "--max_tokens", "201", "--max_token_length", "200", "--top_p", "0.9")
     warned = [line.split()[1] for line in lines if line.startswith("warning: ")]
     assert warned == ["top_p", "max_tokens"]
 
 
-async def test_without_a_tokenizer_the_messages_are_shown_and_the_reason(folder: Path, console: Console) -> None:
+async def test_check_without_a_tokenizer_shows_the_messages_and_the_reason(folder: Path, console: Console) -> None:
     text = "\n".join(await checked(folder, console, tokenizer=False))
     assert "system: Add [b]." in text
     assert "user: What is 2 + 1?" in text
@@ -116,12 +114,12 @@ async def test_check_fails_if_many_answers_are_unreadable_to_a_reward(folder: Pa
 
 
 @pytest.mark.parametrize("answer", ["7", "$1,234.50", "\\boxed{7}", "so it is\n#### -5"])
-async def test_an_answer_may_be_written_in_any_of_the_usual_ways(folder: Path, console: Console, answer: str) -> None:
+async def test_check_accepts_answers_in_any_of_the_usual_notations(folder: Path, console: Console, answer: str) -> None:
     write(folder, [{"question": "?", "answer": answer}])
     assert (await checked(folder, console))[-1] == "all is well"
 
 
-async def test_a_reward_that_does_not_know_its_own_answer_fails(folder: Path, console: Console) -> None:
+async def test_check_fails_if_a_reward_does_not_accept_the_gold_answer(folder: Path, console: Console) -> None:
     from gristmill_env.rewards import registry
 
     @registry.reward("one_off")
@@ -152,7 +150,7 @@ async def test_a_reward_that_does_not_know_its_own_answer_fails(folder: Path, co
         ),
     ],
 )
-async def test_of_a_composed_reward_the_parts_are_tried_that_compare(
+async def test_check_tries_the_comparing_parts_of_a_composed_reward(
     folder: Path, console: Console, reward: object, tried: str
 ) -> None:
     config = {**RUN, "dataset": {**RUN["dataset"], "reward_functions": [reward]}}  # type: ignore[dict-item]

@@ -59,7 +59,7 @@ def test_sft_takes_the_best_of_a_group_and_counts_the_others() -> None:
     assert taken(MIXED, min_score=1.1)[0] == []
 
 
-def test_dpo_takes_the_pair_that_differs_most_and_never_a_tie_or_a_cut_answer_as_the_better() -> None:
+def test_dpo_takes_the_pair_that_differs_most_and_prefers_no_truncated_answer() -> None:
     assert paired(MIXED) == ([("best", "worst")], {LeftOut.NO_SCORE: 1, LeftOut.TWICE: 1})
     assert paired(MIXED, pairs=3)[0] == [("best", "worst"), ("good", "worst"), ("best", "zero")]
     assert paired(MIXED, pairs=99, min_difference=1.5)[0] == [("best", "worst"), ("good", "worst")]
@@ -79,7 +79,7 @@ def test_exports_join_a_prefilled_answer_into_one_message() -> None:
     assert paired(begun)[0] == [("<think>2</think>", "<think>3</think>")]
 
 
-async def test_exports_load_with_datasets_as_trl_wants_them(
+async def test_exports_load_with_datasets_in_the_form_of_trl(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -113,7 +113,7 @@ async def test_exports_load_with_datasets_as_trl_wants_them(
     assert f"1 {LeftOut.NO_PAIR}" in text
 
 
-async def test_nothing_is_written_over_and_nothing_empty_is_left(tmp_path: Path, console: Console) -> None:
+async def test_exports_overwrite_no_file_and_leave_no_empty_file(tmp_path: Path, console: Console) -> None:
     saved = save(tmp_path / "groups.jsonl", [MIXED])
     before = saved.read_bytes()
     with raises(SavedError, "output_is_input", path=saved):

@@ -137,14 +137,14 @@ def test_page_without_groups_reports_that(tmp_path: Path) -> None:
     assert "No groups." in page_of([], tmp_path / "page.html").text
 
 
-def test_bars_hold_every_value() -> None:
+def test_bars_count_every_value() -> None:
     bars = histogram([0.0, 0.05, 0.1, 1.0, 1.0])
     assert [(bar.count, round(bar.low, 9)) for bar in bars if bar.count] == [(1, 0.0), (1, 0.05), (1, 0.1), (2, 0.95)]
     assert [(bar.low, bar.high, bar.count) for bar in histogram([0.3, 0.3])] == [(0.3, 0.3, 2)]
     assert histogram([]) == []
 
 
-def test_params_are_not_shown_for_they_may_hold_keys(tmp_path: Path) -> None:
+def test_page_hides_params_because_they_may_contain_keys(tmp_path: Path) -> None:
     judge = {"type": "judge", "weight": 0.5, "params": {"api_key": "secret"}}
     settings = {
         "dataset": {"split": "train", "reward_functions": [judge]},

@@ -95,7 +95,7 @@ async def test_replay_without_rewards_uses_the_saved_rewards(tmp_path: Path, con
     assert new.totals == [0.5]
 
 
-async def test_another_column_may_hold_the_answer(tmp_path: Path, console: Console) -> None:
+async def test_replay_reads_the_answer_from_another_column(tmp_path: Path, console: Console) -> None:
     old = group(completion("#### 9", 0.0), columns={"result": 9})
     options = ReplayOptions(saved=save(tmp_path / "groups.jsonl", [old]), out=tmp_path / "new.jsonl")
     await replay(launch("--reward_functions", "accuracy", "--answer_field", "result"), options, console)

@@ -101,7 +101,7 @@ async def test_process_skips_a_row_whose_request_times_out(
 
 
 @pytest.mark.parametrize("questions", [QUESTIONS, [LONG]])
-async def test_a_server_that_refuses_every_prompt_ends_the_command_with_its_words(
+async def test_command_ends_with_the_servers_message_if_every_prompt_is_refused(
     tmp_path: Path, failing_server: FailingServer, console: Console, questions: list[str | None]
 ) -> None:
     server = Server(failing_server, {"*"})
@@ -120,7 +120,7 @@ async def test_command_ends_if_the_server_starts_to_refuse_everything(
         await process(launch(tmp_path, server.url, ["1 + 1?", "2 + 2?"]), ProcessOptions(out=tmp_path / "o"), console)
 
 
-async def test_try_shows_a_rows_error_in_its_place(
+async def test_try_shows_the_error_of_a_row_instead_of_the_item(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:
     server = Server(failing_server, {LONG})
@@ -133,7 +133,7 @@ async def test_try_shows_a_rows_error_in_its_place(
     assert "'question'" in text
 
 
-async def test_try_shows_an_environments_failure_in_the_items_place(
+async def test_try_shows_the_failure_of_an_environment_instead_of_the_item(
     tmp_path: Path, failing_server: FailingServer, console: Console
 ) -> None:
     server = Server(failing_server, set())

@@ -98,7 +98,7 @@ def test_saved_groups_of_several_processes_go_into_one_file(tmp_path: Path) -> N
         (b'{"format": 1, "run": "a", "prompt": "b", "completions": [{"text": 3}]}', "not_a_saved_group", {}),
     ],
 )
-def test_a_damaged_line_in_the_middle_is_named(
+def test_saved_groups_name_a_damaged_line_in_the_middle(
     tmp_path: Path, line: bytes, code: str, values: dict[str, object]
 ) -> None:
     path = save(tmp_path / "groups.jsonl", [group()])
@@ -107,7 +107,7 @@ def test_a_damaged_line_in_the_middle_is_named(
         list(read_groups(path))
 
 
-def test_keys_of_a_newer_gristmill_are_passed_over(tmp_path: Path) -> None:
+def test_saved_groups_ignore_keys_of_a_newer_gristmill(tmp_path: Path) -> None:
     path = save(tmp_path / "groups.jsonl", [group()])
     path.write_bytes(path.read_bytes().replace(b'{"format":1', b'{"format":1,"mood":"good"'))
     assert [one.prompt for one in read_groups(path)] == ["1 + 1?"]

@@ -95,7 +95,7 @@ def test_atropos_groups_of_tokens_are_read_with_the_tokenizer(folder: Path) -> N
         ({"tokens": "no"}, "not_a_saved_group", {}),
     ],
 )
-def test_atropos_groups_that_do_not_add_up_are_named(
+def test_inconsistent_atropos_groups_are_named(
     folder: Path, fields: dict[str, Any], code: str, values: dict[str, Any]
 ) -> None:
     path = folder / "their.jsonl"
@@ -165,14 +165,14 @@ def test_source_reads_values_that_an_archive_lacks_from_the_data_set(folder: Pat
         groups_of(run, *SUMS, "--shuffle_dataset", "--seed", "1")
 
 
-def test_a_prefill_is_part_of_the_answer(folder: Path) -> None:
+def test_source_counts_the_prefill_as_part_of_the_answer(folder: Path) -> None:
     run = archive(folder / "runs" / "sums", PromptBuilder.load("tokenizer", prefill="So: "), [1])
     (found,) = groups_of(run, *SUMS, "--no-shuffle_dataset", "--prefill", "So: ")
     assert found.messages == [{"role": "user", "content": "1 + 1?"}]
     assert [c.text for c in found.completions] == ["So: #### 2", "So: g"]
 
 
-def test_archived_conversations_are_kept_as_such(folder: Path) -> None:
+def test_source_keeps_the_turns_of_archived_conversations(folder: Path) -> None:
     ask, hint = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "Lower."}
     long = [ask, {"role": "assistant", "content": "3"}, hint, {"role": "assistant", "content": "2"}]
     short = [ask, {"role": "assistant", "content": "2"}]
@@ -182,7 +182,7 @@ def test_archived_conversations_are_kept_as_such(folder: Path) -> None:
     assert [(c.text, c.messages) for c in found.completions] == [("2", long[1:]), ("2", None)]
 
 
-def test_tokens_of_several_turns_stay_text(folder: Path) -> None:
+def test_source_without_messages_keeps_several_turns_as_one_text(folder: Path) -> None:
     prompts = PromptBuilder.load("tokenizer")
     size = len(prompts.build("1 + 1?").token_ids)
     run = archive(folder / "run", prompts, [1], untrained=[size + 2])  # the third token is the environment's

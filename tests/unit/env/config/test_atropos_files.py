@@ -194,7 +194,7 @@ class Reader:
         return any(all(word in told for word in words) for told in self.told)
 
 
-def test_a_nested_file(read: Reader) -> None:
+def test_nested_atropos_file_is_translated(read: Reader) -> None:
     config = read(NESTED)
     assert (config.group_size, config.workers, config.use_wandb) == (8, 256, True)
     dataset = config.dataset
@@ -224,7 +224,7 @@ def test_a_nested_file(read: Reader) -> None:
     assert any(told.startswith("'use_local_agents' ") for told in read.told)
 
 
-def test_a_nested_file_with_legacy_rewards(read: Reader) -> None:
+def test_nested_atropos_file_with_legacy_rewards_is_translated(read: Reader) -> None:
     config = read(DEBUG)
     assert config.dataset.rewards() == [RewardSpec(type="accuracy"), RewardSpec(type="format")]
     assert config.include_messages
@@ -236,7 +236,7 @@ def test_atropos_file_without_evaluation_workers_disables_evaluation() -> None:
     assert "max_eval_workers" not in translate(yaml.safe_load(DEBUG), "file").values
 
 
-def test_weights_beside_a_list_of_names(read: Reader) -> None:
+def test_atropos_reward_weights_apply_to_a_list_of_names(read: Reader) -> None:
     config = read(LOCAL, OPENAI_API_KEY="secret")
     assert config.dataset.rewards() == [RewardSpec(type="accuracy", weight=1.0), RewardSpec(type="format", weight=0.2)]
     assert config.dataset.prefill == "<think>\n"
@@ -249,7 +249,7 @@ def test_weights_beside_a_list_of_names(read: Reader) -> None:
     assert read.told_of("base_url", "https://api.openai.com/v1")
 
 
-def test_a_file_by_sections(read: Reader) -> None:
+def test_atropos_file_with_sections_is_translated(read: Reader) -> None:
     config = read(SECTIONS)
     assert (config.group_size, config.tokenizer_name, config.wandb_name) == (4, "someone/a-model", "example_env")
     assert (config.include_messages, config.data_path_to_save_groups) == (True, None)
@@ -258,7 +258,7 @@ def test_a_file_by_sections(read: Reader) -> None:
     assert not config.testing
 
 
-def test_a_flat_file(read: Reader) -> None:
+def test_flat_atropos_file_is_translated(read: Reader) -> None:
     config = read(FLAT)
     assert (config.group_size, config.dataset.dataset_name, config.dataset.temperature) == (2, "a/b", 0.5)
     assert config.dataset.rewards() == [RewardSpec(type="accuracy")]
@@ -267,7 +267,7 @@ def test_a_flat_file(read: Reader) -> None:
     assert read.told_of("'my_note'")
 
 
-def test_the_generation_section_is_below_the_dataset_section(read: Reader) -> None:
+def test_dataset_section_overrides_the_generation_section(read: Reader) -> None:
     config = read(DOCUMENTED)
     assert (config.dataset.temperature, config.dataset.top_p) == (0.1, 0.95)
     assert config.dataset.rewards() == [RewardSpec(type="accuracy")]
@@ -298,7 +298,7 @@ def test_flags_and_variables_override_an_atropos_file(read: Reader) -> None:
     assert (config.dataset.temperature, config.group_size, config.server.base_url) == (1.0, 2, "http://m:1")
 
 
-def test_values_that_mean_not_set(read: Reader) -> None:
+def test_atropos_values_that_mean_unset_are_ignored(read: Reader) -> None:
     config = read(
         "env: {total_steps: -1, batch_size: -1, inference_weight: -1, wandb_name: null, dataset_name: a/b}\n"
         "openai: {model_name: default, tokenizer_name: none, api_key: '', base_url: 'http://h:1'}\n"
@@ -314,13 +314,13 @@ def test_atropos_local_path_overrides_a_name(read: Reader) -> None:
     assert read.told_of("dataset_name", "dataset_path")
 
 
-def test_the_tokenizer_of_a_server_is_the_runs_where_it_has_none(read: Reader) -> None:
+def test_tokenizer_of_a_server_is_used_if_the_run_has_none(read: Reader) -> None:
     assert read("openai: {tokenizer_name: a/b, base_url: 'http://h:1'}\n").tokenizer_name == "a/b"
     both = "env: {tokenizer_name: c/d}\nopenai: {tokenizer_name: a/b, base_url: 'http://h:1'}\n"
     assert read(both).tokenizer_name == "c/d"
 
 
-def test_top_p_is_warned_of_and_recorded(read: Reader) -> None:
+def test_top_p_gives_a_warning_and_is_recorded(read: Reader) -> None:
     config = read(FLAT + "top_p: 0.8\n")
     assert read.told_of("'top_p'", "0.8")
     assert config.recorded("tiny")["dataset"]["top_p"] == 0.8

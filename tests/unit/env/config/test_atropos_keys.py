@@ -59,33 +59,33 @@ def settings(model: type[BaseModel], prefix: str = "") -> set[str]:
     return found
 
 
-def test_every_key_goes_to_a_setting_that_there_is() -> None:
+def test_every_atropos_key_belongs_to_an_existing_setting() -> None:
     assert {key.here for key in KEYS if key.here is not None} - settings(EnvConfig) == set()
 
 
-def test_a_key_with_no_setting_is_no_honoured_one() -> None:
+def test_only_the_env_section_is_honoured_without_a_setting() -> None:
     sections = {"env"}
     unset = {key.name for key in KEYS if key.here is None and key.verdict is Verdict.HONOURED}
     assert unset == sections
 
 
-def test_what_is_said_of_a_key() -> None:
+def test_every_atropos_key_that_is_not_honoured_has_an_explanation() -> None:
     for key in KEYS:
         assert key.verdict is Verdict.HONOURED or key.text, f"{key.name} is warned of without a word"
         assert not key.text.endswith("."), key.name
     assert len(SERVER_KEYS) + len(OTHER_KEYS) == len(KEYS), "a key stands twice"
 
 
-def test_every_field_of_the_dataset_environment_is_there() -> None:
+def test_key_table_has_every_field_of_the_dataset_environment() -> None:
     assert {name for name in DATASET_FIELDS if OTHER_KEYS[name].part is Part.DATASET} == set(DATASET_FIELDS)
 
 
-def test_every_key_of_the_shipped_files_is_there() -> None:
+def test_key_table_has_every_key_of_the_shipped_files() -> None:
     assert set(SHIPPED.split()) <= set(OTHER_KEYS)
     assert set(SHIPPED_SERVER.split()) <= set(SERVER_KEYS)
 
 
-def test_a_file_of_theirs_has_their_defaults() -> None:
+def test_atropos_file_gets_the_defaults_of_atropos() -> None:
     ours = DatasetConfig()
     for name, theirs in DATASET_FIELDS.items():
         key = OTHER_KEYS[name]

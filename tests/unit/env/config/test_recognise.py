@@ -33,7 +33,7 @@ DATASET = {"dataset_name": "a/b", "prompt_field": "q"}
         ({"config_format": "atropos", "dataset": DATASET}, "config_format"),
     ],
 )
-def test_marks_of_atropos(values: dict[str, object], quoted: str) -> None:
+def test_atropos_file_is_recognized_by_its_keys(values: dict[str, object], quoted: str) -> None:
     assert quoted in (sign_of_atropos(values, "file") or "")
 
 

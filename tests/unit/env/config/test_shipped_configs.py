@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 RUNS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "trainer")
 
 
-def test_what_ships() -> None:
+def test_configs_folder_has_the_shipped_configs() -> None:
     wanted = {"quickstart", "gsm8k", "gsm8k_debug", "dataset_local", "math", "multiple_choice", "qwen_length"}
     assert wanted <= set(RUNS)
 
@@ -27,25 +27,25 @@ def launch(request: pytest.FixtureRequest) -> RunSettings:
     return RunSettings.read(["--config", request.param], {"GRISTMILL_CONFIG_DIR": str(CONFIGS)}, "test")
 
 
-def test_it_is_one_of_ours(launch: RunSettings) -> None:
+def test_shipped_config_is_in_the_form_of_gristmill(launch: RunSettings) -> None:
     assert launch.config_path is not None
     assert translate(yaml.safe_load(launch.config_path.read_text()), "file").notes == []
 
 
-def test_its_rewards_can_be_made(launch: RunSettings) -> None:
+def test_shipped_config_names_rewards_that_can_be_created(launch: RunSettings) -> None:
     specs = launch.config.dataset.rewards()
     assert specs
     for spec in specs:
         create_reward(spec.type, spec.params)
 
 
-def test_a_step_is_made_of_whole_groups(launch: RunSettings) -> None:
+def test_shipped_config_has_steps_of_whole_groups(launch: RunSettings) -> None:
     block = launch.config.trainer_block()
     settings = TrainerSettings.model_validate(block)
     assert not block or settings.sequences_per_step % launch.config.group_size == 0
 
 
-def test_it_says_where_rows_come_from_and_what_a_prompt_is(launch: RunSettings) -> None:
+def test_shipped_config_names_its_data_set_and_its_prompt(launch: RunSettings) -> None:
     dataset = launch.config.dataset
     if dataset.dataset_path is not None:
         assert (CONFIGS / dataset.dataset_path).exists()
@@ -56,7 +56,7 @@ def test_it_says_where_rows_come_from_and_what_a_prompt_is(launch: RunSettings) 
     assert dataset.max_tokens < launch.config.max_token_length
 
 
-def test_all_local_rows_have_the_columns() -> None:
+def test_shipped_local_data_sets_have_the_columns() -> None:
     from gristmill_env.data.dataset import PromptDataset
 
     for name in ("quickstart", "dataset_local"):

@@ -72,12 +72,14 @@ def test_trainer_block_contains_the_trainers_settings(values: dict[str, Any], bl
         ({"max_num_workers": -2}, "max_num_workers", "greater_than_equal", []),
     ],
 )
-def test_contradictions_are_errors(values: dict[str, Any], key: str, code: str, quoted: list[str]) -> None:
+def test_contradicting_trainer_settings_are_errors(
+    values: dict[str, Any], key: str, code: str, quoted: list[str]
+) -> None:
     with raises(ConfigError, "invalid_settings", problems={key: code}) as raised:
         parse(EnvConfig, values, "file")
     assert [part for part in quoted if part not in str(raised.value)] == []
 
 
-def test_workers_for_each_server() -> None:
+def test_max_num_workers_per_node_sets_the_workers_if_the_total_is_unset() -> None:
     assert EnvConfig(max_num_workers=3).workers == 3
     assert EnvConfig(max_num_workers=-1, max_num_workers_per_node=5).workers == 5

@@ -24,7 +24,7 @@ def evaluation(folder: Path, records: list[PromptRecord], of: Plan = PLAN) -> Pa
     return folder
 
 
-def test_the_difference_is_taken_prompt_by_prompt(tmp_path: Path) -> None:
+def test_comparison_takes_the_difference_prompt_by_prompt(tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", [judged(0, 0, 0), judged(1, 1, 1), judged(2, 0, 1), judged(3, 0, 0)])
     b = evaluation(tmp_path / "b", [judged(3, 1, 0), judged(2, 1, 1), judged(1, 1, 1), judged(0, 0, 0)])
     found = compare(a, b)

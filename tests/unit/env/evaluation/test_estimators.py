@@ -29,7 +29,7 @@ from gristmill_env.evaluation.estimators import Z95, majority, mean, pass_at_k, 
         (1, 0, 1, 0.0),
     ],
 )
-def test_pass_at_k(samples: int, right: int, k: int, value: float) -> None:
+def test_pass_at_k_matches_hand_computed_values(samples: int, right: int, k: int, value: float) -> None:
     assert pass_at_k(samples, right, k) == pytest.approx(value, abs=1e-15)
 
 
@@ -46,7 +46,7 @@ def test_pass_at_k_of_many_samples_is_exact() -> None:
 
 
 @pytest.mark.parametrize(("samples", "right", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
-def test_pass_at_k_of_more_than_there_are(samples: int, right: int, k: int) -> None:
+def test_pass_at_k_refuses_more_than_the_number_of_samples(samples: int, right: int, k: int) -> None:
     with pytest.raises(ValueError, match=f"pass@{k}"):
         pass_at_k(samples, right, k)
 
@@ -72,7 +72,7 @@ MAJORITY = [
 
 
 @pytest.mark.parametrize(("votes", "value"), MAJORITY)
-def test_majority(votes: list[tuple[str | None, bool]], value: float) -> None:
+def test_majority_matches_hand_computed_values(votes: list[tuple[str | None, bool]], value: float) -> None:
     assert majority(votes) == pytest.approx(value)
 
 
@@ -86,7 +86,7 @@ def test_majority_is_the_chance_of_the_right_answer_among_the_most_frequent(
     assert majority(votes[::-1]) == majority(votes)
 
 
-def test_a_mean_and_its_interval_by_hand() -> None:
+def test_mean_and_interval_match_hand_computed_values() -> None:
     estimate = mean([0.0, 0.5, 1.0, 1.0])
     assert estimate is not None
     # Mean 5/8; squares of the deviations 25 + 1 + 9 + 9 in 64ths, over 3, over 4.
@@ -100,7 +100,7 @@ def test_a_mean_and_its_interval_by_hand() -> None:
     assert cut.low == pytest.approx(estimate.low)
 
 
-def test_mean_of_one_prompt_has_no_error_and_of_none_no_value() -> None:
+def test_mean_of_one_prompt_has_no_error_and_mean_of_none_is_none() -> None:
     one = mean([0.5])
     assert one is not None
     assert (one.stderr, one.low, one.high) == (None, None, None)
@@ -128,12 +128,12 @@ def test_standard_error_is_clustered_over_all_completions(groups: list[list[floa
     ("successes", "trials", "low", "high"),
     [(0, 10, 0.0, 0.27753), (10, 10, 0.72247, 1.0), (5, 10, 0.23659, 0.76341), (1, 1, 0.20655, 1.0)],
 )
-def test_wilson(successes: int, trials: int, low: float, high: float) -> None:
+def test_wilson_interval_matches_known_values(successes: int, trials: int, low: float, high: float) -> None:
     assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_all_right_and_all_wrong_are_not_certain(value: float) -> None:
+def test_share_of_zero_or_one_has_the_wilson_interval(value: float) -> None:
     estimate = share([value] * 20)
     assert estimate is not None
     assert estimate.stderr == 0.0

@@ -42,7 +42,7 @@ def planned(folder: Path, *flags: str, limit: int | None = None) -> Plan:
     return make_plan(read, evaluation_task(read), model="tiny", weights="1.20", limit=limit)
 
 
-def test_rows_come_in_their_order_and_not_shuffled(folder: Path) -> None:
+def test_evaluation_reads_rows_in_file_order(folder: Path) -> None:
     dataset = evaluation_task(launch(folder)).dataset
     assert [dataset.item(row).prompt for row in range(9)] == [f"train {row}" for row in range(9)]
 
@@ -57,7 +57,7 @@ def test_rows_come_in_their_order_and_not_shuffled(folder: Path) -> None:
         (("--split", "train[:3]", "--eval_split", "train[3:]"), "train 3", 6),
     ],
 )
-def test_the_evaluation_set(folder: Path, flags: tuple[str, ...], first: str, count: int) -> None:
+def test_evaluation_set_follows_the_flags(folder: Path, flags: tuple[str, ...], first: str, count: int) -> None:
     dataset = evaluation_task(launch(folder, *flags)).dataset
     assert (dataset.item(0).prompt, len(dataset)) == (first, count)
     assert has_evaluation_set(launch(folder, *flags).config.dataset) == bool([f for f in flags if "--eval" in f])
@@ -72,20 +72,20 @@ def test_plan_samples_one_completion_greedily_and_several_as_in_training(folder:
         planned(folder, "--eval_samples", "4", "--eval_temperature", "0")
 
 
-def test_the_number_of_prompts(folder: Path) -> None:
+def test_number_of_prompts_follows_the_limit(folder: Path) -> None:
     assert planned(folder).prompts == 9
     assert planned(folder, limit=4).prompts == 4
     assert planned(folder, "--eval_limit", "6", limit=4).prompts == 6
     assert planned(folder, "--eval_limit", "60").prompts == 9
 
 
-def test_the_first_reward_that_compares_decides(folder: Path) -> None:
+def test_plan_uses_the_first_comparing_reward_for_correctness(folder: Path) -> None:
     assert (planned(folder).decides, planned(folder).compares) == ("accuracy", True)
     without = planned(folder, "--reward_functions", "length", "format")
     assert (without.decides, without.compares) == ("length", False)
 
 
-def test_the_digest_is_of_all_that_matters_and_of_nothing_else(folder: Path) -> None:
+def test_plan_digest_depends_only_on_settings_that_change_results(folder: Path) -> None:
     plan = planned(folder)
     for same in (("--seed", "7"), ("--max_eval_workers", "2"), ("--group_size", "3"), ("--testing",)):
         assert planned(folder, *same).digest == plan.digest
@@ -99,17 +99,17 @@ def test_the_digest_is_of_all_that_matters_and_of_nothing_else(folder: Path) -> 
         assert planned(folder, *other).digest != plan.digest
 
 
-def test_evaluation_settings_are_not_part_of_what_a_run_is(folder: Path) -> None:
+def test_evaluation_settings_are_not_in_the_record_of_a_run(folder: Path) -> None:
     measured = launch(folder, "--eval_split", "test", "--eval_samples", "4", "--steps_per_eval", "5")
     assert measured.config.recorded("tiny") == launch(folder).config.recorded("tiny")
 
 
-def test_where_evaluations_are(folder: Path, tmp_path: Path) -> None:
+def test_evaluations_folder_follows_the_settings(folder: Path, tmp_path: Path) -> None:
     assert evaluations_folder(launch(folder)) == Path("runs/sums/evaluations")
     assert evaluations_folder(launch(folder, "--data_dir_to_save_evals", str(tmp_path))) == tmp_path
     assert evaluations_folder(launch(folder, "--data_dir_to_save_evals", "evals")) == Path("runs/sums/evals")
 
 
-def test_at_most_two_are_compared(folder: Path) -> None:
+def test_compare_takes_at_most_two_evaluations(folder: Path) -> None:
     with raises(ConfigError, "invalid_settings", problems={"compare": "too_long"}):
         RunSettings.read_with(EvaluateOptions, ["--compare", "a", "b", "c"], {}, "test")

@@ -48,7 +48,7 @@ def majority(found: Summary) -> float:
     return found.majority.value
 
 
-async def test_unmarked_answers_vote_where_the_reward_takes_them() -> None:
+async def test_unmarked_answers_vote_if_the_reward_accepts_them() -> None:
     found = await summary(
         [{"type": "accuracy", "params": {"last_number": True}}], ["it is 72"] * 2 + ["it is 71"] * 6, "72"
     )
@@ -69,7 +69,7 @@ async def test_records_count_equal_wrong_mathematics_as_one_candidate() -> None:
     assert majority(found) == 0.0
 
 
-async def test_the_parts_of_a_combination_decide_and_not_its_sum() -> None:
+async def test_correctness_uses_the_parts_of_a_combination_and_not_its_sum() -> None:
     half = {
         "type": "combined",
         "params": {"rewards": [{"type": "accuracy", "weight": 0.5}, {"type": "format", "weight": 0}]},
@@ -80,7 +80,7 @@ async def test_the_parts_of_a_combination_decide_and_not_its_sum() -> None:
     assert found.passes[1].value == 0.5
 
 
-async def test_a_judge_of_the_ground_truth_decides() -> None:
+async def test_correctness_uses_a_judge_that_reads_the_ground_truth() -> None:
     def judge(completion: str, ground_truth: str) -> float:
         return float(completion.endswith(ground_truth))
 

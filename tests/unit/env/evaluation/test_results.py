@@ -41,7 +41,7 @@ def sums(tmp_path: Path) -> Evaluated:
     return evaluated(tmp_path, RECORDS)
 
 
-def test_lm_eval_shape(sums: Evaluated) -> None:
+def test_results_file_has_the_form_of_lm_eval(sums: Evaluated) -> None:
     write_results(sums)
     found = json.loads((sums.folder / RESULTS_FILE).read_text())
     results = found["results"]["sums"]
@@ -63,7 +63,7 @@ def test_lm_eval_shape(sums: Evaluated) -> None:
     assert {"python", "gristmill-env", "math-verify", "datasets"} <= own["packages"].keys()
 
 
-def test_lighteval_skeleton(sums: Evaluated) -> None:
+def test_metrics_file_has_the_form_of_lighteval(sums: Evaluated) -> None:
     write_results(sums)
     found = json.loads((sums.folder / METRICS_FILE).read_text())
     assert found["config_general"] == {
@@ -77,7 +77,7 @@ def test_lighteval_skeleton(sums: Evaluated) -> None:
     assert found["results"]["all"]["mean@2"] == 0.5
 
 
-def test_the_row_for_the_api_holds_numbers_words_and_one_level_of_groups(sums: Evaluated) -> None:
+def test_metrics_row_for_the_api_has_numbers_words_and_one_level_of_groups(sums: Evaluated) -> None:
     values = row(sums)
     assert (values["pass@1"], values["prompts"], values["samples"], values["seconds"]) == (0.5, 3, 2, 7.5)
     assert values["errors"] == {"accuracy": 0, "length": 0}
@@ -86,7 +86,7 @@ def test_the_row_for_the_api_holds_numbers_words_and_one_level_of_groups(sums: E
             assert isinstance(one, int | float | str)
 
 
-def test_the_tables(sums: Evaluated) -> None:
+def test_result_tables_show_the_figures(sums: Evaluated) -> None:
     console = Console(width=140, file=StringIO())
     show(console, sums)
     text = written(console)
@@ -104,7 +104,7 @@ def test_the_tables(sums: Evaluated) -> None:
         assert part in text
 
 
-def test_an_evaluation_of_nothing_has_files_and_tables_too(tmp_path: Path) -> None:
+def test_evaluation_without_completions_has_files_and_tables(tmp_path: Path) -> None:
     nothing = evaluated(tmp_path, [prompt(0, [], skipped="too_long")])
     write_results(nothing)
     assert json.loads((tmp_path / METRICS_FILE).read_text())["results"]["all"] == {}
@@ -149,7 +149,7 @@ def test_summary_has_values_per_reward_and_unscored_completions_are_not_zero() -
     assert found.total.scored == 2
 
 
-def test_prompts_with_fewer_judged_completions_count_as_far_as_they_go() -> None:
+def test_prompts_with_unscored_completions_count_with_the_scored_ones() -> None:
     found = summarise(plan(), [judged(0, 1, None), judged(1, 0, 1), judged(2, None, None)])
     assert (found.passes[1].value, found.passes[1].prompts) == (0.75, 2)
     assert (found.passes[2].value, found.passes[2].prompts) == (1.0, 1)
@@ -164,7 +164,7 @@ def test_summary_majority_needs_answers_and_several_completions() -> None:
     assert summarise(plan(samples=1), [judged(0, 1)]).majority is None
 
 
-def test_extraction_truncation_and_lengths() -> None:
+def test_summary_reports_extraction_truncation_and_lengths() -> None:
     samples = [
         sample(1, tokens=2, answer=None),  # right, so an answer was found in it
         sample(0, tokens=4, answer=None),
@@ -177,7 +177,7 @@ def test_extraction_truncation_and_lengths() -> None:
     assert summarise(plan(samples=4, compares=False), [prompt(0, samples)]).unextracted is None
 
 
-def test_prompts_that_were_not_asked_are_counted_and_in_no_figure() -> None:
+def test_skipped_prompts_are_counted_and_excluded_from_all_figures() -> None:
     records = [judged(0, 1, 1), prompt(1, [], skipped="too_long"), prompt(2, [], skipped="too_long")]
     found = summarise(plan(), records)
     assert (found.asked, found.skipped, found.passes[1].value) == (1, {"too_long": 2}, 1.0)
@@ -189,7 +189,7 @@ def test_summary_reports_weights_that_changed_during_the_evaluation() -> None:
 
 
 @pytest.mark.parametrize("records", [[], [prompt(0, [], skipped="bad_row")]])
-def test_nothing_answered_is_nothing_and_not_zero(records: list[PromptRecord]) -> None:
+def test_summary_without_completions_has_no_values_instead_of_zeros(records: list[PromptRecord]) -> None:
     found = summarise(plan(), records)
     assert (found.passes, found.mean, found.truncated, found.all_wrong, found.max_tokens) == (
         {},

@@ -29,7 +29,7 @@ async def test_resumed_evaluation_keeps_finished_samples(tmp_path: Path) -> None
     assert [record.number for record in read_samples(tmp_path / "e")] == [0, 1, 2]
 
 
-async def test_a_torn_last_line_is_done_again(tmp_path: Path) -> None:
+async def test_torn_last_sample_is_evaluated_again(tmp_path: Path) -> None:
     with SampleFile(tmp_path, PLAN, resume=False) as file:
         await file.add(judged(0, 1, 0))
         await file.add(judged(1, 1, 0))
@@ -51,13 +51,13 @@ async def test_completions_may_hold_any_character(tmp_path: Path) -> None:
         assert list(file.done) == [0, 1]
 
 
-def test_an_evaluation_is_not_written_over(tmp_path: Path) -> None:
+def test_finished_samples_are_not_overwritten_without_resume(tmp_path: Path) -> None:
     SampleFile(tmp_path, PLAN, resume=False).close()
     with raises(EvaluationError, "evaluation_exists", folder=tmp_path):
         SampleFile(tmp_path, PLAN, resume=False)
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+def test_resume_with_other_settings_is_refused_and_names_them(tmp_path: Path) -> None:
     SampleFile(tmp_path, PLAN, resume=False).close()
     hotter = msgspec.structs.replace(PLAN.sampling, temperature=0.5)
     changed = plan(sampling=hotter, settings=PLAN.settings | {"split": "train"})
@@ -67,7 +67,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
         SampleFile(tmp_path, changed, resume=True)
 
 
-def test_samples_of_something_else_are_left_alone(tmp_path: Path) -> None:
+def test_sample_file_of_another_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / SAMPLES_FILE).write_text('{"prompt": "hello"}\n')
     for resume in (False, True):
         with raises(EvaluationError, "samples_of_something_else", folder=tmp_path):

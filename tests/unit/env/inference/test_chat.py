@@ -66,7 +66,7 @@ async def test_chat_counts_the_tokens_of_a_single_completion(text_server: Failin
         (said(None, "content_filter"), ""),
     ],
 )
-async def test_reasoning_is_put_back_where_the_model_wrote_it(
+async def test_chat_puts_reasoning_back_where_the_model_wrote_it(
     text_server: FailingServer, choice: dict[str, Any], text: str
 ) -> None:
     text_server.answers[CHAT] = lambda: answers(choice)
@@ -74,7 +74,7 @@ async def test_reasoning_is_put_back_where_the_model_wrote_it(
     assert (completion.text, completion.finish_reason) == (text, choice["finish_reason"])
 
 
-async def test_a_completion_that_was_broken_off_is_asked_for_again(text_server: FailingServer) -> None:
+async def test_chat_requests_an_aborted_completion_again(text_server: FailingServer) -> None:
     text_server.answers[CHAT] = lambda: answers(said(finish_reason=None if len(text_server.bodies) == 1 else "stop"))
     assert len(await ask(text_server, patience=10)) == 1
     assert len(text_server.bodies) == 2
@@ -118,7 +118,7 @@ async def test_chat_refuses_vllm_options_on_other_servers(
          {"reasoning_effort": "low"}, {"reasoning": {"enabled": True, "effort": "low"}}),
     ],
 )  # fmt: skip
-def test_thinking_in_the_words_of_each_server(
+def test_thinking_settings_are_translated_for_each_server(
     settings: dict[str, Any], vllm: dict[str, Any], openai: dict[str, Any], other: dict[str, Any]
 ) -> None:
     thinking = Thinking.of(EnvConfig(**settings))
@@ -127,12 +127,12 @@ def test_thinking_in_the_words_of_each_server(
     ]  # fmt: skip
 
 
-async def test_thinking_reaches_the_server(text_server: FailingServer) -> None:
+async def test_thinking_settings_are_sent_to_the_server(text_server: FailingServer) -> None:
     await ask(text_server, thinking=Thinking(enabled=True))
     assert text_server.bodies[0]["reasoning"] == {"enabled": True}
 
 
-def test_openai_itself_counts_completion_tokens() -> None:
+def test_request_to_openai_uses_max_completion_tokens() -> None:
     from gristmill_env.inference.server import _chat_body
 
     body = _chat_body("m", ASK, Dialect.OPENAI)

@@ -27,7 +27,7 @@ def test_request_cost_is_its_prompt_and_all_tokens_it_may_sample() -> None:
     assert GenerationRequest(messages=[{"role": "user", "content": "x" * 40}], sampling=sampling).cost == 60
 
 
-def test_the_fewest_outstanding_tokens_win_not_the_fewest_requests() -> None:
+def test_balance_chooses_the_server_with_the_fewest_outstanding_tokens() -> None:
     busy, idle = endpoint(tokens=1000, requests=1), endpoint(tokens=600, requests=30)
     assert least_loaded([busy, idle], 10, evaluation=False) is idle
 
@@ -39,7 +39,7 @@ def test_balance_skips_a_server_that_is_full_or_down() -> None:
     assert least_loaded([full, away], 10, evaluation=False) is None
 
 
-def test_evaluations_have_a_bound_of_their_own() -> None:
+def test_evaluations_have_a_separate_request_limit() -> None:
     evaluating = endpoint(requests=4, evaluations=4, max_evaluations=4)
     assert least_loaded([evaluating], 10, evaluation=True) is None
     assert least_loaded([evaluating], 10, evaluation=False) is evaluating
@@ -69,7 +69,7 @@ def test_balance_counts_a_request_until_it_ends() -> None:
     assert (one.tokens, one.requests, one.evaluations) == (0, 0, 0)
 
 
-def test_pauses_grow_to_the_longest_and_are_not_all_alike() -> None:
+def test_backoff_grows_to_its_limit_with_jitter() -> None:
     backoff = Backoff(1.0, 8.0)
     for middle in (1, 2, 4, 8, 8, 8):
         assert 0.5 * middle <= backoff.next() <= 1.5 * middle
@@ -78,7 +78,7 @@ def test_pauses_grow_to_the_longest_and_are_not_all_alike() -> None:
     assert backoff.next() <= 1.5
 
 
-def test_retries_are_a_share_of_the_requests_and_a_few_each_second() -> None:
+def test_retries_are_limited_to_a_share_of_the_requests_and_a_few_per_second() -> None:
     now = 0.0
     budget = RetryBudget(lambda: now)
     assert [budget.retry() for _ in range(100)] == [0.0] * 100  # saved up, so requests leave a dead server at once

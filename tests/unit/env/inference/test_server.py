@@ -26,7 +26,7 @@ async def test_unreachable_server_is_reported_with_the_time_spent() -> None:
         assert time.monotonic() - started >= 1.2
 
 
-async def test_another_model_names_the_line_to_change(failing_server: FailingServer) -> None:
+async def test_server_with_another_model_is_refused_with_the_line_to_change(failing_server: FailingServer) -> None:
     async with client(failing_server, model_name="smollm2") as server:
         with raises(InferenceError, "model_not_served", model="smollm2", known=["tiny"]) as raised:
             await server.connect(patience=1)
@@ -34,7 +34,7 @@ async def test_another_model_names_the_line_to_change(failing_server: FailingSer
 
 
 @pytest.mark.parametrize("name", [None, "tiny", "/models/tiny", "hub/original"])
-async def test_a_model_may_be_called_by_any_of_its_names(failing_server: FailingServer, name: str | None) -> None:
+async def test_model_may_be_named_by_any_of_its_names(failing_server: FailingServer, name: str | None) -> None:
     manifest = Manifest(
         name="tiny", requested="hub/original", revision="1", tokenizer_path="/t", weights_path="/w", serve_path="/s",
         sha256="0", dtype="float32", max_model_len=1024,
@@ -44,7 +44,7 @@ async def test_a_model_may_be_called_by_any_of_its_names(failing_server: Failing
     assert (served.name, served.max_model_len, served.text_only) == ("tiny", 1024, False)
 
 
-async def test_a_catalogue_of_models_wants_a_name(failing_server: FailingServer) -> None:
+async def test_server_with_several_models_requires_a_model_name(failing_server: FailingServer) -> None:
     failing_server.answers["/v1/models"] = lambda: (200, {"data": [{"id": "a"}, {"id": "b"}, {"id": "c"}]})
     async with client(failing_server) as server:
         with raises(InferenceError, "several_models", known=["a", "b", "c"]):
@@ -71,7 +71,7 @@ async def test_a_server_without_token_ids_is_refused(failing_server: FailingServ
     assert "--enable-scale-out" in str(raised.value)
 
 
-async def test_a_text_server_is_known_and_refused_for_training(failing_server: FailingServer) -> None:
+async def test_text_only_server_is_detected_and_refused_for_training(failing_server: FailingServer) -> None:
     failing_server.takes_tokens = False
     async with client(failing_server) as server:
         assert (await server.connect(patience=1)).text_only
@@ -82,7 +82,7 @@ async def test_a_text_server_is_known_and_refused_for_training(failing_server: F
             await server.connect(patience=1)
 
 
-async def test_server_type_openai_takes_text_of_a_server_that_has_token_ids(failing_server: FailingServer) -> None:
+async def test_server_type_openai_uses_text_although_the_server_has_token_ids(failing_server: FailingServer) -> None:
     async with client(failing_server, server_type="openai") as server:
         assert (await server.connect(patience=1)).text_only
         with raises(InferenceError, "no_token_ids", url=failing_server.url):
@@ -120,7 +120,7 @@ async def test_server_refusal_is_reported_at_once(
     ("answer", "told"),
     [((500, {"error": "engine died"}), "HTTP 500"), ((200, {"choices": [choice(finish_reason="abort")]}), "'abort'")],
 )
-async def test_a_server_in_trouble_is_asked_again_until_patience_ends(
+async def test_failing_server_is_asked_again_until_patience_ends(
     failing_server: FailingServer, answer: tuple[int, Any], told: str
 ) -> None:
     failing_server.answers[GENERATE] = lambda: answer
@@ -154,7 +154,7 @@ async def test_client_waits_as_long_as_the_server_requests(failing_server: Faili
         ({"server_type": "vllm"}, GENERATE, "no_token_ids"),
     ],
 )
-async def test_where_an_address_without_a_path_is_asked(
+async def test_address_without_a_path_is_asked_at_the_path_of_its_server_type(
     failing_server: FailingServer, settings: dict[str, Any], path: str, code: str
 ) -> None:
     failing_server.takes_tokens = "vllm" in settings.values()
@@ -165,7 +165,7 @@ async def test_where_an_address_without_a_path_is_asked(
     assert failing_server.asked[-1] == path
 
 
-async def test_an_openai_servers_own_path_is_kept(failing_server: FailingServer) -> None:
+async def test_path_of_an_openai_server_is_kept(failing_server: FailingServer) -> None:
     async with client(f"{failing_server.url}/beta/openai", server_type="openai", model_name="m") as server:
         assert (await server.connect(patience=1)).name == "m"  # without a list of models, the name is trusted
         with raises(InferenceError, "request_refused", status=404):

@@ -41,7 +41,7 @@ async def many(servers: ModelServers, number: int, **options: Any) -> None:
             tasks.create_task(servers.generate(ASK, **options))
 
 
-async def test_the_load_is_shared(two_servers: Pair) -> None:
+async def test_servers_share_the_load(two_servers: Pair) -> None:
     for server in two_servers:
         good(server)
         server.delay = 0.2
@@ -51,7 +51,7 @@ async def test_the_load_is_shared(two_servers: Pair) -> None:
     assert [worked(server) for server in two_servers] == [10, 10]
 
 
-async def test_a_slower_server_gets_less(two_servers: Pair) -> None:
+async def test_slower_server_gets_fewer_requests(two_servers: Pair) -> None:
     slow, fast = two_servers
     good(slow)
     good(fast)
@@ -95,7 +95,7 @@ async def test_servers_keep_each_request_limit(two_servers: Pair) -> None:
         assert most == [1, 1]
 
 
-async def test_a_failed_request_moves_on_at_once_and_the_server_is_left_alone(
+async def test_failed_request_moves_to_another_server_and_the_failed_server_rests(
     two_servers: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     sick, well = two_servers
@@ -110,7 +110,7 @@ async def test_a_failed_request_moves_on_at_once_and_the_server_is_left_alone(
     assert caplog.text.count(line("model server", state="away", url=sick.url)) == 1
 
 
-async def test_a_server_that_is_back_gets_work_again(two_servers: Pair, caplog: pytest.LogCaptureFixture) -> None:
+async def test_recovered_server_gets_requests_again(two_servers: Pair, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     sick, well = two_servers
     bad(sick)
@@ -126,7 +126,7 @@ async def test_a_server_that_is_back_gets_work_again(two_servers: Pair, caplog: 
     assert line("model server", state="up", url=sick.url) in caplog.text
 
 
-async def test_a_server_that_takes_requests_only_to_fail_them_is_asked_ever_more_rarely(two_servers: Pair) -> None:
+async def test_server_that_fails_every_request_is_asked_less_and_less_often(two_servers: Pair) -> None:
     sick, well = two_servers
     bad(sick)
     good(well)
@@ -226,7 +226,7 @@ async def test_slow_request_raises_inference_error_if_all_requests_time_out_for_
     assert seen[-1] == all_of_them
 
 
-async def test_slow_request_benches_a_server_that_answers_nothing_any_more(
+async def test_slow_request_pauses_a_server_that_answers_nothing(
     two_servers: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gristmill_env.inference.server._QUICK", 0.3)
@@ -281,13 +281,13 @@ async def test_text_and_token_ids_are_not_mixed(two_servers: Pair) -> None:
             await servers.connect(patience=2)
 
 
-async def test_the_shortest_context_counts(two_servers: Pair) -> None:
+async def test_servers_use_the_shortest_context_length(two_servers: Pair) -> None:
     two_servers[1].answers["/v1/models"] = lambda: (200, {"data": [{"id": "tiny", "max_model_len": 512}]})
     async with client(*two_servers) as servers:
         assert (await servers.connect(patience=2)).max_model_len == 512
 
 
-async def test_a_server_that_comes_back_with_another_model_stays_out(
+async def test_server_that_returns_with_another_model_gets_no_requests(
     two_servers: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed, well = two_servers
@@ -364,7 +364,7 @@ async def test_completions_are_requested_singly_if_the_server_ignores_n(failing_
         assert [body.get("n", 1) for body in failing_server.bodies][3:] == [1, 1, 1]
 
 
-async def test_n_kwarg_is_ignored_is_known_beforehand(failing_server: FailingServer) -> None:
+async def test_setting_n_kwarg_is_ignored_makes_single_requests_from_the_start(failing_server: FailingServer) -> None:
     good(failing_server)
     async with client(failing_server, n_kwarg_is_ignored=True) as servers:
         await servers.connect(patience=2)

@@ -243,7 +243,7 @@ async def test_a_gold_that_only_algebra_finds_unreadable_gives_no_score() -> Non
     assert await accuracy(r"\boxed{\frac{1}{3}}", r"0.\overline{3}") is None
 
 
-async def test_the_last_number_counts_only_when_asked_for() -> None:
+async def test_accuracy_uses_the_last_number_only_if_configured() -> None:
     assert await accuracy("First 5, then 72.", "72", last_number=True) == 1.0
     assert await accuracy("First 72, then 5.", "72", last_number=True) == 0.0
     assert await accuracy("First 72. The answer is 5.", "72", last_number=True) == 0.0
@@ -262,14 +262,14 @@ async def test_tolerance_is_relative_to_the_gold() -> None:
     assert await accuracy("#### 4.2", r"3\sqrt{2}", tolerance=1e-4) == 0.0
 
 
-async def test_the_reasoning_is_searched_only_when_asked_for() -> None:
+async def test_accuracy_searches_the_reasoning_only_if_configured() -> None:
     completion = r"<think>\boxed{72}</think> As I said."
     assert await accuracy(completion, "72") == 0.0
     assert await accuracy(completion, "72", split_on_think_tag=False) == 1.0
     assert await accuracy(completion + r"\boxed{5}", "72", split_on_think_tag=False) == 0.0
 
 
-async def test_more_boxes_than_the_threshold_are_a_guess() -> None:
+async def test_accuracy_treats_more_boxes_than_the_threshold_as_a_guess() -> None:
     completion = r"<think>\boxed{1}\boxed{2}</think>\boxed{71}, no: \boxed{72}"
     assert await accuracy(completion, "72", max_boxed_threshold=2) == 1.0
     assert await accuracy(completion, "72", max_boxed_threshold=1) == 0.0
@@ -297,7 +297,7 @@ async def test_more_boxes_than_the_threshold_are_a_guess() -> None:
         "#### " + "** " * 600,
     ],
 )
-async def test_no_text_is_hard_to_read(bomb: str, untouched_pool: SymbolicPool) -> None:
+async def test_accuracy_scores_hostile_text_without_the_symbolic_pool(bomb: str, untouched_pool: SymbolicPool) -> None:
     assert await accuracy(bomb, "72") == 0.0
     assert await accuracy(bomb, "72", last_number=True) == 0.0
     assert untouched_pool.asked == 0

@@ -66,14 +66,16 @@ def test_cosine_length_uses_custom_bounds() -> None:
 
 
 @given(tokens=_SOME, target=_LIMIT, bounds=st.tuples(_BOUND, _BOUND))
-def test_length_never_falls_nor_leaves_its_bounds(tokens: int, target: int, bounds: tuple[float, float]) -> None:
+def test_length_never_decreases_and_stays_within_its_bounds(
+    tokens: int, target: int, bounds: tuple[float, float]
+) -> None:
     options = {"target_tokens": target, "min_reward": bounds[0], "max_reward": bounds[1]}
     said, more = (scored_length("length", count, **options) for count in (tokens, tokens + 1))
     assert min(bounds) - 1e-9 <= said <= more <= max(bounds) + 1e-9
 
 
 @given(tokens=_SOME, limit=_LIMIT, cache=_LIMIT)
-def test_soft_overlong_never_rises_nor_leaves_its_bounds(tokens: int, limit: int, cache: int) -> None:
+def test_soft_overlong_never_increases_and_stays_within_its_bounds(tokens: int, limit: int, cache: int) -> None:
     said, more = (scored_length("soft_overlong", n, max_tokens=limit, cache_tokens=cache) for n in (tokens, tokens + 1))
     assert -1.0 <= more <= said <= 0.0
     assert (said == -1.0) == (tokens >= limit)
@@ -81,7 +83,9 @@ def test_soft_overlong_never_rises_nor_leaves_its_bounds(tokens: int, limit: int
 
 
 @given(tokens=_SOME, limit=_LIMIT, bounds=st.tuples(_BOUND, _BOUND))
-def test_cosine_length_never_rises_nor_leaves_its_bounds(tokens: int, limit: int, bounds: tuple[float, float]) -> None:
+def test_cosine_length_never_increases_and_stays_within_its_bounds(
+    tokens: int, limit: int, bounds: tuple[float, float]
+) -> None:
     options = {"max_tokens": limit, "min_reward": bounds[0], "max_reward": bounds[1]}
     said, more = (scored_length("cosine_length", count, **options) for count in (tokens, tokens + 1))
     assert min(bounds) - 1e-9 <= more <= said + 1e-9
@@ -89,7 +93,7 @@ def test_cosine_length_never_rises_nor_leaves_its_bounds(tokens: int, limit: int
 
 
 @pytest.mark.parametrize("params", [{"type": "length"}, {"type": "cosine_length", "params": {"max_tokens": 9}}])
-def test_unknown_length_is_an_error_and_not_a_length_of_0(params: dict[str, object]) -> None:
+def test_length_reward_of_an_unknown_length_is_an_error(params: dict[str, object]) -> None:
     made = create_reward(params)
     with raises(RewardError, "tokens_unknown"):
         made.score(["a long text"])
@@ -136,7 +140,7 @@ FORMAT: list[tuple[dict[str, Any], str, float]] = [
 
 
 @pytest.mark.parametrize(("params", "completion", "score"), FORMAT)
-def test_format(params: dict[str, Any], completion: str, score: float) -> None:
+def test_format_scores_completions_by_their_tags(params: dict[str, Any], completion: str, score: float) -> None:
     assert scored("format", params, completion) == score
 
 
@@ -165,7 +169,7 @@ TAGS: list[tuple[dict[str, Any], str, float]] = [
 
 
 @pytest.mark.parametrize(("params", "completion", "score"), TAGS)
-def test_tag_count(params: dict[str, Any], completion: str, score: float) -> None:
+def test_tag_count_scores_the_share_of_tags(params: dict[str, Any], completion: str, score: float) -> None:
     assert scored("tag_count", params, completion) == score
 
 
@@ -178,7 +182,7 @@ def test_tag_count_is_a_multiple_of_a_quarter(pieces: list[str]) -> None:
 
 
 @given(pieces=_PIECES)
-def test_tag_count_gives_nothing_for_repeated_tags(pieces: list[str]) -> None:
+def test_tag_count_scores_zero_for_repeated_tags(pieces: list[str]) -> None:
     assert scored("tag_count", completion="".join(pieces * 2)) == 0.0
 
 
@@ -235,12 +239,12 @@ NONE = [
 
 
 @pytest.mark.parametrize("text", ONE)
-def test_reasoning_steps_counts_one_step(text: str) -> None:
+def test_reasoning_steps_recognizes_a_step(text: str) -> None:
     assert scored("reasoning_steps", {"min_steps": 2}, text) == 0.5
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_reasoning_steps_counts_no_step(text: str) -> None:
+def test_reasoning_steps_ignores_text_that_is_not_a_step(text: str) -> None:
     assert scored("reasoning_steps", {"min_steps": 2}, text) == 0.0
 
 
@@ -254,7 +258,7 @@ def test_reasoning_steps_counts_no_step(text: str) -> None:
         ("1. Add 20. Then add 5.", 2 / 3),
     ],
 )
-def test_reasoning_steps_wants_three_steps_by_default(text: str, score: float) -> None:
+def test_reasoning_steps_requires_three_steps_by_default(text: str, score: float) -> None:
     assert scored("reasoning_steps", {}, text) == pytest.approx(score)
 
 
@@ -372,7 +376,7 @@ def test_exact_match_scores_zero_for_another_text(completion: str, gold: str) ->
     assert exact_match(completion, gold) == 0.0
 
 
-def test_exact_match_options() -> None:
+def test_exact_match_follows_its_options() -> None:
     assert exact_match("#### paris", "Paris", ignore_case=False) == 0.0
     assert exact_match("#### Paris", "Paris", ignore_case=False) == 1.0
     assert exact_match("#### It's (nearly) done", "its nearly done", ignore_punctuation=True) == 1.0

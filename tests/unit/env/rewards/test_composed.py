@@ -46,7 +46,7 @@ GROUP = ["up 1 down 10", "up 3 down 10", "up 2", "neither"]
         ("minmax", [2 * 0.0 + 3 * 0.5, 2 * 1.0 + 3 * 0.5, 2 * 0.5, None]),
     ],
 )
-def test_combined(normalization: str, values: list[float | None]) -> None:
+def test_combined_adds_weighted_parts_after_normalization(normalization: str, values: list[float | None]) -> None:
     made = create_reward(combined(UP2, DOWN3, normalization=normalization)).score(GROUP)
     assert made == [None if value is None else pytest.approx(value, rel=1e-12) for value in values]
 
@@ -64,13 +64,13 @@ async def score(specification: Any, *completions: str, weight: float = 1.0) -> l
         return await scorer.score([Sample(completion, answer="4") for completion in completions])
 
 
-async def test_the_parts_stay_visible_and_unweighted() -> None:
+async def test_composed_reward_keeps_its_parts_visible_and_unweighted() -> None:
     [made] = await score(combined(UP2, {**DOWN3, "name": "fall"}), "up 1 down 10", weight=0.5)
     assert made.parts == {"combined": 32.0, "combined/up": 1.0, "combined/fall": 10.0}
     assert made.total == 16.0
 
 
-async def test_composed_rewards_nest() -> None:
+async def test_composed_rewards_may_contain_composed_rewards() -> None:
     inner = {**combined(DOWN3), "name": "inner", "weight": 10.0}
     [made] = await score(combined("up", inner), "up 1 down 1")
     assert made.parts == {"combined": 31.0, "combined/up": 1.0, "combined/inner": 3.0, "combined/inner/down": 1.0}
@@ -92,7 +92,7 @@ async def test_composed_reward_fails_with_a_failing_part_that_is_not_a_metric() 
     assert list(metric.failed) == ["combined/up"]
 
 
-async def test_a_failure_stays_out_of_the_others_range() -> None:
+async def test_failed_part_does_not_affect_the_range_of_the_others() -> None:
     made = await score(combined("up", normalization="minmax"), "up x", "up 100", "up 200", "up 300")
     assert [one.total for one in made] == [None, 0.0, 0.5, 1.0]
 
@@ -100,7 +100,7 @@ async def test_a_failure_stays_out_of_the_others_range() -> None:
 SHAPED, RIGHT = "<answer>4</answer>", "#### 4"
 
 
-def test_r1() -> None:
+def test_r1_adds_format_and_accuracy_with_their_weights() -> None:
     completions = [SHAPED, RIGHT, "<answer>5</answer>", "5"]
     assert create_reward("r1").score(completions, answer="4") == [1.5, 1.0, 0.5, 0.0]
     weights = {"format_weight": 0.25, "accuracy_weight": 2.0}
@@ -108,7 +108,7 @@ def test_r1() -> None:
 
 
 @pytest.mark.skipif("reasoning_steps" not in reward_names(), reason="reasoning_steps is not there yet")
-async def test_cascading_r1() -> None:
+async def test_cascading_r1_has_the_documented_scores_and_parts() -> None:
     steps = "\nFirst, add. Second, check. Third, done.\n"
     made = await score(
         "cascading_r1",

@@ -45,12 +45,12 @@ NESTED = {"type": "combined", "name": "outer", "params": {"rewards": ["format", 
         ([{"type": "combined", "params": {"rewards": ["length", "format"]}}], "combined", False),
     ],
 )
-def test_the_reward_that_decides(rewards: list[Any], name: str, compares: bool) -> None:
+def test_correctness_reward_is_the_first_comparing_reward(rewards: list[Any], name: str, compares: bool) -> None:
     correctness = correctness_reward([create_reward(one) for one in rewards])
     assert (correctness.name, correctness.compares) == (name, compares)
 
 
-def test_right_means_1_or_more_up_to_rounding() -> None:
+def test_score_of_1_or_more_up_to_rounding_counts_as_right() -> None:
     correctness = correctness_reward([create_reward("accuracy")])
     assert [correctness.is_right(value) for value in (1.0, 1.1, 0.1 * 3 + 0.7, 0.999, 0.0, None)] == [
         True, True, True, False, False, None,

@@ -57,7 +57,7 @@ def similarity(server: LettersServer, completion: str, answer: str, **params: An
         ("ab", " ", {}, None),  # nothing to compare with
     ],
 )
-def test_the_score_is_one_less_the_scaled_distance(
+def test_cosine_scaled_is_one_minus_the_scaled_distance(
     server: LettersServer, completion: str, answer: str, params: dict[str, Any], score: float | None
 ) -> None:
     assert similarity(server, completion, answer, **params) == (None if score is None else pytest.approx(score))
@@ -71,13 +71,13 @@ def test_cosine_scaled_sends_openai_requests(server: LettersServer) -> None:
     assert server.authorization == [f"Bearer {KEY}"]
 
 
-def test_the_address_may_leave_out_v1_and_a_key_is_not_needed(server: LettersServer) -> None:
+def test_cosine_scaled_address_may_omit_v1_and_the_key(server: LettersServer) -> None:
     assert scored("cosine_scaled", {"base_url": server.url}, "a", answer="a") == pytest.approx(1.0)
     assert server.asked[0]["path"] == "/v1/embeddings"
     assert server.authorization == [None]
 
 
-def test_an_answer_is_embedded_once(server: LettersServer) -> None:
+def test_cosine_scaled_embeds_an_answer_once(server: LettersServer) -> None:
     for completion in ("a", "b", "ab"):
         similarity(server, completion, "ab")
     assert [request["input"] for request in server.asked] == [["a", "ab"], ["b"], ["ab"]]
@@ -89,7 +89,7 @@ def test_cosine_scaled_caches_per_model(server: LettersServer) -> None:
     assert [request["input"] for request in server.asked] == [["a", "ab"], ["a", "ab"]]
 
 
-async def test_answers_do_not_mix_between_samples_at_a_time(server: LettersServer) -> None:
+async def test_cosine_scaled_does_not_mix_answers_of_concurrent_samples(server: LettersServer) -> None:
     reward: Any = create_reward("cosine_scaled", {"base_url": server.url})
     texts = ["a", "b", "c", "d"]
     samples = [Sample(completion, answer=answer) for completion in texts for answer in texts]
@@ -99,14 +99,14 @@ async def test_answers_do_not_mix_between_samples_at_a_time(server: LettersServe
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_fails_for_a_moment_is_asked_again(server: LettersServer, status: int) -> None:
+def test_cosine_scaled_retries_a_server_that_fails_briefly(server: LettersServer, status: int) -> None:
     server.replies = [(status, {"error": "busy"})]
     assert similarity(server, "a", "a") == pytest.approx(1.0)
     assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(("status", "remedy"), [(401, "api_key"), (404, "model_name"), (400, "max_characters")])
-def test_a_refusal_is_an_error_with_its_remedy_and_not_tried_again(
+def test_cosine_scaled_reports_a_refusal_with_the_remedy_and_does_not_retry(
     server: LettersServer, status: int, remedy: str
 ) -> None:
     server.replies = [(status, {"error": {"message": "no"}})]
@@ -139,7 +139,7 @@ def test_cosine_scaled_invalid_answer_is_an_error(server: LettersServer, reply: 
         similarity(server, "a", "b")
 
 
-def test_a_remembered_answer_of_another_length_is_an_error(server: LettersServer) -> None:
+def test_cosine_scaled_refuses_a_cached_vector_of_another_length(server: LettersServer) -> None:
     similarity(server, "a", "ab")
     server.replies = [(200, {"data": [{"index": 0, "embedding": [1.0]}]})]  # another model under the same name
     with raises(RewardError, "embedding_sizes", sizes=[1, 26]):
@@ -158,7 +158,7 @@ def test_cosine_scaled_requires_either_server_or_local(params: dict[str, Any]) -
         create_reward("cosine_scaled", params)
 
 
-def test_an_address_without_http_is_refused_at_the_start() -> None:
+def test_cosine_scaled_refuses_an_address_without_http_at_the_start() -> None:
     with raises(RewardError, "parameter_invalid", parameter="base_url"):
         create_reward("cosine_scaled", {"base_url": "localhost:8080"})
 
@@ -199,7 +199,7 @@ _VECTOR = st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3).filter(lambda r
 
 
 @given(vector=_VECTOR, other=_VECTOR)
-def test_distances_lie_between_none_and_two(vector: list[float], other: list[float]) -> None:
+def test_cosine_distances_are_symmetric_and_between_zero_and_two(vector: list[float], other: list[float]) -> None:
     pair = np.array([vector, other])
     there, back = cosine_distances(pair[:1], pair[1])[0], cosine_distances(pair[1:], pair[0])[0]
     assert -1e-9 <= there <= 2 + 1e-9

@@ -54,7 +54,7 @@ def accepts(gold: str, completion: str) -> bool:
 
 
 @pytest.mark.parametrize(("gold", "completion", "score"), UNMARKED)
-async def test_unmarked_answers_count(gold: str, completion: str, score: float) -> None:
+async def test_extract_anywhere_accepts_unmarked_answers(gold: str, completion: str, score: float) -> None:
     assert await accuracy(completion, gold, extract="anywhere") == score == accepts(gold, completion)
 
 
@@ -108,7 +108,7 @@ async def test_integers_in_a_box_and_texts_without_mathematics_need_no_process(u
     assert untouched_pool.asked == 0
 
 
-async def test_the_other_options_hold_for_answers_anywhere() -> None:
+async def test_extract_anywhere_respects_the_other_options() -> None:
     thought = "<think>It is 72.</think> I do not know."
     assert await accuracy(thought, "72", extract="anywhere") == 0.0
     assert await accuracy(thought, "72", extract="anywhere", split_on_think_tag=False) == 1.0
@@ -130,12 +130,12 @@ async def test_a_gold_without_mathematics_gives_no_score(gold: str, untouched_po
         ("I do not know.", None), ("<think>7</think>It is $5$", "5"),
     ],
 )  # fmt: skip
-def test_votes_are_counted_for_unmarked_answers_too(completion: str, extracted: str | None) -> None:
+def test_extract_anywhere_extracts_unmarked_answers_for_votes(completion: str, extracted: str | None) -> None:
     reward = create_reward({"type": "accuracy", "params": {"extract": "anywhere"}})
     assert reward.extracted(completion, {}) == (None if extracted is None else canonical_answer(extracted))
     assert create_reward("accuracy").extracted(completion, {}) == ("5" if "boxed" in completion else None)
 
 
-def test_another_word_for_extract_is_an_error() -> None:
+def test_accuracy_refuses_an_unknown_value_of_extract() -> None:
     with pytest.raises(RewardError):
         create_reward({"type": "accuracy", "params": {"extract": "everywhere"}})

@@ -53,7 +53,7 @@ def test_exact_match_canonical_answer_is_the_compared_text() -> None:
     assert extracted("exact_match", {}, "<think>never ends") == {None}
 
 
-def test_mcq_states_a_choice() -> None:
+def test_mcq_canonical_answer_is_the_chosen_letters() -> None:
     said = ["<answer>B</answer>", "(B)", "Answer: B) Paris", r"\boxed{\text{b}}", "#### B"]
     assert extracted("mcq", {}, *said) == {"B"}
     assert extracted("mcq", {}, "answer: Rome", "answer: C", choices=["Oslo", "Paris", "Rome"]) == {"C"}

@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
     return found
 
 
-def test_the_committed_table_is_current() -> None:
+def test_committed_reward_table_is_current() -> None:
     text = PAGE.read_text()
     assert with_table(text) == text, "run: python -m gristmill_env.rewards.table docs/rewards.md"
 
@@ -36,7 +36,7 @@ def test_every_reward_has_a_row_with_its_options() -> None:
     assert table.count("\n") == len(shipped) + 1
 
 
-def test_a_page_without_its_markers_is_an_error() -> None:
+def test_reward_page_without_its_markers_is_an_error() -> None:
     with pytest.raises(ValueError, match=re.escape(BEGIN)):
         with_table("no table here")
 

@@ -162,7 +162,7 @@ async def test_waiting_for_a_process_is_not_the_calls_own_time(scorer: Make) -> 
     assert all(score.error is None for score in await made.score([Sample(str(n)) for n in range(10)]))
 
 
-def test_a_composed_reward_takes_it_on_its_parts_only(scorer: Make) -> None:
+def test_process_option_is_allowed_only_on_the_parts_of_a_composed_reward(scorer: Make) -> None:
     with raises(RewardError, "composed_in_process", reward="r1"):
         scorer({"type": "r1", "process": True})
     part = {"type": "code.py:words", "process": True}

@@ -64,7 +64,7 @@ def test_plural_argument_gets_a_list_in_one_call() -> None:
     assert seen(columns) == [{"topics": ["sums", "sums"], "entries": [7, 7]}]
 
 
-def test_what_belongs_to_the_row_may_stay_singular_in_a_group() -> None:
+def test_group_reward_may_have_singular_arguments_for_values_of_the_row() -> None:
     def group(completions: list[str], answer: str, row: dict[str, Any], topic: str) -> None: ...
 
     assert seen(group) == [

@@ -12,12 +12,12 @@ from gristmill_env.errors import RewardError
 from gristmill_env.rewards import Sample, create_reward
 
 
-def test_two_lines() -> None:
+def test_reward_scores_completions_in_two_lines() -> None:
     reward = create_reward({"type": "accuracy"})
     assert reward.score(["... \\boxed{72}"], answer="#### 72") == [1.0]
 
 
-async def test_where_a_loop_runs() -> None:
+async def test_reward_can_be_scored_while_an_event_loop_runs() -> None:
     async def judge(completion: str) -> float:
         await asyncio.sleep(0)
         return float(len(completion))
@@ -25,7 +25,7 @@ async def test_where_a_loop_runs() -> None:
     assert create_reward(judge).score(["a", "ab"]) == [1.0, 2.0]
 
 
-def test_an_input_is_shared_or_one_each() -> None:
+def test_reward_input_is_shared_or_given_per_completion() -> None:
     def compares(completion: str, answer: str, level: int = 1) -> float:
         return level * float(completion == answer)
 
@@ -36,7 +36,7 @@ def test_an_input_is_shared_or_one_each() -> None:
     assert reward.score([], answer="4") == []
 
 
-def test_rows_messages_and_plurals() -> None:
+def test_reward_gets_rows_messages_and_plural_inputs() -> None:
     def of_row(completion: str, row: dict[str, list[str]], messages: list[dict[str, str]]) -> float:
         return len(row["tests"]) + len(messages)
 
@@ -49,14 +49,14 @@ def test_rows_messages_and_plurals() -> None:
     assert create_reward(of_group).score(["4", "5"], answer="5") == [0.0, 1.0]
 
 
-def test_samples_in_place_of_texts() -> None:
+def test_reward_scores_samples_instead_of_texts() -> None:
     reward = create_reward("length", {"target_tokens": 4})
     assert reward.score(Sample("", tokens=[1, 2])) == 0.5
     assert reward.score([Sample("", tokens=[1, 2]), Sample("", tokens=[1])]) == [0.5, 0.25]
     assert reward.score(["", ""], tokens=[[1, 2], [1]]) == [0.5, 0.25]
 
 
-def test_no_value_is_none() -> None:
+def test_reward_without_a_value_returns_none() -> None:
     assert create_reward("accuracy").score(["4"], answer="Paris is a city") in ([None], [0.0])
     assert create_reward(lambda completion: None, name="silent").score(["4"]) == [None]
 
@@ -65,14 +65,14 @@ def same(completions: list[str], answer: str) -> list[float]:
     return [1.0] * len(completions)
 
 
-def test_a_failure_is_raised_with_its_cause() -> None:
+def test_failing_reward_raises_an_error_with_its_cause() -> None:
     reward = create_reward(lambda completion: 1 / 0, name="broken")
     with raises(RewardError, "reward_raised", error="ZeroDivisionError") as error:
         reward.score(["4"])
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
-def test_what_cannot_be_scored() -> None:
+def test_score_refuses_invalid_inputs_with_their_codes() -> None:
     reward = create_reward("accuracy")
     with raises(RewardError, "no_answer_field", reward="accuracy"):
         reward.score(["4"])
@@ -96,6 +96,6 @@ print([name for name in ("torch", "transformers", "datasets", "sympy", "trl", "w
 """
 
 
-def test_the_import_is_light_and_the_process_ends_in_silence() -> None:
+def test_importing_rewards_is_light_and_the_process_exits_silently() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[1.0]\n[]\n", "")

@@ -71,21 +71,21 @@ WRONG = [
 
 @pytest.mark.parametrize("completion", RIGHT)
 @pytest.mark.parametrize("row", [{}, CITIES])
-def test_the_right_letter_scores_one(completion: str, row: dict[str, Any]) -> None:
+def test_mcq_right_letter_scores_one(completion: str, row: dict[str, Any]) -> None:
     assert mcq(completion, "C", row) == 1.0
     assert mcq(completion, "B", row) == 0.0
 
 
 @pytest.mark.parametrize("completion", WRONG)
 @pytest.mark.parametrize("row", [{}, CITIES])
-def test_other_letters_no_letter_and_several_letters_score_zero(completion: str, row: dict[str, Any]) -> None:
+def test_mcq_wrong_missing_or_several_letters_score_zero(completion: str, row: dict[str, Any]) -> None:
     assert mcq(completion, "C", row) == 0.0
 
 
 @pytest.mark.parametrize(
     "completion", ["The answer is A good question.", "The answer is I think.", "The answer is a dog."]
 )
-def test_words_of_one_letter_are_no_choices(completion: str) -> None:
+def test_mcq_does_not_count_words_of_one_letter_as_choices(completion: str) -> None:
     assert mcq(completion, "A", {}) == 0.0
     assert mcq(completion, "I", {}) == 0.0
 
@@ -100,23 +100,23 @@ def test_words_of_one_letter_are_no_choices(completion: str) -> None:
         ("(A)", "A"),
     ],
 )
-def test_a_and_i_are_choices_too(completion: str, gold: str) -> None:
+def test_mcq_counts_the_letters_a_and_i_as_choices(completion: str, gold: str) -> None:
     assert mcq(completion, gold, {}) == 1.0
 
 
 @pytest.mark.parametrize("gold", ["C", "c", "(C)", "C.", "2", "Paris", "paris", "#### C", r"\boxed{C}"])
-def test_a_gold_is_a_letter_an_index_or_a_text(gold: str) -> None:
+def test_mcq_gold_may_be_a_letter_an_index_or_a_text(gold: str) -> None:
     assert mcq("Answer: C", gold, CITIES) == 1.0
     assert mcq("Answer: B", gold, CITIES) == 0.0
 
 
-def test_the_first_index_may_be_one() -> None:
+def test_mcq_first_index_may_be_one() -> None:
     assert mcq("Answer: C", "3", CITIES, first_index=1) == 1.0
     assert mcq("Answer: C", "2", CITIES, first_index=1) == 0.0
     assert mcq("Answer: C", "0", CITIES, first_index=1) is None
 
 
-def test_a_choice_may_be_stated_by_its_text() -> None:
+def test_mcq_accepts_the_text_of_a_choice() -> None:
     assert mcq("The answer is Paris.", "C", CITIES) == 1.0
     assert mcq(r"\boxed{\text{Paris}}", "C", CITIES) == 1.0
     assert mcq("The answer is Oslo.", "C", CITIES) == 0.0
@@ -124,7 +124,7 @@ def test_a_choice_may_be_stated_by_its_text() -> None:
     assert mcq("The answer is 4.", "B", {"choices": ["3", "4", "5"]}) == 1.0
 
 
-def test_labels_of_the_data_set_come_first() -> None:
+def test_mcq_prefers_the_labels_of_the_data_set() -> None:
     numbered = {"choices": {"label": ["1", "2", "3"], "text": ["Rome", "Oslo", "Paris"]}}
     assert mcq("Answer: B", "2", numbered) == 1.0  # ARC: the label "2", not the index 2
     assert mcq("Answer: 2", "2", numbered) == 1.0
@@ -133,21 +133,21 @@ def test_labels_of_the_data_set_come_first() -> None:
 
 
 @pytest.mark.parametrize("gold", ["", "K", "E", "4", "Berlin", "AB", "-1"])
-def test_a_gold_that_names_no_choice_gives_no_score(gold: str) -> None:
+def test_mcq_gold_that_names_no_choice_gives_no_score(gold: str) -> None:
     assert mcq("Answer: C", gold, CITIES) is None
 
 
-def test_a_gold_text_that_two_choices_share_gives_no_score() -> None:
+def test_mcq_gold_text_of_two_choices_gives_no_score() -> None:
     assert mcq("Answer: A", "Rome", {"choices": ["Rome", "rome", "Oslo"]}) is None
 
 
-def test_other_letters_can_be_set() -> None:
+def test_mcq_letters_are_configurable() -> None:
     assert mcq("Answer: R", "R", {}, letters="PQRS") == 1.0
     assert mcq("Answer: R", "2", {}, letters="PQRS") == 1.0
     assert mcq("Answer: C", "R", {}, letters="PQRS") == 0.0
 
 
-def test_a_letter_beyond_the_choices_is_none_of_them() -> None:
+def test_mcq_letter_beyond_the_choices_scores_zero() -> None:
     assert mcq("Answer: E", "C", CITIES) == 0.0
 
 
@@ -159,7 +159,7 @@ def test_a_letter_beyond_the_choices_is_none_of_them() -> None:
         (["x"] * 11, "too_many_choices", {"choices": 11, "letters": 10}),
     ],
 )
-def test_choices_that_are_none_are_an_error(choices: object, code: str, values: dict[str, int]) -> None:
+def test_mcq_invalid_choices_are_an_error(choices: object, code: str, values: dict[str, int]) -> None:
     with raises(RewardError, code, **values):
         mcq("Answer: C", "C", {"choices": choices})
 
@@ -167,5 +167,5 @@ def test_choices_that_are_none_are_an_error(choices: object, code: str, values: 
 @pytest.mark.parametrize(
     "bomb", ["answer is " * 40_000, r"\boxed{" * 50_000 + "}" * 50_000, "Answer: A," + " A," * 90_000, "####" * 50_000]
 )
-def test_no_text_is_hard_to_read(bomb: str) -> None:
+def test_mcq_scores_hostile_text_zero(bomb: str) -> None:
     assert mcq(bomb, "C", CITIES) == 0.0

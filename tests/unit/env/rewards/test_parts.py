@@ -46,7 +46,7 @@ async def test_reward_value_that_is_not_a_number_is_an_error_with_its_parts() ->
     assert (score.total, score.parts["sizes"], score.parts["sizes/letters"]) == (None, None, 1)
 
 
-def test_the_library_gives_the_value() -> None:
+def test_score_returns_the_value_of_a_reward_with_parts() -> None:
     def sizes(completion: str) -> Detailed:
         return Detailed(len(completion), {"letters": 0.0})
 

@@ -84,7 +84,7 @@ async def test_changes_by_a_reward_do_not_reach_other_calls(function: Any, expec
     assert [sample.tokens for sample in samples] == [[1, 2]] * 3
 
 
-def test_what_says_the_stated_answer_gets_a_copy_too() -> None:
+def test_extract_answer_function_gets_a_copy_of_the_row() -> None:
     def states(completion: str, row: Mapping[str, Any]) -> str | None:
         row["tests"].clear()
         return "x"
@@ -98,7 +98,7 @@ def test_what_says_the_stated_answer_gets_a_copy_too() -> None:
     assert row == {"tests": ["a"]}
 
 
-async def test_environments_of_a_group_get_items_of_their_own() -> None:
+async def test_environments_of_a_group_get_separate_items() -> None:
     class Spoils(Environment):
         def reset(self, item: Item) -> Sequence[Message]:
             seen = len(item.columns["tests"])
@@ -115,7 +115,7 @@ async def test_environments_of_a_group_get_items_of_their_own() -> None:
     assert item.columns["tests"] == ["a", "b"]
 
 
-def test_objects_that_cannot_be_copied_are_handed_on() -> None:
+def test_objects_that_cannot_be_copied_are_shared() -> None:
     class Stubborn:
         def __deepcopy__(self, memo: object) -> Stubborn:
             raise TypeError("one of a kind")

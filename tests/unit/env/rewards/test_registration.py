@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def test_by_the_decorator() -> None:
+def test_reward_is_registered_by_the_decorator() -> None:
     @reward("ends_well")
     def ends_well(completion: str, *, mark: str = ".") -> float:
         return float(completion.endswith(mark))
@@ -71,7 +71,9 @@ def test_reward_is_registered_from_a_file_next_to_the_configuration(folder: Path
     assert counts.score(["Yes! Yes!"]) == [2.0]
 
 
-def test_by_a_file_in_the_working_directory_or_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_is_registered_from_a_file_in_the_working_directory_or_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert create_reward(f"{folder}/mine/rewards.py:ends_well").score(["."]) == [1.0]
     monkeypatch.chdir(folder / "mine")
     assert create_reward("rewards.py:ends_well", folder=folder).score(["."]) == [1.0]
@@ -91,7 +93,7 @@ def test_functions_of_one_file_share_its_module(folder: Path) -> None:
     assert create_reward("shared.py:b", folder=folder, name="b").score(["."]) == [2.0]
 
 
-def test_a_file_that_registers_its_reward_itself(folder: Path) -> None:
+def test_reward_may_be_registered_by_its_own_file(folder: Path) -> None:
     (folder / "own.py").write_text(
         "from gristmill_env.rewards import reward\n@reward('own_name')\ndef function(completion): return 2.0"
     )
@@ -99,7 +101,7 @@ def test_a_file_that_registers_its_reward_itself(folder: Path) -> None:
     assert create_reward("own_name").score(["."]) == [2.0]
 
 
-def test_by_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_is_registered_from_a_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
     (folder / "rewards_of_a_test.py").write_text("def half(completion): return 0.5")
     importlib.invalidate_caches()
@@ -117,7 +119,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str, code: s
     importlib.invalidate_caches()
 
 
-def test_by_an_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_is_registered_by_an_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "def politeness(completion, *, word: str = 'please'): return float(word in completion)"
     installed(folder, monkeypatch, "polite = rewards_of_a_test_package:politeness", code)
     assert "polite" in reward_names()
@@ -127,7 +129,7 @@ def test_by_an_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert made.score(["no", "thanks"]) == [0.0, 1.0]
 
 
-def test_an_entry_point_that_cannot_be_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_that_cannot_be_imported_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(folder, monkeypatch, "polite = rewards_of_a_test_package:politeness", "import no_such_package")
     with raises(RewardError, "plugin_import_failed", error="ModuleNotFoundError") as raised:
         create_reward("polite")
@@ -135,7 +137,7 @@ def test_an_entry_point_that_cannot_be_imported(folder: Path, monkeypatch: pytes
     assert "'no_such_package'" in str(raised.value)
 
 
-def test_by_the_function_or_class_itself() -> None:
+def test_reward_may_be_given_as_a_function_or_class() -> None:
     def short(completion: str, *, most: int = 3) -> float:
         return float(len(completion) <= most)
 
@@ -172,7 +174,9 @@ def test_names_of_atropos_configurations_are_understood() -> None:
         ("json:lods", "plugin_attribute_missing", {"place": "json", "attribute": "lods"}, "'loads'"),
     ],
 )
-def test_a_reference_to_nothing(folder: Path, reference: str, code: str, values: dict[str, Any], told: str) -> None:
+def test_reward_reference_that_leads_nowhere_is_refused_with_the_reason(
+    folder: Path, reference: str, code: str, values: dict[str, Any], told: str
+) -> None:
     with raises(RewardError, code, reward=reference, **values) as raised:
         create_reward(reference, folder=folder)
     assert told in str(raised.value)
@@ -206,7 +210,7 @@ def test_two_rewards_cannot_have_one_name() -> None:
     assert raised.value.values["places"][0].startswith("gristmill_env.rewards.builtin.")
 
 
-def test_a_definition_that_is_run_again_replaces_itself() -> None:
+def test_repeated_reward_definition_replaces_itself() -> None:
     def define(value: float) -> Callable[..., Any]:
         @reward("notebook_cell")
         def cell(completion: str) -> float:

@@ -45,7 +45,7 @@ def custom(function: Callable[..., Any], name: str = "custom") -> Reward:
     return create_reward(function, name=name)
 
 
-async def test_the_total_is_the_weighted_sum_and_the_parts_stay_unweighted(scorer: Make) -> None:
+async def test_scorer_total_is_the_weighted_sum_of_unweighted_parts(scorer: Make) -> None:
     made = scorer((create_reward("format"), 0.2), (create_reward("accuracy"), 0.8))
     [score] = await made.score([Sample("<answer>25</answer>", answer="26")])
     assert score.total == pytest.approx(0.2, abs=1e-12)
@@ -60,7 +60,7 @@ async def test_scorer_returns_one_score_per_sample_in_order(scorer: Make) -> Non
     assert await made.score([]) == []
 
 
-async def test_a_part_without_a_value_leaves_the_sum(scorer: Make) -> None:
+async def test_score_leaves_out_a_part_without_a_value(scorer: Make) -> None:
     made = scorer((create_reward("format"), 0.2), (custom(lambda completion: None), 0.8))
     [score] = await made.score([Sample("<answer>25</answer>")])
     assert score.total == pytest.approx(0.2, abs=1e-12)
@@ -97,7 +97,7 @@ async def test_a_sum_that_overflows_is_an_error(scorer: Make) -> None:
     assert score.error is not None
 
 
-async def test_a_reward_of_weight_zero_is_a_metric(scorer: Make) -> None:
+async def test_reward_of_weight_zero_counts_as_a_metric(scorer: Make) -> None:
     made = scorer((create_reward("format"), 0.0), (custom(lambda completion: 3.0), 1.0))
     [score] = await made.score([Sample("<answer>1</answer>")])
     assert score.total == 3.0
@@ -156,7 +156,7 @@ async def test_a_reward_that_fails_on_more_than_the_limit_ends_the_run_with_its_
     ("share", "options", "weight"),
     [(0.4, {"failure_limit": 0.5}, 1.0), (1.0, {}, 1.0), (1.0, {"failure_limit": 0.5}, 0.0)],
 )
-async def test_failures_below_the_limit_or_of_a_metric_end_nothing(
+async def test_failures_below_the_limit_or_of_a_metric_do_not_end_the_run(
     scorer: Make, share: float, options: dict[str, float], weight: float
 ) -> None:
     await scored(scorer((create_reward("format"), 1.0), (fails_on(share), weight), **options), 200)
@@ -178,7 +178,7 @@ async def test_a_part_that_fails_is_named_in_the_error_of_its_reward(scorer: Mak
     assert "KeyError: 'verdict'" in str(raised.value)
 
 
-async def test_more_than_a_few_failures_are_warned_of_once_per_64_completions(
+async def test_scorer_warns_about_failures_once_per_64_completions(
     scorer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = scorer((fails_on(0.1), 1.0), failure_limit=0.5)
@@ -239,7 +239,7 @@ async def test_scorer_uses_one_instance_of_a_reward_class_per_run(scorer: Make) 
     assert sorted(total for total in totals if total is not None) == [5, 6, 7, 8, 9, 10]
 
 
-async def test_one_reward_twice_under_two_names(scorer: Make) -> None:
+async def test_scorer_uses_one_reward_twice_under_two_names(scorer: Make) -> None:
     short = create_reward({"type": "length", "name": "short", "params": {"target_tokens": 2}})
     long = create_reward({"type": "length", "name": "long", "params": {"target_tokens": 8}})
     [score] = await scorer((short, 1.0), (long, -1.0)).score([Sample("", tokens=[1, 2, 3, 4])])

@@ -17,7 +17,7 @@ from gristmill_env.rewards.trl import trl_reward
 THOUGHT, UNTHOUGHT = "<think>2 + 2</think>4", "It is 4."
 
 
-def test_think_format_reward() -> None:
+def test_think_format_reward_of_trl_scores_messages() -> None:
     made = create_reward({"type": "trl:trl.rewards:think_format_reward", "params": {"conversational": True}})
     assert made.name == "think_format_reward"
     assert made.score([THOUGHT, UNTHOUGHT]) == [1.0, 0.0]
@@ -31,7 +31,7 @@ def test_trl_function_gets_messages_if_the_rows_prompt_is_a_message_list() -> No
     assert "params: {conversational: true}" in str(raised.value)
 
 
-def test_accuracy_reward_on_the_column_solution() -> None:
+def test_accuracy_reward_of_trl_reads_the_column_solution() -> None:
     made = create_reward("trl:trl.rewards:accuracy_reward", {"conversational": True})
     answers = [r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"]
     assert made.score(answers, solution=r"$\frac{1}{3}$") == [1.0, 0.0]
@@ -68,13 +68,13 @@ def test_trl_function_with_optional_token_ids_works_without_them() -> None:
         assert made.score([Sample("x", tokens=(1,)), Sample("y", tokens=())]) == [1.0, 1.0]
 
 
-def test_a_parameter_of_the_function_itself() -> None:
+def test_trl_function_gets_its_configured_parameter() -> None:
     reference = "trl:trl.rewards:reasoning_accuracy_reward"
     made = create_reward(reference, {"conversational": True, "reasoning_delimiters": ["####"]})
     assert made.score([r"so #### \boxed{4}", r"so \boxed{4}"], solution="$4$") == [1.0, 0.0]
 
 
-async def test_in_a_run() -> None:
+async def test_trl_function_runs_in_the_scorer_and_names_a_missing_column() -> None:
     reward = create_reward("trl:trl.rewards:accuracy_reward", {"conversational": True})
     async with Scorer([WeightedReward(reward, 2.0)], has_answer=False, columns=["solution"]) as scorer:
         samples = [Sample(rf"\boxed{{{n}}}", row={"solution": "$4$"}) for n in (3, 4)]
@@ -115,7 +115,7 @@ def samples(*texts: str, conversational: bool = False) -> list[Sample]:
     ]
 
 
-def test_the_calling_convention_with_text_prompts() -> None:
+def test_trl_calling_convention_holds_for_text_prompts() -> None:
     seen = Seen()
     assert trl_reward("seen", seen.all_of_it, {}).score(samples("4", "5")) == [None, 12.0]
     for name in ("trainer_state", "log_extra", "log_metric"):
@@ -130,7 +130,7 @@ def test_the_calling_convention_with_text_prompts() -> None:
 
 
 @pytest.mark.parametrize(("row", "params"), [(True, {}), (False, {"conversational": True})])
-def test_the_calling_convention_with_message_lists(row: bool, params: dict[str, Any]) -> None:
+def test_trl_calling_convention_holds_for_message_lists(row: bool, params: dict[str, Any]) -> None:
     seen = Seen()
     trl_reward("seen", seen.all_of_it, params).score(samples("4", "5", conversational=row))
     assert seen.given["prompts"] == [MESSAGES, MESSAGES]
@@ -147,7 +147,7 @@ def test_trl_function_without_kwargs_gets_only_its_arguments() -> None:
     assert trl_reward("two", Seen().two_only, {"scale": 0.5}).score(samples("4", "5")) == [1.5, 1.5]
 
 
-def test_an_async_function() -> None:
+def test_trl_async_function_is_awaited() -> None:
     assert trl_reward("lengths", Seen().asynchronous, {}).score(samples("4", "four")) == [1.0, 4.0]
 
 
@@ -157,7 +157,7 @@ def test_trl_function_that_needs_training_progress_fails_without_a_trainer() -> 
         made.score(["4", "5"], tokens=[[1], [2]])
 
 
-def test_by_path(tmp_path: Path) -> None:
+def test_trl_function_is_loaded_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def shout(completions, **kwargs): return [float(c.isupper()) for c in completions]"
     )
@@ -186,7 +186,9 @@ def needy(number: int) -> Callable[..., Sequence[float]]:
         (no_function, {}, "not_a_trl_reward", {}),
     ],
 )
-def test_what_is_refused(target: Callable[..., Any], params: dict[str, Any], code: str, values: dict[str, Any]) -> None:
+def test_invalid_trl_function_is_refused_with_its_code(
+    target: Callable[..., Any], params: dict[str, Any], code: str, values: dict[str, Any]
+) -> None:
     with raises(RewardError, code, reward="made", **values) as raised:
         trl_reward("made", target, params)
     if code == "unknown_parameter":

@@ -141,7 +141,7 @@ def test_verifiers_rows_have_the_system_prompt_once(package: Package, tokenizer:
     assert (item.answer, item.columns["info"], item.columns["level"]) == ("4", {"hint": 2}, 2)
 
 
-async def test_split_eval_is_the_environments_and_slices_work(package: Package) -> None:
+async def test_verifiers_split_eval_reads_the_eval_rows_and_allows_slices(package: Package) -> None:
     name = f"verifiers:{package(SUMS)}"
     dataset = PromptDataset(config(dataset_name=name, split="eval[1:3]", dataset_args={"rows": 9}), None)
     assert [dataset.item_at(at).prompt for at in range(len(dataset))] == ["101 + 101?", "102 + 102?"]
@@ -162,7 +162,7 @@ async def test_verifiers_scores_and_parts_match_verifiers(package: Package) -> N
     assert set(ours[0].parts) > {"verifiers/right", "verifiers/near", "verifiers/format_reward_func"}
 
 
-async def test_a_few_lines_of_yaml_are_a_run(package: Package, tmp_path: Path) -> None:
+async def test_verifiers_environment_runs_from_a_few_lines_of_yaml(package: Package, tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(
         f"dataset:\n  dataset_name: verifiers:{package(SUMS)}\n  dataset_args: {{rows: 2}}\n"
         "  reward_functions: [verifiers]\n"
@@ -177,7 +177,7 @@ async def test_a_few_lines_of_yaml_are_a_run(package: Package, tmp_path: Path) -
     assert [score.total for (score,) in found] == pytest.approx([1.7, 1.7])
 
 
-async def test_its_weight_in_the_run_is_on_top_of_the_rubrics_weights(package: Package) -> None:
+async def test_verifiers_reward_weight_multiplies_the_rubric_weights(package: Package) -> None:
     rewards = [{"type": "verifiers", "weight": 2.0, "name": "sums"}, {"type": "length", "weight": 0.0}]
     settings = config(dataset_name=f"verifiers:{package(SUMS)}", reward_functions=rewards)
     (score,) = await scores(settings, ["<answer>4</answer>"])
@@ -204,7 +204,7 @@ async def test_verifiers_group_functions_get_the_whole_group(package: Package) -
     assert [score.parts["verifiers/longest"] for score in found] == [0, 1, 0]
 
 
-async def test_a_function_that_fails_is_an_error_of_its_completion_and_no_zero(package: Package) -> None:
+async def test_verifiers_failing_function_gives_an_error_instead_of_zero(package: Package) -> None:
     code = simple(
         """
         def picky(completion):
@@ -250,7 +250,7 @@ async def test_verifiers_failing_metric_does_not_affect_the_total(package: Packa
     assert without.failed["verifiers/watch"].values == {"error": "ValueError"}
 
 
-async def test_several_rubrics_and_what_they_lay_down_in_setup_and_state(package: Package) -> None:
+async def test_verifiers_rubrics_read_what_setup_state_stored(package: Package) -> None:
     code = """
         import verifiers as vf
         from datasets import Dataset
@@ -284,7 +284,7 @@ async def test_several_rubrics_and_what_they_lay_down_in_setup_and_state(package
     assert (cut.total, cut.parts["verifiers/tokens"], cut.parts["verifiers/cut"]) == (0.5, 1, 1)
 
 
-async def test_a_prompt_that_is_changed_in_setup_is_refused(package: Package) -> None:
+async def test_verifiers_prompt_changed_in_setup_is_refused(package: Package) -> None:
     code = """
         import verifiers as vf
         from datasets import Dataset
@@ -313,7 +313,7 @@ async def test_verifiers_functions_get_the_prompt_of_the_model(package: Package)
     assert score.total == 1
 
 
-def test_the_reward_is_a_library_too(package: Package) -> None:
+def test_verifiers_reward_works_as_a_library(package: Package) -> None:
     name = package(SUMS)
     reward = create_reward({"type": "verifiers", "params": {"id": name}})
     row = vf.load_environment(name).get_dataset()[1]
@@ -367,7 +367,7 @@ def test_verifiers_environment_that_cannot_be_loaded_reports_the_reason(package:
         load(dataset_name="openai/gsm8k", dataset_args={"rows": 3})
 
 
-def test_the_reward_wants_an_environment_and_its_rows(package: Package) -> None:
+def test_verifiers_reward_requires_an_environment_and_its_rows(package: Package) -> None:
     with raises(RewardError, "invalid_settings", problems={"id": "missing"}) as raised:
         create_reward("verifiers")
     assert "verifiers:<id>" in str(raised.value)

@@ -35,7 +35,7 @@ def pool() -> Iterator[Make]:
         one.close()
 
 
-async def test_jobs_are_done_in_processes_of_their_own(pool: Make) -> None:
+async def test_pool_runs_jobs_in_separate_processes(pool: Make) -> None:
     made = pool(2)
     assert made.pids == []
     results = await asyncio.gather(*(made.do(f"echo:{n}".encode(), "a job") for n in range(20)))
@@ -53,7 +53,7 @@ async def test_pool_kills_a_job_stuck_in_c_code_and_keeps_other_jobs(pool: Make)
     assert await asyncio.gather(*waiting) == [f"tests echo:{n}".encode() for n in range(5)]
 
 
-async def test_a_job_that_waits_too_long_is_killed_by_the_clock_on_the_wall(pool: Make) -> None:
+async def test_pool_kills_a_waiting_job_at_the_wall_clock_limit(pool: Make) -> None:
     made = pool(cpu=60.0, wall=1.0)
     with raises(JobOverran, "job_overran", job="the job", limit="wall", seconds=1.0):
         await made.do(b"sleep:600", "the job")
@@ -114,7 +114,7 @@ async def test_pool_separates_printed_output_from_results(pool: Make) -> None:
     assert await made.do(b"echo:", "the job") == b"tests echo:"
 
 
-async def test_a_job_may_use_signals(pool: Make) -> None:
+async def test_pool_jobs_may_use_signals(pool: Make) -> None:
     assert await pool().do(b"alarm:", "the job") == b"tests alarm:"
 
 
@@ -128,7 +128,7 @@ async def test_pool_kills_the_child_processes_of_a_killed_job(pool: Make, tmp_pa
             await asyncio.sleep(0.05)
 
 
-async def test_a_large_job_reaches_its_process_whole(pool: Make) -> None:
+async def test_pool_sends_a_large_job_completely(pool: Make) -> None:
     body = b"echo:" + b"x" * (5 << 20)
     assert await pool().do(body, "the job") == b"tests " + body
 

@@ -76,7 +76,7 @@ def test_a_full_disk_is_counted_and_the_training_continues(caplog: pytest.LogCap
     observers.close()
 
 
-def test_a_folder_that_takes_no_files_leaves_the_saver_out() -> None:
+def test_unwritable_folder_disables_the_saver() -> None:
     observers = Observers(saver=saver(Path("/proc/gristmill/groups.jsonl")))
     asyncio.run(observers.submitted(GROUP, ["?"], Tally(), rollout_group()))
     assert observers.errors.counts == {"saved groups": 1}

@@ -27,7 +27,7 @@ REWARDS = (0.0, 1.0, 0.5)
         (32, 0, []),
     ],
 )
-def test_the_first_of_each_group_and_the_latest_of_all(keep: int, per_group: int, kept: list[str]) -> None:
+def test_kept_rollouts_are_the_first_of_each_group_and_the_latest(keep: int, per_group: int, kept: list[str]) -> None:
     rollouts = Rollouts(keep, per_group)
     for number in range(3):
         group = make_group(f"g{number:08}", lengths=[(2, 3)] * 3, rewards=REWARDS, version=f"1.{number}")
@@ -40,18 +40,18 @@ def test_the_first_of_each_group_and_the_latest_of_all(keep: int, per_group: int
     assert rollouts.take() == []
 
 
-def test_texts_that_are_not_the_groups_are_refused() -> None:
+def test_texts_that_do_not_match_the_group_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         Rollouts(32, 1).add(make_group(), ["one"])
 
 
-def test_a_rollout_in_words_has_its_prefill_once() -> None:
+def test_in_words_shows_the_prefill_once() -> None:
     transcript = Transcript(Prompt("Q: 1 + 1? A: It is", (1, 2), (user("1 + 1?"),), prefill=" It is", begun=" It is"))
     transcript.add_reply(Completion([3], [-1.0], "stop", []), " It is 2.")
     assert in_words(transcript.end("stop")) == "Q: 1 + 1? A: It is 2."
 
 
-def test_a_conversation_in_words_is_all_its_turns() -> None:
+def test_in_words_shows_all_turns_of_a_conversation() -> None:
     transcript = Transcript(Prompt("Q: guess A:", (1, 2), (user("guess"),)))
     transcript.add_reply(Completion([3], [-1.0], "stop", []), "4")
     transcript.add_messages([user("more")], [5])

@@ -78,7 +78,7 @@ def test_wandb_tracker_without_a_name_uses_the_runs_name(tmp_path: Path) -> None
     assert Told(tmp_path).read().name == "sums"
 
 
-def test_metrics_are_logged_every_so_many_groups(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_metrics_every_n_groups(tmp_path: Path) -> None:
     told = Told(tmp_path, min_items_sent_before_logging=2)
     for number in range(5):
         told.dropped(step=number // 2)
@@ -94,7 +94,7 @@ def test_metrics_are_logged_every_so_many_groups(tmp_path: Path) -> None:
     assert [entry["train/rewards_mean"] for entry in history] == [0.25] * 3
 
 
-def test_every_group_is_an_entry_when_asked(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_every_group_if_configured(tmp_path: Path) -> None:
     told = Told(tmp_path, min_items_sent_before_logging=0)
     for number, step in enumerate((0, 1, 0)):  # the last was slow
         told.submitted(number, step)
@@ -103,7 +103,7 @@ def test_every_group_is_an_entry_when_asked(tmp_path: Path) -> None:
     assert [entry["policy_step"] for entry in history] == [0, 1, 1]
 
 
-def test_a_run_whose_groups_are_all_dropped_is_logged_too(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_a_run_whose_groups_are_all_dropped(tmp_path: Path) -> None:
     told = Told(tmp_path, min_items_sent_before_logging=2)
     for step in range(40):
         told.dropped(step)
@@ -115,7 +115,7 @@ def test_wandb_tracker_without_events_logs_nothing(tmp_path: Path) -> None:
     assert Told(tmp_path).read().history == []
 
 
-def test_rollouts_are_a_table(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_rollouts_as_a_table(tmp_path: Path) -> None:
     told = Told(
         tmp_path, min_items_sent_before_logging=2, num_rollouts_to_keep=3, num_rollouts_per_group_for_logging=-1
     )
@@ -141,7 +141,7 @@ def test_wandb_tracker_logs_no_table_if_disabled(tmp_path: Path) -> None:
     assert "train/rollouts" not in entry
 
 
-def test_an_evaluation_is_logged_at_once_at_its_own_step(tmp_path: Path) -> None:
+def test_wandb_tracker_logs_an_evaluation_at_once_at_its_step(tmp_path: Path) -> None:
     told = Told(tmp_path, min_items_sent_before_logging=9)
     told.submitted(0, step=3)
     told.tracker.evaluation({"mean_score": 0.25, "pass@4": 0.5}, step=2)
@@ -185,7 +185,7 @@ class _Wandb(BaseHTTPRequestHandler):
         """Does not log anything."""
 
 
-def test_key_comes_from_the_file_and_stays_out_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_key_is_read_from_its_file_and_not_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "0123456789abcdef" * 3
     key = tmp_path / "key"
     key.write_text(secret + "\n")

@@ -33,7 +33,7 @@ def prompt(
     return ScoredPrompt(scores, lengths or [1] * len(totals), reasons or ["stop"] * len(totals), seconds, 0)
 
 
-def test_the_numbers_of_two_prompts() -> None:
+def test_window_metrics_of_two_prompts_match_hand_computed_values() -> None:
     window, tally = Window(BY_ACCURACY), Tally()
     window.add(prompt([1.5, 0.0], {"accuracy": [1.0, 0.0], "format": [0.5, None]}, [10, 20], ["stop", "length"], 2.0))
     window.add(prompt([0.5, None], {"accuracy": [0.0, None], "format": [0.5, None]}, [30, 40], seconds=4.0))
@@ -95,7 +95,7 @@ def test_window_omits_unknown_values() -> None:
     assert not [name for name in values if name.startswith("train/rewards") or "correct" in name or "mean_raw" in name]
 
 
-def test_a_failure_is_an_error_and_not_a_skip() -> None:
+def test_window_counts_a_failure_as_an_error_and_not_as_a_skip() -> None:
     window = Window(BY_ACCURACY)
     said = Score(1.0, {"judge": 1.0, "length": 1.0})
     silent = Score(1.0, {"judge": None, "length": 1.0})
@@ -131,7 +131,7 @@ _TOTALS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_siz
 
 
 @given(groups=_TOTALS)
-def test_means_are_over_completions_however_they_are_grouped(groups: list[list[float]]) -> None:
+def test_window_means_are_over_completions_and_not_groups(groups: list[list[float]]) -> None:
     window, flat = Window(BY_ACCURACY), [total for group in groups for total in group]
     for group in groups:
         window.add(prompt(group, {"length": group}))

@@ -113,7 +113,7 @@ def test_advantages_of_the_environment_are_used_unchanged() -> None:
     assert prepared.statistics.overlong_punished == 0
 
 
-def test_statistics_of_a_step() -> None:
+def test_step_statistics_describe_the_groups_of_the_step() -> None:
     groups = [
         make_group("g00000001", version="1.5", rewards=(1.0, 0.0)),
         replace(

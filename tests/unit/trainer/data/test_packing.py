@@ -42,7 +42,7 @@ def test_packing_needs_few_micro_batches(lengths: list[int], spare: int, ranks: 
     assert rounds <= -(-(2 * sum(lengths) // budget + 1) // ranks)
 
 
-def test_a_ragged_batch_is_packed_tight_and_even() -> None:
+def test_packing_of_a_ragged_batch_is_tight_and_even() -> None:
     lengths = np.random.default_rng(0).lognormal(5, 0.8, 512).astype(int).clip(1, 2048).tolist()
     found = plan(lengths, budget=4096, batch_size=1, ranks=4)
     loads = [[sum(lengths[index] for index in micro or ()) for micro in of_rank] for of_rank in found]
@@ -63,16 +63,16 @@ def test_packing_keeps_the_tight_plan_if_balancing_would_exceed_the_budget() -> 
     assert plan([3, 3, 2, 2, 2], budget=6, batch_size=1, ranks=1) == [[(0, 1), (2, 3, 4)]]
 
 
-def test_the_largest_of_a_round_goes_to_the_rank_with_the_fewest_tokens() -> None:
+def test_packing_gives_the_largest_sample_of_a_round_to_the_least_loaded_rank() -> None:
     assert plan([9, 1, 9, 1], budget=None, batch_size=1, ranks=2) == [[(0,), (3,)], [(1,), (2,)]]
 
 
-def test_a_rank_without_samples_has_an_empty_entry() -> None:
+def test_packing_gives_a_rank_without_samples_an_empty_entry() -> None:
     assert plan([7], budget=10, batch_size=1, ranks=3) == [[(0,)], [None], [None]]
     assert plan([], budget=10, batch_size=1, ranks=2) == [[], []]
 
 
-def test_a_sample_over_the_budget_is_an_error() -> None:
+def test_packing_refuses_a_sample_over_the_budget() -> None:
     with raises(TrainerError, "over_token_budget", tokens=12, token_budget=10):
         plan([3, 12], budget=10, batch_size=1, ranks=1)
 

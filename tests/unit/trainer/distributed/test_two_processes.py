@@ -118,7 +118,7 @@ def test_two_processes_train_like_one_process(trainings: Trainings, name: str) -
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
-def test_a_checkpoint_is_resumed_by_another_number_of_processes(trainings: Trainings, name: str) -> None:
+def test_checkpoint_is_resumed_by_another_number_of_processes(trainings: Trainings, name: str) -> None:
     """From one to two processes, and from two to one: the next step is the same as without the change."""
     for jobs in (trainings.one, trainings.two):
         resumed = jobs[f"{name}, resumed"]

@@ -44,6 +44,6 @@ def test_training_continues_from_an_earlier_checkpoint(earlier: Path) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_an_earlier_checkpoint_is_not_taken_for_one_of_this_run(earlier: Path) -> None:
+def test_checkpoint_of_an_earlier_creation_is_not_resumed(earlier: Path) -> None:
     with raises(CheckpointError, "checkpoint_of_earlier_run", path=earlier):
         find_resumption(CheckpointStore(earlier.parent, kept=2, creation="c2"), "auto")

@@ -47,7 +47,7 @@ def _process(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-c", _PROGRAM, *arguments], env=environ, check=False).returncode
 
 
-def test_killed_and_resumed_gives_the_same_bytes(model_dir: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_training_gives_the_same_bytes(model_dir: Path, tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert _process(str(straight), str(model_dir), "4", "end") == 0
     assert _process(str(killed), str(model_dir), "3", "kill") == -signal.SIGKILL

@@ -6,7 +6,7 @@ gradient that almost cancels, as for a KL term near its minimum, consists mostly
 
 If a difference exceeds a bound, the test computes in float64 how much log-probabilities that are off by 2e-6 change
 that batch. The difference must not be larger than that change. The worst of a hundred log-probabilities are off by 2e-6
-(`test_how_far_off_log_probabilities_are`).
+(`test_float32_log_probabilities_differ_from_float64_within_the_assumed_error`).
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _check(data: st.DataObject, loss_type: str, level: str, correction: str, mod
     _compare(variant, make_batch(rng, sequences, prompt, completion, model_dir), model_dir)
 
 
-def test_how_far_off_log_probabilities_are(oracle_model: Path) -> None:
+def test_float32_log_probabilities_differ_from_float64_within_the_assumed_error(oracle_model: Path) -> None:
     """The error of float32 compared with float64, which `_rounding` assumes."""
     errors = []
     for seed in range(60):

@@ -88,13 +88,13 @@ async def test_failing_reward_gives_an_error_only_for_its_sample(
 
 
 @pytest.mark.parametrize("value", [True, 1, np.float32(1.0), np.int64(1), np.array(1.0)])
-async def test_every_kind_of_number_is_a_value(scorer: Make, value: object) -> None:
+async def test_reward_value_may_be_any_kind_of_number(scorer: Make, value: object) -> None:
     [score] = await scorer(returning(value)).score([BAD])
     assert score.total == 1.0
     assert type(score.total) is float
 
 
-async def test_an_enormous_integer_is_an_error(scorer: Make) -> None:
+async def test_reward_value_of_an_enormous_integer_is_an_error(scorer: Make) -> None:
     [score] = await scorer(returning(10**400)).score([BAD])
     assert score.error is not None
 

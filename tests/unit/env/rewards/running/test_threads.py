@@ -15,7 +15,7 @@ from gristmill_env.rewards import Sample, Scorer, WeightedReward, create_reward
 from gristmill_env.running import threads as call_threads
 
 
-async def test_a_reward_that_waits_has_its_samples_waited_for_at_once(scorer: Make) -> None:
+async def test_calls_of_a_waiting_reward_run_at_the_same_time(scorer: Make) -> None:
     together = threading.Barrier(8)
 
     def judge(completion: str) -> float:
@@ -68,7 +68,7 @@ async def test_computing_reward_gets_few_threads_and_does_not_delay_others(
     assert {score.total for scores in await asyncio.gather(*stuck) for score in scores} == {2.0}
 
 
-async def test_a_reward_that_computes_without_end_does_not_hold_up_its_other_calls(
+async def test_endless_call_does_not_delay_the_other_calls_of_its_reward(
     scorer: Make, computing: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_threads, "STUCK", 0.1)
@@ -96,7 +96,7 @@ async def test_cheap_calls_stay_on_one_thread(scorer: Make, monkeypatch: pytest.
     assert threading.get_ident() not in threads
 
 
-async def test_a_cancelled_score_begins_no_more_calls(scorer: Make, waiting: Waiting) -> None:
+async def test_cancelled_score_starts_no_further_calls(scorer: Make, waiting: Waiting) -> None:
     called: list[str] = []
 
     def counts(completion: str) -> float:
