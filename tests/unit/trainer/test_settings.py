@@ -28,7 +28,7 @@ def test_run_config_reads_our_environments_report() -> None:
 def test_run_config_ignores_reports_of_unknown_form(dataset: Any) -> None:
     """docs/api.md opens a run with {"dataset": "sums"}."""
     run = _run({"dataset": dataset})
-    assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("not told", None, [])
+    assert (dataset_name(run), longest_completion(run), reward_names(run)) == ("unknown", None, [])
     assert trainer_block(run) == {}
     assert "Atropos" in dataset_name(_run({}, Protocol.ATROPOS))
 

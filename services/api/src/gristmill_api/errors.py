@@ -292,7 +292,7 @@ def forbidden(request: str, need: str, role: str) -> ApiProblem:
 
 
 def cross_site(request: str, origin: str | None) -> ApiProblem:
-    message = f"{request} was sent by a browser for a page of another site ({origin or 'origin not told'})."
+    message = f"{request} was sent by a browser for a page of another site ({origin or 'origin unknown'})."
     return ApiProblem("cross_site", 403, message, "API_CORS_ORIGINS names the origins whose pages may.")
 
 

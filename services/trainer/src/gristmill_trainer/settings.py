@@ -98,7 +98,7 @@ def dataset_name(run: RunRecord) -> str:
     """Returns the dataset's name for the card of the model."""
     dataset = _dataset(run)
     found = dataset.get("dataset_name") or dataset.get("dataset_path")
-    return str(found or ("environments of Atropos'" if run.protocol is Protocol.ATROPOS else "not told"))
+    return str(found or ("environments of Atropos'" if run.protocol is Protocol.ATROPOS else "unknown"))
 
 
 def reward_names(run: RunRecord) -> list[str]:

@@ -72,8 +72,8 @@ def trainings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     return Trainings(one, two)
 
 
-def told(job: Job) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((job.folder / "told.json").read_text())
+def step_rows(job: Job) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((job.folder / "steps.json").read_text())
     return rows
 
 
@@ -110,10 +110,10 @@ def _flat(value: Any) -> dict[str, float]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_two_processes_train_like_one_process(trainings: Trainings, name: str) -> None:
     one, two = trainings.one[name], trainings.two[name]
-    rows = told(one)
+    rows = step_rows(one)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert len({row["loss"] for row in rows}) == STEPS
-    assert_same_rows(told(two), rows)
+    assert_same_rows(step_rows(two), rows)
     assert_same_tensors(served(two), served(one))
 
 
@@ -122,7 +122,7 @@ def test_checkpoint_is_resumed_by_another_number_of_processes(trainings: Trainin
     """From one to two processes, and from two to one: the next step is the same as without the change."""
     for jobs in (trainings.one, trainings.two):
         resumed = jobs[f"{name}, resumed"]
-        assert_same_rows(told(resumed), told(trainings.one[name])[RESUMED:])
+        assert_same_rows(step_rows(resumed), step_rows(trainings.one[name])[RESUMED:])
         assert_same_tensors(served(resumed), served(trainings.one[name]))
 
 

@@ -94,20 +94,20 @@ def samples(step: int) -> list[Sample]:
 
 
 def run(job: Job, dist: DistContext) -> None:
-    """Trains, on every rank. Writes told.json (one row per step), a checkpoint, served.safetensors and whole/."""
+    """Trains, on every rank. Writes steps.json (one row per step), a checkpoint, served.safetensors and whole/."""
     learner, state = build_learner(job.plan, dist)
     store = dist.on_main(lambda: CheckpointStore(job.folder / "checkpoints", kept=5))
     if job.resume is not None:
         store.restore(store.load(job.resume), state)
-    told = []
+    step_rows = []
     for step in range(RESUMED + 1 if job.resume else 1, STEPS + 1):
-        told.append(_step(job, learner, step))
+        step_rows.append(_step(job, learner, step))
         if step == RESUMED:
             store.save(state, Progress(step, PolicyVersion(1, step)))
     served = state.served_tensors()
     state.save_whole(job.folder / "whole")
     if dist.is_main:
-        (job.folder / "told.json").write_text(json.dumps(told))
+        (job.folder / "steps.json").write_text(json.dumps(step_rows))
         save_file(served, job.folder / "served.safetensors")
 
 

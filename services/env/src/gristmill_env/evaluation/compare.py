@@ -149,11 +149,11 @@ def _mean_of(part: Callable[[SampleRecord], float | None]) -> Value:
 
 
 def _cautions(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord]]) -> list[str]:
-    told = []
+    differences = []
     if a.dataset != b.dataset:
-        told.append(f"the data sets are named differently: {a.dataset}; {b.dataset}")
+        differences.append(f"the data sets are named differently: {a.dataset}; {b.dataset}")
     if other := sum(x.prompt != y.prompt for x, y in pairs):
-        told.append(f"{other} of {len(pairs)} prompts are not the same, word for word")
+        differences.append(f"{other} of {len(pairs)} prompts are not the same, word for word")
     what: Mapping[str, tuple[object, object]] = {
         "samples": (a.samples, b.samples),
         "temperature": (a.sampling.temperature, b.sampling.temperature),
@@ -161,4 +161,6 @@ def _cautions(a: Plan, b: Plan, pairs: Sequence[tuple[PromptRecord, PromptRecord
         "max_tokens": (a.sampling.max_tokens, b.sampling.max_tokens),
         "the deciding reward": (a.decides, b.decides),
     }
-    return told + [f"{name} is {x} in the first and {y} in the second" for name, (x, y) in what.items() if x != y]
+    return differences + [
+        f"{name} is {x} in the first and {y} in the second" for name, (x, y) in what.items() if x != y
+    ]

@@ -265,8 +265,8 @@ class RunEvaluations:
         self._observers.evaluation(
             {name: float(value) for name, value in values.items() if isinstance(value, int | float)}, version.step
         )
-        told = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
-        logger.info(line("evaluated", run=self._run_id, version=version, **told, folder=evaluated.folder))
+        scores = {name: values[name] for name in ("pass@1", "total", "truncated", "seconds") if name in values}
+        logger.info(line("evaluated", run=self._run_id, version=version, **scores, folder=evaluated.folder))
 
 
 async def version_left(api: Client, record: RunRecord, server: ModelServers) -> str | None:

@@ -197,8 +197,8 @@ def _load(entry: EntryPoint) -> Definition:
     try:
         target = entry.load()
     except (Exception, SystemExit) as error:
-        told = import_error(where, error)
-        raise RewardError(told.code, str(told), **told.values) from error
+        failed = import_error(where, error)
+        raise RewardError(failed.code, str(failed), **failed.values) from error
     if entry.name not in _REGISTRY:  # the target's decorator may have registered the reward
         if not callable(target):
             raise RewardError(

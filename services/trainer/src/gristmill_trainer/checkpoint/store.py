@@ -95,7 +95,7 @@ class CheckpointStore:
         """
         name = f"step-{progress.step:06d}"
         path, partial = self.folder / name, self.folder / f".{name}.partial"
-        remedy = "The one before it stays, and a trainer that is started again goes on from there"
+        remedy = "The previous checkpoint stays, and a restarted trainer continues from it"
         try:
             with writing(path, CheckpointError, remedy):
                 _write(partial, learner, progress)
