@@ -74,5 +74,4 @@ def segments(folder: str | Path) -> list[Path]:
             f"{folder} has no rollouts: the trajectory API archives acked groups to <run>/rollouts",
             folder=folder,
         )
-    found = [path for path in rollouts.glob(f"*{segment.SUFFIX}") if path.stem.isdecimal()]
-    return sorted(found, key=lambda path: int(path.stem))
+    return segment.files(rollouts)

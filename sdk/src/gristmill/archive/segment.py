@@ -27,6 +27,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -66,6 +67,12 @@ class ArchivedGroup:
     body: bytes
 
 
+def files(folder: Path) -> list[Path]:
+    """Returns the segments in `folder`, oldest first."""
+    found = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+    return sorted(found, key=lambda path: int(path.stem))
+
+
 def opening(run_id: str, created_ms: int) -> bytes:
     """Returns the first bytes of a segment."""
     content = msgspec.msgpack.encode(Opening(run_id=run_id, created_ms=created_ms))
@@ -103,6 +110,15 @@ def parse(frames: bytes, head_size: int) -> ArchivedGroup:
             f"not an archived group: {group_id!r} has {len(body)} bytes, but its head says {size}",
         )
     return ArchivedGroup(group_id, schema, body)
+
+
+def parse_id(frames: bytes, head_size: int) -> str:
+    """Returns the id of the group in `frames` without its body, which may be large. Raises ArchiveError."""
+    try:
+        head = compression.inflate(frames[:head_size], _MAX_HEAD)
+        return _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")[0]
+    except (GristmillError, msgspec.DecodeError) as error:
+        raise ArchiveError("not_an_archived_group", f"not an archived group: {error}") from error
 
 
 def read_opening(file: BinaryIO, name: str) -> Opening | None:
@@ -155,6 +171,22 @@ def read_frames(file: BinaryIO, name: str) -> Iterator[tuple[bytes, int, int]]:
             )
         start = file.tell()
         yield frames, head_size, start
+
+
+def read_ids(file: BinaryIO) -> Iterator[str]:
+    """Yields the group ids after the opening, without reading the groups. Stops at the first damage."""
+    size = os.fstat(file.fileno()).st_size
+    while len(mark := file.read(_MARK.size)) == _MARK.size:
+        magic, _, head_size, length, _ = _MARK.unpack(mark)
+        if magic != _MARK_MAGIC or not 0 < head_size < length or file.tell() + length > size:
+            return
+        try:
+            head = compression.inflate(file.read(head_size), _MAX_HEAD)
+            group_id, _, _ = _HEAD.decode(head[: -_LENGTH.size] + b"\xc4\0")
+        except (GristmillError, msgspec.DecodeError):
+            return
+        yield group_id
+        file.seek(length - head_size, os.SEEK_CUR)
 
 
 _REMEDY = "Move the file elsewhere to read the segments after it."

@@ -1,5 +1,7 @@
 """The task that moves acked groups from Redis to disk, one group in memory at a time.
 
+It also writes what became of the other groups to `<run>/drops.jsonl`: dropped, dead letter, or let go by the archive.
+
 An acked group stays in Redis, and counts against its caps, until it is on disk. A crash of the API, of Redis or of the
 machine loses no group; a group may be written twice. While the disk fails, acked groups are not archived; they are
 counted and logged. Training never waits for the archive longer than the few seconds of `_PAUSES_S`.
@@ -15,19 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 from redis.exceptions import RedisError
 
 from gristmill import GroupError
+from gristmill.archive.drops import DROPS_FILE, Drop, append_drops
+from gristmill.archive.writer import NoRoomError, RunWriter, free_bytes
 from gristmill.logs import line
 from gristmill_api import errors
-from gristmill_api.archive.writer import NoRoomError, RunWriter, free_bytes
 from gristmill_api.conversion import to_binary
 from gristmill_api.errors import ApiProblem
 from gristmill_api.metrics import Metrics
@@ -38,7 +44,7 @@ from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingGroup, Wait
 
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
-_BATCH_GROUPS, _BATCH_BYTES = 64, 16 << 20
+_BATCH_GROUPS, _BATCH_BYTES, _BATCH_FATES = 64, 16 << 20, 1024
 """The most that is written between two fsyncs."""
 _PAUSES_S = (0.2, 1.0, 3.0)
 _LAST_S = 5.0
@@ -86,6 +92,7 @@ class Archiver:
                         with contextlib.suppress(OSError):  # The next group that is written meets it, and is reported.
                             await self._keep_floor()
                         await self._drain()
+                        await self._write_fates()
                         if self._runs_dir is None:
                             await self._step_back()
                 except ApiProblem as error:
@@ -153,6 +160,24 @@ class Archiver:
                 if not await self._queue.keep():
                     return
 
+    async def _write_fates(self) -> None:
+        """Write the fates of groups that are not in the archive. They stay in Redis while the disk fails or is nearly
+        full."""
+        if self._disk_is_full:
+            return
+        for run in await self._queue.waiting_fates():
+            while time.monotonic() < self._deadline and (fates := await self._queue.fates(run.run_id, _BATCH_FATES)):
+                if self._runs_dir is not None:
+                    drops = [_drop(run, fate) for fate in fates]
+                    try:
+                        await asyncio.to_thread(append_drops, self._runs_dir / run.run_id, drops)
+                    except OSError as error:
+                        _LOG.warning(line("archive", run=run.run_id, file=DROPS_FILE, why=str(error)))
+                        return
+                await self._queue.fates_written(run.run_id, len(fates))
+                if not await self._queue.keep():
+                    return
+
     async def _write(self, run: WaitingRun, ids: Sequence[str]) -> tuple[Sequence[str], bool]:
         """The first of these ids that are settled now, and whether they are lost: let go without being on disk.
 
@@ -212,7 +237,13 @@ class Archiver:
             if len(self._writers) >= _OPEN_RUNS:
                 await self._discard(next(iter(self._writers)))
             self._writers[run] = await asyncio.to_thread(
-                RunWriter, folder, run.run_id, run.created_ms, self._max_bytes, self._min_free_bytes
+                RunWriter,
+                folder,
+                run.run_id,
+                run.created_ms,
+                self._max_bytes,
+                self._min_free_bytes,
+                functools.partial(_report_removed, folder.parent, run),
             )
         self._writers.move_to_end(run)
         return self._writers[run]
@@ -249,6 +280,55 @@ def _append(writer: RunWriter, run_id: str, group_id: str, group: WaitingGroup) 
             schema, body = "group", to_binary(body, group_id, run_id, group.version)
     writer.append(group_id, schema, body)
     return len(body)
+
+
+class _Fate(msgspec.Struct):
+    """As log_fate of _moves.lua writes it."""
+
+    group_id: str
+    what: Literal["dropped", "dead", "replayed", "let_go"]
+    reason: str
+    time_ms: int
+    env_id: str | None = None
+    step: int | None = None
+    sequences: int | None = None
+
+
+_FATES = msgspec.json.Decoder(_Fate, strict=False)
+
+
+def _drop(run: WaitingRun, fate: bytes) -> Drop:
+    found = _FATES.decode(fate)
+    return Drop(
+        creation=run.created_ms,
+        group_id=found.group_id,
+        row=_row(found.group_id),
+        what=found.what,
+        reason=found.reason,
+        env_id=found.env_id,
+        step=found.step,
+        sequences=found.sequences,
+        time_ms=found.time_ms,
+    )
+
+
+def _report_removed(folder: Path, run: WaitingRun, ids: Sequence[str], bound: str) -> None:
+    """Records the groups of a segment that the archive removes to keep a bound."""
+    at = int(time.time() * 1000)
+    append_drops(
+        folder,
+        [
+            Drop(creation=run.created_ms, group_id=one, row=_row(one), what="let_go", reason=bound, time_ms=at)
+            for one in ids
+        ],
+    )
+
+
+def _row(group_id: str) -> int:
+    try:
+        return keys.row_of(group_id)
+    except ValueError:
+        return -1
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -1,9 +1,10 @@
-"""Trained groups that wait to be written to disk, and the lock of the process that writes them."""
+"""Trained groups and the fates of other groups that wait to be written to disk, and the lock of the process that writes
+them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -67,11 +68,19 @@ class ArchiveQueue:
 
     async def waiting(self) -> list[WaitingRun]:
         """Returns the runs with groups that wait, oldest run first."""
+        return await self._runs_with(keys.archive)
+
+    async def waiting_fates(self) -> list[WaitingRun]:
+        """Returns the runs with fates that wait, oldest run first."""
+        return await self._runs_with(keys.fates)
+
+    async def _runs_with(self, key: Callable[[str], str]) -> list[WaitingRun]:
+        """Returns the runs whose list of this key is not empty."""
         runs: list[tuple[bytes, float]] = await self._redis.zrange(keys.RUNS, 0, -1, withscores=True)  # type: ignore[assignment]
         ids = [text(run_id) for run_id, _ in runs]
         async with self._redis.pipeline(transaction=False) as pipe:
             for run_id in ids:
-                pipe.llen(keys.archive(run_id))
+                pipe.llen(key(run_id))
             counts = await pipe.execute()
         return [
             WaitingRun(run_id, int(created_ms))
@@ -92,6 +101,14 @@ class ArchiveQueue:
             pipe.hexists(keys.record(run_id), "trainer")
             (schema, version), stored, taken = await pipe.execute()
         return None if stored is None else WaitingGroup(text(schema), stored, text(version or b""), bool(taken))
+
+    async def fates(self, run_id: str, count: int) -> list[bytes]:
+        """Returns the JSON of the fates that wait longest."""
+        return await self._redis.lrange(keys.fates(run_id), 0, count - 1)  # type: ignore[return-value]
+
+    async def fates_written(self, run_id: str, count: int) -> None:
+        """Forget the first `count` fates. They are on disk, or no process archives."""
+        await self._redis.lpop(keys.fates(run_id), count)
 
     async def archived(self, run_id: str, group_ids: Sequence[str], *, lost: bool = False) -> None:
         """Free the bytes of groups that are on disk. `lost`: they are not on disk; the run's status counts them."""

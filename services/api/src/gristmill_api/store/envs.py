@@ -24,10 +24,17 @@ class Environments:
         self._scripts = scripts
         self._ttl_ms = milliseconds(limits.env_ttl_s)
 
-    async def register(self, run_id: str, env_id: str, weight: float | None, allocation: float | None) -> None:
+    async def register(
+        self,
+        run_id: str,
+        env_id: str,
+        weight: float | None,
+        allocation: float | None,
+        heartbeat_s: float | None = None,
+    ) -> None:
         """Register an environment, or change what it registered. Raises ApiProblem (409) if too many are alive, and for
         a run of Atropos' protocol."""
-        numbers = ["" if number is None else repr(number) for number in (weight, allocation)]
+        numbers = ["" if number is None else repr(number) for number in (weight, allocation, heartbeat_s)]
         status = await self._call(run_id, env_id, "register", *numbers, MOST_ENVS)
         if status == "PROTOCOL":
             raise errors.no_permits(run_id)
@@ -53,12 +60,19 @@ class Environments:
             pipe.time()
             for name in names:
                 pipe.zscore(keys.prefix(run_id) + "envs", name)
-                pipe.hmget(f"{keys.prefix(run_id)}env:{name}", "weight", "min_batch_allocation")
+                pipe.hmget(f"{keys.prefix(run_id)}env:{name}", "weight", "min_batch_allocation", "heartbeat_s")
             (seconds, micros), *facts = await pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
         return [
-            Environment(env_id=name, weight=_number(weight), min_batch_allocation=_number(share), alive=until > now_ms)
-            for name, until, (weight, share) in zip(names, facts[::2], facts[1::2], strict=True)
+            Environment(
+                env_id=name,
+                weight=_number(weight),
+                min_batch_allocation=_number(share),
+                heartbeat_s=_number(heartbeat),
+                alive=until > now_ms,
+                last_seen_s=max(now_ms - (until - self._ttl_ms), 0) / 1000,
+            )
+            for name, until, (weight, share, heartbeat) in zip(names, facts[::2], facts[1::2], strict=True)
             if until is not None
         ]
 

@@ -53,6 +53,10 @@ def archive(run_id: str) -> str:
     return f"{prefix(run_id)}archive"
 
 
+def fates(run_id: str) -> str:
+    return f"{prefix(run_id)}fates"
+
+
 def metrics(run_id: str, source: str) -> str:
     return f"{prefix(run_id)}metrics:{source}"
 

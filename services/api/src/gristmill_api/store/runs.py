@@ -34,6 +34,9 @@ FENCE_S: Final = 7 * 86_400.0
 SHORT_AUDIT: Final = 4096
 """Group ids. A longer audit is prepared on a thread."""
 
+_REVISION: Final = ("state", "created_ms", "creation", "digest", "incarnation", "training_steps")
+"""Fields of a record, of which one changes whenever its settings or its state change. A take raises `incarnation`."""
+
 
 class Runs:
     def __init__(self, redis: Redis, scripts: Scripts, limits: Limits, *, archive: bool) -> None:
@@ -126,6 +129,27 @@ class Runs:
             found: list[dict[bytes, bytes]] = await pipe.execute()
         records = [{text(name): value for name, value in fields.items()} for fields in found]
         return [run_record(fields) for fields in records if fields]  # Others were deleted meanwhile.
+
+    async def revisions(self) -> dict[str, str]:
+        """Returns for each run a text that changes with its settings and its state. It does not read the settings."""
+        ids: list[bytes] = await self._redis.zrange(keys.RUNS, 0, -1)  # type: ignore[assignment]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for run_id in ids:
+                pipe.hmget(keys.record(text(run_id)), *_REVISION)
+            found: list[list[bytes | None]] = await pipe.execute()
+        return {
+            text(run_id): " ".join(map(text, values))
+            for run_id, values in zip(ids, found, strict=True)
+            if values[0] is not None  # Others were deleted meanwhile.
+        }
+
+    async def finished(self, within_s: float) -> dict[str, int]:
+        """Returns the runs that finished in the last seconds, with the time of the end in ms."""
+        seconds, _ = await self._redis.time()
+        found: list[tuple[bytes, float]] = await self._redis.zrangebyscore(  # type: ignore[assignment]
+            keys.FINISHED, int((seconds - within_s) * 1000), "+inf", withscores=True
+        )
+        return {text(run_id): int(at) for run_id, at in found}
 
     async def open_run(self, stack: str = DEFAULT_STACK) -> RunRecord | None:
         """Returns the run that the stack works on."""

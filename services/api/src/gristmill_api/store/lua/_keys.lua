@@ -37,12 +37,14 @@
 --   reissue       ZSET    group id -> row: returned or expired, to be issued before any new row
 --   dropped       HASH    group id -> reason; also of groups dropped after their submit
 --   drops         HASH    reason -> count
+--   fates         LIST    JSON of what became of groups that are not in the archive (dropped, dead, replayed, let go), until
+--                         the archiver has written it to drops.jsonl; the newest 65536
 --   tombs         LIST    the ids in trained and dropped, oldest first: the newest 65536 stay. Of a finished run all three
 --                         expire
 --
 --   envs          ZSET    environment id -> deadline, ms, of registered environments; they are alive until then
---   env:<id>      HASH    weight, min_batch_allocation ('' for none), registered_ms; asked_ms (when it last asked for permits,
---                         to within a tenth of its life, or registered); _atropos.lua adds fields
+--   env:<id>      HASH    weight, min_batch_allocation, heartbeat_s ('' for none), registered_ms; asked_ms (when it last asked for
+--                         permits, to within a tenth of its life, or registered); _atropos.lua adds fields
 --   claims        ZSET    name -> deadline, ms: work that one process is to do, 64 at most
 --   claimants     HASH    name -> holder, for the names in claims
 --   deleted       HASH    the record of a run that is being deleted; gone when nothing else is left
@@ -73,6 +75,7 @@ local READY_BY_SIZE = P .. 'kinds'
 local LEASES, EXPIRED, ACKED = P .. 'leases', P .. 'expired', P .. 'acked'
 local PERMITS, HOLDERS, REISSUE = P .. 'permits', P .. 'holders', P .. 'reissue'
 local DROPPED, DROPS, TOMBSTONES = P .. 'dropped', P .. 'drops', P .. 'tombs'
+local FATES = P .. 'fates'
 local ENVS, LATEST, METRICS, LOG = P .. 'envs', P .. 'latest', P .. 'metrics', P .. 'events'
 local CLAIMS, CLAIMANTS = P .. 'claims', P .. 'claimants'
 local DELETED, FENCE = P .. 'deleted', P .. 'fence'

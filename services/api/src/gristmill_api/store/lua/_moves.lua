@@ -7,7 +7,7 @@
 --             ready -> trained                  late ack of an expired batch that was not leased since
 --              dead -> trained                  a take whose checkpoint covers it: its last ack came too late
 
-local MAX_TOMBSTONES, MAX_DEAD, MAX_LATEST = 65536, 1024, 8
+local MAX_TOMBSTONES, MAX_DEAD, MAX_LATEST, MAX_FATES = 65536, 1024, 8, 65536
 local MAX_EXAMPLE_BYTES, EXAMPLE_MS = 1048576, 86400000
 
 local function count(where, sequences, bytes, sign)
@@ -20,6 +20,14 @@ local function count_ready(key, groups)
   if redis.call('HINCRBY', READY_BY_SIZE, key, groups) == 0 then redis.call('HDEL', READY_BY_SIZE, key) end
 end
 local function size_and_env(sequences, env_id) return sequences .. ' ' .. env_id end
+
+-- Record what became of a group, for the file of the run: dropped, dead, replayed or let_go. The group's hash may be gone.
+local function log_fate(id, what, reason, env_id)
+  local facts = redis.call('HMGET', group(id), 'env_id', 'step', 'sequences')
+  redis.call('RPUSH', FATES, cjson.encode({group_id = id, what = what, reason = reason, env_id = env_id or facts[1] or nil,
+    step = tonumber(facts[2] or nil), sequences = tonumber(facts[3] or nil), time_ms = now()}))
+  if redis.call('LLEN', FATES) > MAX_FATES then redis.call('LPOP', FATES) end
+end
 
 -- Take the group out of the state it is in. Returns the state, sequences, bytes, environment.
 local function leave_state(id)
@@ -100,6 +108,7 @@ local function drop(id, reason)
   redis.call('HSET', DROPPED, id, reason)
   redis.call('HINCRBY', DROPS, reason, 1)
   add_tombstone(id)
+  log_fate(id, 'dropped', reason)
   delete_group(id)
   log_event('drop', 'group', id, 'reason', reason)
   publish('permits')
@@ -161,6 +170,7 @@ local function make_dead(id, reason)
   redis.call('HINCRBY', COUNTERS, 'accepted', -1)
   count('dead', sequences, bytes, 1)
   log_event('dead', 'group', id, 'reason', reason)
+  log_fate(id, 'dead', reason)
   publish('permits')
   if redis.call('ZCARD', DEAD) > MAX_DEAD then drop(redis.call('ZRANGE', DEAD, 0, 0)[1], 'dead_letters_full') end
 end

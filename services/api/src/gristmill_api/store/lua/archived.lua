@@ -8,6 +8,7 @@ if not state() then return {'MISSING'} end
 local gone = 0
 for i = 2, #ARGV do
   if redis.call('LREM', ARCHIVE, 1, ARGV[i]) == 1 then
+    if ARGV[1] == '1' then log_fate(ARGV[i], 'let_go', 'archive_lost') end
     delete_group(ARGV[i])
     gone = gone + 1
   end

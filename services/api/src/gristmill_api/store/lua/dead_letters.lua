@@ -22,6 +22,7 @@ for _, id in ipairs(ids) do
       redis.call('HDEL', group(id), 'reason')
       redis.call('HINCRBY', COUNTERS, 'accepted', 1)
       log_event('replay', 'group', id)
+      log_fate(id, 'replayed', 'replayed')
     end
   end
 end

@@ -3,10 +3,10 @@
 -- Register an environment of /v1, record that it is alive, or unregister it: then its share of batches and permits is
 -- free. Environments of Atropos' protocol are registered by atropos_env.lua.
 -- If there are too many, the environment that has been dead the longest is removed.
--- ARGV: environment id, 'register' | 'heartbeat' | 'unregister', ttl ms, weight or '', min batch allocation or '', most
---       environments
+-- ARGV: environment id, 'register' | 'heartbeat' | 'unregister', ttl ms, weight or '', min batch allocation or '', seconds
+--       between its heartbeats or '', most environments
 -- -> {MISSING} | {PROTOCOL}: its environments register at the root | {SUSPENDED}, unless unregistering | {UNKNOWN} | {FULL} | {OK}
-local id, what, ttl, weight, allocation, most = unpack(ARGV)
+local id, what, ttl, weight, allocation, heartbeat, most = unpack(ARGV)
 
 local current = state()
 if not current then return {'MISSING'} end
@@ -28,7 +28,8 @@ if what == 'register' then
     redis.call('ZREM', ENVS, longest[1])
     redis.call('DEL', env(longest[1]))
   end
-  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'asked_ms', now())
+  redis.call('HSET', env(id), 'weight', weight, 'min_batch_allocation', allocation, 'heartbeat_s', heartbeat)
+  redis.call('HSET', env(id), 'asked_ms', now())
   redis.call('HSETNX', env(id), 'registered_ms', now())
   if not known then emit('env', 'env', id) end
 end

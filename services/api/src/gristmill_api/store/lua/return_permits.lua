@@ -49,6 +49,7 @@ else
   redis.call('HINCRBY', DROPS, known and reason or 'other', 1)
   add_tombstone(id)
   log_event('drop', 'group', id, 'reason', reason)
+  log_fate(id, 'dropped', reason, holder)
 end
 publish('permits')
 return {'OK'}

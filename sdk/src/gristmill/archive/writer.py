@@ -1,4 +1,6 @@
-"""Appends groups to the segments of one run. Blocking: the archiver calls it on a thread.
+"""Appends groups to the segments of one run. Blocking: its callers run it on a thread.
+
+The trajectory API writes the acked groups to `<run>/rollouts`, and the trainer its records of them to `<run>/trained`.
 
 Two API processes write to one folder only if one of them was paused for longer than its lock lasts. Each group is one
 write to a file that is opened for appending, so the writes of two processes never mix. A group may then be in the file
@@ -9,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.archive import ArchiveError, segment, segments
+from gristmill.archive import segment
+from gristmill.archive.segment import ArchiveError
 from gristmill.logs import line
 
 _LOG = logging.getLogger(__name__)
@@ -48,13 +52,23 @@ class RunWriter:
     """The archive of one run. Methods raise OSError. After any other than NoRoomError, `sync` the groups before it and
     open another writer."""
 
-    def __init__(self, folder: Path, run_id: str, created_ms: int, max_bytes: int, min_free_bytes: int = 0) -> None:
-        """`folder`: <run>/rollouts, made when missing. `max_bytes`: the most that all segments may take together.
-        `min_free_bytes`: free space that the archive leaves on its disk."""
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str,
+        created_ms: int,
+        max_bytes: int,
+        min_free_bytes: int = 0,
+        on_removed: Callable[[Sequence[str], str], None] | None = None,
+    ) -> None:
+        """`folder`: such as <run>/rollouts, made when missing. `max_bytes`: the most that all segments may take
+        together. `min_free_bytes`: free space that the archive leaves on its disk. `on_removed`: receives the ids of
+        groups in a segment that is removed to keep a bound, and the bound: "max_bytes" or "disk"."""
         self._folder = folder
         self._run = (run_id, created_ms)
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
+        self._on_removed = on_removed
         # A cap below a few segments is kept by smaller ones: only whole segments can go.
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // _SEGMENTS_A_RUN)
         self._file: int | None = None
@@ -81,11 +95,11 @@ class RunWriter:
         while self._min_free_bytes and (free := free_bytes(self._folder)) - size < self._min_free_bytes:
             if not self._older:
                 raise NoRoomError(
-                    f"{self._folder}: {free} bytes are free on this disk, and API_ARCHIVE_MIN_FREE_BYTES keeps "
-                    f"{self._min_free_bytes} free for Redis"
+                    f"{self._folder}: {free} bytes are free on this disk, and the archive keeps {self._min_free_bytes} "
+                    "free (API_ARCHIVE_MIN_FREE_BYTES)"
                 )
             oldest, _ = self._older.pop(0)
-            oldest.unlink(missing_ok=True)
+            self._remove(oldest, "disk")
             _LOG.warning(
                 line("archive", run=self._run[0], removed=oldest.name, free=free, why="the disk is nearly full")
             )
@@ -108,7 +122,7 @@ class RunWriter:
 
     def _resume(self) -> None:
         """Go on with the newest segment, less its torn end, when it is of this run."""
-        self._older = [(path, path.stat().st_size) for path in segments(self._folder)]
+        self._older = [(path, path.stat().st_size) for path in segment.files(self._folder)]
         if not self._older:
             return
         tail = _look(self._older[-1][0])
@@ -146,7 +160,29 @@ class RunWriter:
     def _shrink(self, budget: int) -> None:
         """Remove the oldest segments until those before the current one take `budget` bytes at most."""
         while self._older and sum(size for _, size in self._older) > budget:
-            self._older.pop(0)[0].unlink(missing_ok=True)
+            self._remove(self._older.pop(0)[0], "max_bytes")
+
+    def _remove(self, path: Path, bound: str) -> None:
+        """Reports the ids of a segment and removes it. In this order a crash leaves the group, the report, or both."""
+        ids = _ids(path) if self._on_removed is not None else ()
+        if self._on_removed is None or not ids:
+            path.unlink(missing_ok=True)
+            return
+        try:
+            self._on_removed(ids, bound)
+        except OSError:  # The disk may have no room for the report before the segment is gone.
+            path.unlink(missing_ok=True)
+            self._on_removed(ids, bound)
+        path.unlink(missing_ok=True)
+
+
+def _ids(path: Path) -> list[str]:
+    """Returns the ids of the segment's groups; none if it is missing or damaged at its beginning."""
+    try:
+        with path.open("rb") as file:
+            return [] if segment.read_opening(file, str(path)) is None else list(segment.read_ids(file))
+    except (FileNotFoundError, ArchiveError):
+        return []
 
 
 def _look(path: Path) -> _Tail:

@@ -1,0 +1,95 @@
+"""Groups that are not in a run's archive, and why: `<run>/drops.jsonl`, one JSON object per line.
+
+The trajectory API's archiver appends a line when a group is dropped, becomes a dead letter or is replayed, and when the
+archive lets a trained group go. A crash may write a line twice. Beyond `MAX_BYTES` the file becomes `drops.1.jsonl`,
+which replaces an older file of this name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+DROPS_FILE, OLDER_DROPS_FILE = "drops.jsonl", "drops.1.jsonl"
+MAX_BYTES = 64 << 20
+"""Largest size of each of the two files, about half a million lines."""
+
+
+_CHUNK = 1 << 16
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fate of one group. Of several lines about a group, the last one counts."""
+
+    creation: int
+    """Time of the run's creation, ms. Group ids start again when a run is deleted and created again."""
+    group_id: str
+    row: int
+    """The data set row number; -1 for groups of Atropos' protocol, which have no rows."""
+    what: Literal["dropped", "dead", "replayed", "let_go"]
+    """dropped: not trained on. dead: a dead letter. replayed: a dead letter that is ready again. let_go: trained on,
+    and not or no longer in the archive."""
+    reason: str | None = None
+    """Such as "same_scores" or "stale"; of a group that was let go: "disk", "max_bytes" or "archive_lost"."""
+    env_id: str | None = None
+    step: int | None = None
+    """Step of the oldest weights that sampled the group; None if the group was dropped before its submit."""
+    sequences: int | None = None
+    time_ms: int
+    """When it happened, ms of Unix time."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Drop)
+
+
+def append_drops(run: Path, drops: Iterable[Drop], max_bytes: int = MAX_BYTES) -> None:
+    """Appends to the file of the run's folder. The lines are on disk when this returns. Raises OSError."""
+    lines = b"".join(_ENCODER.encode(drop) + b"\n" for drop in drops)
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / DROPS_FILE
+    if path.exists() and path.stat().st_size + len(lines) > max_bytes:
+        path.replace(run / OLDER_DROPS_FILE)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        size = _without_torn_line(file)
+        if (written := file.write(lines)) < len(lines):
+            os.ftruncate(handle, size)
+            raise OSError(f"{path}: only {written} of {len(lines)} bytes could be written")
+        os.fsync(handle)
+
+
+def read_drops(path: Path, start: int = 0) -> Iterator[tuple[Drop, int]]:
+    """Yields (drop, offset after its line) from byte `start`. Leaves out a torn last line and unknown lines."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                yield _DECODER.decode(line), start
+            except msgspec.DecodeError:
+                continue
+
+
+def _without_torn_line(file: BinaryIO) -> int:
+    """Removes a last line without a newline, which a crash tore. Returns the size."""
+    size = file.seek(0, os.SEEK_END)
+    end = size
+    while end > 0:
+        start = max(0, end - _CHUNK)
+        file.seek(start)
+        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+    return end
