@@ -8,8 +8,10 @@ The modules, in the order in which to read them:
     permits       PermitSession: the calls of an environment, with the heartbeat of its permits
     errors        the exceptions, and ErrorCode with the codes of the API's errors
     archive       read_rollouts: the trained groups of a run on disk
+    rollouts      dataset, sql: the table of all rollouts of a run (docs/rollouts.md), with the extra gristmill[view]
     run           the records that the API returns
     deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
+    view          the program `gristmill`: the state of a run, in the terminal and as data (docs/commands.md)
 
 docs/api.md ends with a complete trainer and a complete environment. The other modules are for Gristmill's own services:
 settings, hyperparameters, plugins, tracking, metrics, logs, redaction, hosts, stall, calls, compression.
@@ -34,12 +36,14 @@ from gristmill.group import (
     GROUP_MEDIA_TYPE,
     PolicyVersion,
     SamplingParams,
+    SequenceText,
     TrajectoryGroup,
     VersionSpan,
 )
 from gristmill.hyperparameters import Hyperparameters
 from gristmill.leases import LeaseSession
 from gristmill.permits import PermitSession
+from gristmill.rollouts import dataset, sql
 from gristmill.run import (
     AtroposRegistration,
     Claim,
@@ -50,6 +54,7 @@ from gristmill.run import (
     MetricsRow,
     Permit,
     PermitGrant,
+    Progress,
     Protocol,
     RunEvent,
     RunRecord,
@@ -90,6 +95,7 @@ __all__ = [
     "PermitGrant",
     "PermitSession",
     "PolicyVersion",
+    "Progress",
     "Protocol",
     "RunEvent",
     "RunRecord",
@@ -97,9 +103,12 @@ __all__ = [
     "RunState",
     "RunStatus",
     "SamplingParams",
+    "SequenceText",
     "SyncClient",
     "TrajectoryGroup",
     "VersionSpan",
+    "dataset",
     "read_archive",
     "read_rollouts",
+    "sql",
 ]

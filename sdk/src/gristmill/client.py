@@ -31,10 +31,16 @@ from gristmill.run import (
     GroupAudit,
     MetricsRow,
     PermitGrant,
+    Progress,
     RunEvent,
     RunRecord,
     RunStatus,
 )
+
+_PAGE = 1000
+"""Records in one call of `runs`."""
+_PROGRESS_STEPS = 12
+"""Steps before the newest whose metrics `progress` reads."""
 
 
 class Client:
@@ -88,6 +94,15 @@ class Client:
         answer = await self._call("GET", "/v1/runs", params={"offset": offset, "limit": limit})
         return [RunRecord.model_validate(row) for row in answer.json()]
 
+    async def runs(self) -> list[RunRecord]:
+        """Returns all runs, the newest first."""
+        found: list[RunRecord] = []
+        while page := await self.list_runs(offset=len(found), limit=_PAGE):
+            found += page
+            if len(page) < _PAGE:
+                break
+        return sorted(found, key=lambda record: -record.created_at)
+
     async def get_run(self, run_id: str) -> RunRecord:
         """Returns the run's record. Raises ApiError `run_missing`."""
         answer = await self._call("GET", f"/v1/runs/{run_id}")
@@ -102,6 +117,13 @@ class Client:
         """Returns the counts of the run. The cost does not grow with the run."""
         answer = await self._call("GET", f"/v1/runs/{run_id}/status")
         return RunStatus.model_validate_json(answer.content)
+
+    async def progress(self, run_id: str) -> Progress:
+        """Returns step, total, reward, speed and remaining time of a run: two cheap calls."""
+        record = await self.get_run(run_id)
+        step = PolicyVersion.parse(record.version).step if record.version else 0
+        rows = await self.metrics(run_id, "trainer", after_step=max(step - _PROGRESS_STEPS, -1), limit=_PAGE)
+        return Progress.of(record, [{**row.values, "step": row.step} for row in rows])
 
     async def register_atropos(self, registration: AtroposRegistration) -> None:
         """Opens the run that Atropos' environments feed (the API's ATROPOS_RUN).
@@ -282,14 +304,23 @@ class Client:
         return int(answer.json()["groups"])
 
     async def register_env(
-        self, run_id: str, env_id: str, weight: float | None = None, min_batch_allocation: float | None = None
+        self,
+        run_id: str,
+        env_id: str,
+        weight: float | None = None,
+        min_batch_allocation: float | None = None,
+        heartbeat_s: float | None = None,
     ) -> None:
         """Registers an environment for a share of permits (`weight`) or of every batch (`min_batch_allocation`).
+
+        `heartbeat_s`: seconds between its heartbeats. Views of the run then report the environment when it misses two.
 
         The environment counts as alive for API_ENV_TTL_S seconds (60) after each heartbeat or request for permits.
         Raises ApiError `too_many_envs`.
         """
-        body = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
+        body: dict[str, Any] = {"env_id": env_id, "weight": weight, "min_batch_allocation": min_batch_allocation}
+        if heartbeat_s is not None:  # an earlier API does not know it
+            body["heartbeat_s"] = heartbeat_s
         await self._call("POST", f"/v1/runs/{run_id}/envs", json=body)
 
     async def environments(self, run_id: str) -> list[Environment]:
@@ -351,7 +382,11 @@ class Client:
         return sources
 
     async def metrics(self, run_id: str, source: str, after_step: int = -1, limit: int = 10_000) -> list[MetricsRow]:
-        """Returns the rows of a source after `after_step`, in order of steps. `limit`: at most 10,000."""
+        """Returns the rows of a source after `after_step`, in order of steps. `limit`: at most 10,000.
+
+        A source of Gristmill's services ("trainer", "eval", ...) may have no rows yet. Raises ApiError `source_missing`
+        for any other source that reported nothing.
+        """
         params = {"after_step": after_step, "limit": limit}
         answer = await self._call("GET", f"/v1/runs/{run_id}/metrics/{source}", params=params)
         return [MetricsRow.model_validate(row) for row in answer.json()]
@@ -385,7 +420,10 @@ class Client:
             await asyncio.sleep(pause)
 
     async def examples(self, run_id: str, limit: int = 1) -> list[Example]:
-        """Returns the readable beginnings of the groups that were submitted last, newest first. `limit`: at most 8."""
+        """Returns the readable beginnings of the groups that were submitted last, newest first. `limit`: at most 8.
+
+        `Example.texts(tokenizer)` returns their prompts and completions as text.
+        """
         answer = await self._call("GET", f"/v1/runs/{run_id}/examples", params={"limit": limit})
         return [Example.model_validate(row) for row in answer.json()]
 

@@ -32,6 +32,8 @@ class Deployment:
     models_dir: Path
     weights_dir: Path
     runs_dir: Path
+    metrics_address: str | None = None
+    """PORT or HOST:PORT of this process' /metrics for Prometheus; None serves no metrics."""
     api_token: str | None = field(default=None, repr=False)
     """Token for the trajectory API, from the file that GRISTMILL_API_TOKEN_FILE names. The token is in a file because
     other users can read a process' command line and environment."""
@@ -56,6 +58,7 @@ class Deployment:
             models_dir=Path(get("MODELS_DIR") or ".gristmill/models"),
             weights_dir=Path(get("WEIGHTS_DIR") or ".gristmill/weights"),
             runs_dir=Path(get("RUNS_DIR") or "runs"),
+            metrics_address=get("METRICS_ADDRESS"),
             api_token=read_secret(environ, "GRISTMILL_API_TOKEN_FILE"),
         )
 

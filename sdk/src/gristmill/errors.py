@@ -111,6 +111,8 @@ class ErrorCode(StrEnum):
     """The run does not exist (404)."""
     RUN_OPEN = "run_open"
     """The stack works on another run, or the run that should be deleted is open (409)."""
+    SOURCE_MISSING = "source_missing"
+    """No such source reported metrics of the run (404)."""
     STORE_FULL = "store_full"
     """The store, or the run, is at its cap (429)."""
     STORE_UNAVAILABLE = "store_unavailable"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -121,7 +122,34 @@ _DECODER = msgspec.msgpack.Decoder(_Wire)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-@dataclass(frozen=True, eq=False)
+class Tokenizer(Protocol):
+    """The method that tokenizers of the packages `transformers` and `tokenizers` share."""
+
+    def decode(self, ids: Any, skip_special_tokens: bool = ...) -> Any: ...
+
+
+class SequenceText(NamedTuple):
+    """One sequence as text."""
+
+    prompt: str
+    """The tokens before the first sampled token, with special tokens."""
+    completion: str
+    """The other tokens, without special tokens. A conversation of several turns is one text."""
+
+
+def sequence_texts(
+    tokenizer: Tokenizer, tokens: Sequence[Sequence[int]], mask: Sequence[Sequence[bool]]
+) -> list[SequenceText]:
+    """Decodes sequences. `mask`: for each token, whether it was sampled."""
+    texts = []
+    for ids, sampled in zip(tokens, mask, strict=True):
+        start = next((place for place, is_sampled in enumerate(sampled) if is_sampled), len(ids))
+        prompt = tokenizer.decode(list(ids[:start]), skip_special_tokens=False)
+        texts.append(SequenceText(str(prompt), str(tokenizer.decode(list(ids[start:]), skip_special_tokens=True))))
+    return texts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class TrajectoryGroup:
     """G scored completions of one prompt. N is the total number of tokens of all sequences.
 
@@ -180,6 +208,23 @@ class TrajectoryGroup:
     def oldest_version(self) -> PolicyVersion:
         """The oldest weights that sampled any token of the group."""
         return min(map(PolicyVersion.parse, {span.version for spans in self.versions for span in spans}))
+
+    def texts(self, tokenizer: Tokenizer) -> list[SequenceText]:
+        """Returns prompt and completion of each sequence as text. See `sequence_texts`."""
+        ends = np.cumsum(self.lengths)[:-1]
+        return sequence_texts(
+            tokenizer,
+            [part.tolist() for part in np.split(self.tokens, ends)],
+            [part.tolist() for part in np.split(self.mask, ends)],
+        )
+
+    def __repr__(self) -> str:
+        """Returns one short line, because the arrays of a group may hold millions of numbers."""
+        rewards = f"{self.rewards.min():.3g}..{self.rewards.max():.3g}"
+        return (
+            f"<TrajectoryGroup {self.group_id} of {self.run_id}, row {self.row}: {self.size} sequences, "
+            f"{len(self.tokens)} tokens, rewards {rewards} (mean {self.rewards.mean():.3g})>"
+        )
 
     def encode(self) -> bytes:
         """Returns the group as bytes of `GROUP_MEDIA_TYPE`.

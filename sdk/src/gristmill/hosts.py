@@ -25,7 +25,7 @@ VARIABLE: Final = "API_ALLOWED_HOSTS"
 CODE: Final = "host_not_allowed"
 STATUS: Final = 421
 """Misdirected Request: the request was sent to a server that does not answer for its host."""
-_ALWAYS: Final = ("localhost", "*.localhost", "api", "model")
+_ALWAYS: Final = ("localhost", "*.localhost", "api", "model", "env", "trainer")
 """Loopback names, and the services of compose.yaml that listen to HTTP."""
 _NAME: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _HEADER: Final = re.compile(r"(?P<name>\[[^\[\]]+\]|[^\[\]:]+)(:\d*)?")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,6 +101,27 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = msgspec.to_builtins(self)
         del values["step"]
         return {name: value for name, value in values.items() if value is not None and value != {}}
+
+
+class Pace(NamedTuple):
+    """Speed of a run over its last steps."""
+
+    seconds_per_step: float
+    tokens_per_second: float
+    """Tokens that the updates put through the model, per second of wall time. Waiting for groups counts."""
+
+
+_PACE_STEPS = 10
+"""Steps over which the speed is measured."""
+
+
+def pace(rows: Sequence[Mapping[str, Any]]) -> Pace | None:
+    """Returns the speed over the last ten steps, or None without a row that has times. `rows`: in order of steps."""
+    timed = [row for row in rows[-_PACE_STEPS:] if isinstance(row.get("seconds"), Mapping)]
+    seconds = sum(float(value) for row in timed for value in row["seconds"].values())
+    if seconds <= 0:
+        return None
+    return Pace(seconds / len(timed), sum(float(row.get("tokens", 0)) for row in timed) / seconds)
 
 
 class JsonlWriter:

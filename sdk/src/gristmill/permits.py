@@ -21,6 +21,8 @@ from gristmill.run import Permit, PermitGrant, RunState
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 8.0
 """Seconds between renewals. The API's permits last API_PERMIT_TTL_S seconds (30), so two renewals may be lost."""
+_BEAT = 3.0
+"""Seconds between reports that the process is alive: a person sees within ten seconds that it was killed."""
 _POLL = 20.0
 _GOODBYE = 5.0
 _REPORT_IDLE_AFTER = 60.0
@@ -61,6 +63,7 @@ class PermitSession:
         self._holder = holder
         self._shares = (weight, min_batch_allocation)
         self._heartbeat = heartbeat
+        self._beat_every = min(heartbeat, _BEAT)
         self._creation: str | None = None
         self._held: dict[str, asyncio.Task[object] | None] = {}
         """The task that works on each permit, by group id; None before the task has begun."""
@@ -72,7 +75,7 @@ class PermitSession:
     async def __aenter__(self) -> PermitSession:
         """Registers the environment. Gives back the permits that an earlier process with the same name left."""
         await self._api.abandon_permits(self._run_id, self._holder)
-        await self._api.register_env(self._run_id, self._holder, *self._shares)
+        await self._register()
         await self._guard.__aenter__()
         self._renewals = [self._guard.create_task(renew()) for renew in (self._renew_permits, self._renew_registration)]
         return self
@@ -223,7 +226,7 @@ class PermitSession:
     async def _renew_registration(self) -> None:
         """Reports that the environment is alive. A process whose work fills all places requests no permits."""
         while True:
-            await asyncio.sleep(self._heartbeat)
+            await asyncio.sleep(self._beat_every)
             try:
                 await self._beat()
             except GristmillError as error:  # The calls for permits decide whether the process can continue.
@@ -235,7 +238,10 @@ class PermitSession:
         except ApiError as error:
             if error.code != ErrorCode.ENV_MISSING:
                 raise
-            await self._api.register_env(self._run_id, self._holder, *self._shares)
+            await self._register()
+
+    async def _register(self) -> None:
+        await self._api.register_env(self._run_id, self._holder, *self._shares, self._beat_every)
 
     async def _leave(self) -> None:
         try:
@@ -268,6 +274,16 @@ class Slots:
     def places(self, places: int) -> None:
         self._places = places
         self._changed.set()
+
+    @property
+    def generating(self) -> int:
+        """How many groups are at the model servers."""
+        return len(self._generating)
+
+    @property
+    def later(self) -> int:
+        """How many groups are in later stages: their completions are scored or stored."""
+        return len(self._groups) - len(self._generating)
 
     async def free(self) -> int:
         """Waits until a place is free, and returns the number of free places."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from gristmill.group import PolicyVersion, SequenceText, Tokenizer, sequence_texts
+from gristmill.metrics import pace
 
 
 class RunState(StrEnum):
@@ -58,6 +62,50 @@ class RunRecord(_Record):
     creation: str = ""
     """Random id of this creation of the run. A run that is deleted and created again under its id has another one. A
     checkpoint keeps it, because group ids start again in each creation."""
+
+
+class Progress(_Record):
+    """How far a run is, from its record and the trainer's newest metrics."""
+
+    run_id: str
+    state: RunState
+    step: int
+    """Finished optimizer steps."""
+    total: int | None
+    """Steps of the whole run; None until a trainer has taken the run."""
+    reward: float | None
+    """Mean reward of the newest step; None before the first step."""
+    reward_parts: dict[str, float] = Field(default_factory=dict)
+    """Mean of each reward in the newest step."""
+    tokens_per_second: float | None
+    """Trained and prompt tokens per second of wall time, over the last ten steps."""
+    seconds_left: float | None
+    """Estimate from the last ten steps; 0 for a finished run; None if unknown."""
+
+    @classmethod
+    def of(cls, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Progress:
+        """`rows`: the trainer's metrics in order of steps, each with its `step`. The last ones are enough."""
+        step = PolicyVersion.parse(record.version).step if record.version else 0
+        # A trainer that resumed from an older checkpoint replaces the rows of later steps one by one.
+        current = [row for row in rows if row["step"] <= step + 1]
+        newest = current[-1] if current else {}
+        step = max(step, newest.get("step", 0))
+        speed = pace(current)
+        left: float | None = None
+        if record.state == RunState.FINISHED:
+            left = 0.0
+        elif speed is not None and record.training_steps is not None:
+            left = max(record.training_steps - step, 0) * speed.seconds_per_step
+        return cls(
+            run_id=record.run_id,
+            state=record.state,
+            step=step,
+            total=record.training_steps,
+            reward=newest.get("reward_mean"),
+            reward_parts=newest.get("reward_parts", {}),
+            tokens_per_second=speed.tokens_per_second if speed is not None else None,
+            seconds_left=left,
+        )
 
 
 class Permit(_Record):
@@ -136,14 +184,29 @@ class RunStatus(_Record):
     """Seconds since an environment asked for permits, accurate to one second; None if no environment asked."""
 
 
+_ON_THE_WAY_S = 1.0
+"""Seconds that a heartbeat may take to the API."""
+
+
 class Environment(_Record):
     """A registered environment."""
 
     env_id: str
     weight: float | None = None
     min_batch_allocation: float | None = None
+    heartbeat_s: float | None = None
+    """Seconds between its heartbeats, as it registered; None if it sends none, or at irregular times."""
     alive: bool
     """Whether the environment sent a request within the API's environment time-out."""
+    last_seen_s: float | None = None
+    """Seconds since its last heartbeat; requests for permits count too, to a tenth of the time-out."""
+
+    @property
+    def late(self) -> bool:
+        """Whether two heartbeats in a row are missing: the environment ended without leaving, or hangs."""
+        if self.heartbeat_s is None or self.last_seen_s is None:
+            return False
+        return self.last_seen_s > 2 * self.heartbeat_s + _ON_THE_WAY_S
 
 
 class Claim(_Record):
@@ -205,6 +268,10 @@ class Example(_Record):
     """Whether the token was sampled, and is trained on."""
     messages: list[Any] | None
     """A text that was cut ends with `[... N characters cut]`."""
+
+    def texts(self, tokenizer: Tokenizer) -> list[SequenceText]:
+        """Returns prompt and completion of each sequence as text: of its tokens here, which may be cut."""
+        return sequence_texts(tokenizer, self.tokens, self.trained)
 
 
 class GroupAudit(_Record):

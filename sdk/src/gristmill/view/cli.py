@@ -1,0 +1,318 @@
+"""The console script `gristmill`: look at runs of any stack, from its API or from the files of a run.
+
+gristmill status            what the run does now (--watch, --json)
+gristmill tail              completions as they come
+gristmill runs              all runs, of the API and in the folders
+gristmill rollouts RUN      single completions, by filters
+gristmill view [RUN]        the page, from the files of runs
+gristmill report RUN        one HTML file about a run
+gristmill sql "SELECT ..."  a query over a run's completions and steps
+gristmill doctor            checks of this machine, with lines for .env
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.deployment import API_URL, MODEL_URL, Deployment
+from gristmill.errors import ApiUnreachable, GristmillError
+from gristmill.view import doctor
+from gristmill.view.facts import read_files
+from gristmill.view.folders import REPORT_FILE, RunFolder, default_roots, list_runs
+from gristmill.view.overview import overview
+from gristmill.view.samples import one_line
+from gristmill.view.status import Place, status, tail
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns the exit code: 0, 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    run: Callable[[argparse.Namespace, Place, Console], int] = options.command
+    try:
+        return run(options, _place(options), console)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except GristmillError as error:
+        print(f"error [{error.code}]: {error}", file=sys.stderr)  # noqa: T201 - the one clear line
+        return 1
+
+
+def _place(options: argparse.Namespace) -> Place:
+    environ = dict(os.environ)
+    if options.token_file:
+        environ["GRISTMILL_API_TOKEN_FILE"] = str(options.token_file)
+    deployment = Deployment.read(environ)
+    return Place(
+        api=options.api or deployment.api_url or API_URL,
+        token=deployment.api_token,
+        roots=tuple(options.runs or default_roots()),
+        models_dir=deployment.models_dir,
+        model_url=deployment.model_url or MODEL_URL,
+        model_named=deployment.model_url is not None,
+    )
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+def runs(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Lists the runs of the API and of the folders."""
+    found: dict[str, dict[str, Any]] = {}
+    client = place.client()
+    try:
+        for record in client.runs():
+            progress = client.progress(record.run_id)
+            found[record.run_id] = {
+                "run": record.run_id, "state": str(record.state), "step": progress.step, "steps": progress.total,
+                "reward": progress.reward, "live": True,
+            }  # fmt: skip
+    except ApiUnreachable:
+        console.print(Text(f"no API answers at {place.api}; runs in folders:", style="dim"), soft_wrap=True)
+    for folder in list_runs(place.roots):
+        if folder.run_id not in found:
+            of_files = overview(read_files(folder.run_id, place.roots))
+            found[folder.run_id] = {
+                "run": folder.run_id, "state": of_files.state, "step": of_files.step, "steps": of_files.steps,
+                "reward": of_files.reward, "live": False,
+            }  # fmt: skip
+    if options.json:
+        print(json.dumps(list(found.values())))  # noqa: T201
+        return 0
+    rows = [
+        {**row, "step": row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"}
+        for row in found.values()
+    ]
+    _say_table(console, ["run", "state", "step", "reward", "live"], rows)
+    return 0
+
+
+# --- rollouts and sql ------------------------------------------------------------------------------------------
+_COLUMNS = ("step", "group_id", "sequence", "env_id", "row", "reward", "finish_reason", "outcome", "completion")
+_ORDERS = ("step", "reward", "completion_tokens", "advantage", "staleness", "seconds", "row")
+
+
+def where(options: argparse.Namespace) -> str:
+    """Returns the SQL condition of the filters of `rollouts`."""
+    conditions = []
+    if options.step:
+        low, _, high = options.step.partition("-")
+        conditions.append(f"step BETWEEN {int(low)} AND {int(high or low)}")
+    equal = {"group_id": options.group, "env_id": options.env, "finish_reason": options.finish_reason}
+    equal |= {"outcome": options.outcome}
+    conditions += [f"{column} = {_quoted(value)}" for column, value in equal.items() if value is not None]
+    if options.reward_min is not None:
+        conditions.append(f"reward >= {options.reward_min!r}")
+    if options.reward_max is not None:
+        conditions.append(f"reward <= {options.reward_max!r}")
+    if options.text is not None:
+        text = _quoted(options.text)
+        conditions.append(f"(contains(lower(prompt), lower({text})) OR contains(lower(completion), lower({text})))")
+    for part in options.part or ():
+        name, _, value = part.partition("=")
+        conditions.append(f"reward_parts[{_quoted(name)}] = {float(value)!r}")
+    return " AND ".join(conditions) or "true"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def rollouts(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Prints single completions."""
+    columns = "*" if options.json else ", ".join(_COLUMNS)
+    order = f"{options.order} {'ASC' if options.ascending else 'DESC'} NULLS LAST, group_id, sequence"
+    query = f"SELECT {columns} FROM rollouts WHERE {where(options)} ORDER BY {order} LIMIT {options.limit:d}"
+    _say_rows(options, console, _query(_run_folder(options.run, place), query))
+    return 0
+
+
+def sql(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Prints the answer to a query over the tables `rollouts` and `steps` of a run."""
+    _say_rows(options, console, _query(_run_folder(options.run, place), options.query))
+    return 0
+
+
+def _query(folder: RunFolder, query: str) -> list[dict[str, Any]]:
+    table = _imported("gristmill.view.rollouts").sql(folder, query)
+    return [{name: _unpaired(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _unpaired(value: Any) -> Any:
+    """Returns the dict of a map column, which Arrow returns as a list of pairs."""
+    pairs = isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
+    return dict(value) if pairs else value
+
+
+def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    if options.json:
+        for row in rows:
+            print(json.dumps(row, default=str))  # noqa: T201
+    elif not rows:
+        console.print("no rows")
+    else:
+        _say_table(console, list(rows[0]), rows)
+
+
+def _run_folder(run: str | None, place: Place) -> RunFolder:
+    """Returns a run by its folder or its id, or the run that was written last."""
+    if run is not None:
+        return RunFolder.open(run, None if Path(run).is_dir() else place.roots)
+    newest = next(iter(list_runs(place.roots)), None)
+    if newest is None:
+        raise GristmillError("no_run", f"no folder of a run is in {', '.join(map(str, place.roots))}")
+    return newest
+
+
+# --- view, report, doctor --------------------------------------------------------------------------------------
+def view(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Serves the page over the files of runs, without an API."""
+    uvicorn, app = _imported("uvicorn"), _imported("gristmill.view.app")
+    folders = [Path(run).resolve() for run in options.run if Path(run).is_dir()]
+    roots = tuple(dict.fromkeys(folder.parent for folder in folders)) or place.roots
+    first = f"/view/{folders[0].name if folders else options.run[0]}" if options.run else "/view"
+    source = _imported("gristmill.view.run_source").RunSource(roots)
+    console.print(Text(f"the page: http://{options.host}:{options.port}{first}   Ctrl-C ends it"), soft_wrap=True)
+    try:
+        uvicorn.run(app.create_app(source), host=options.host, port=options.port, log_level="warning")
+    finally:
+        source.close()
+    return 0
+
+
+def report(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes a self-contained HTML file about a run."""
+    run = _run_folder(options.run, place)
+    path: Path = options.out or run.folders[0] / REPORT_FILE
+    source = _imported("gristmill.view.run_source").RunSource(run.roots)
+    try:
+        asyncio.run(_imported("gristmill.view.report").write_report(source, run.run_id, path))
+    except OSError as error:
+        raise GristmillError("report_not_written", f"{path}: {error.strerror}; name another file with --out") from error
+    finally:
+        source.close()
+    console.print(Text(str(path)), soft_wrap=True)
+    return 0
+
+
+def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Checks this machine."""
+    found = doctor.checks(doctor.examine(os.environ, place.roots[0]))
+    marks = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("failed", "red")}
+    for check in found:
+        word, style = marks[check.state]
+        console.print(Text.assemble((f"{word:<8}", style), (f"{check.name:<17} ", "bold"), check.text), soft_wrap=True)
+    lines = list(dict.fromkeys(line for check in found for line in check.env))
+    if lines:
+        console.print("\nlines for .env:", style="dim")
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
+    return 1 if any(check.state == "failed" for check in found) else 0
+
+
+def _imported(name: str) -> Any:
+    """Imports a module that needs the extra `gristmill[view]`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise GristmillError(
+            "extra_missing",
+            f"this command needs a package that is not installed ({error.name}): pip install 'gristmill[view]'",
+            package=error.name or "",
+        ) from error
+
+
+def _say_table(console: Console, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    names = list(columns)
+    if not console.is_terminal:  # for other programs: one line per row, tabs between the columns
+        print("\t".join(names))  # noqa: T201
+        for row in rows:
+            print("\t".join(_cell(row.get(name)) for name in names))  # noqa: T201
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(Text(one_line(name, 40)))
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name), 80)) for name in names))
+    console.print(table)
+
+
+def _cell(value: Any, longest: int = 4000) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return one_line(str(value), longest).replace("\t", " ")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gristmill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--api", help=f"address of the trajectory API (GRISTMILL_API_URL, default {API_URL})")
+    parser.add_argument("--token-file", type=Path, help="file with a token for it (GRISTMILL_API_TOKEN_FILE)")
+    parser.add_argument(
+        "--runs", type=Path, action="append", help="folder of runs; may be repeated (GRISTMILL_RUNS_DIR, default runs)"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=function.__doc__ or text)
+        found.set_defaults(command=function)
+        return found
+
+    show = command("status", status, "what a run does now")
+    show.add_argument("run", nargs="?", help="id of a run (default: the open run, else the newest)")
+    show.add_argument("--watch", action="store_true", help="show it until the run is finished")
+    show.add_argument("--json", action="store_true", help="one JSON object; with --watch one per second")
+    follow = command("tail", tail, "completions as they come")
+    follow.add_argument("run", nargs="?", help="id of a run (default: the open run)")
+    follow.add_argument("--completions", type=int, default=1, metavar="N", help="completions per group; 0: all (1)")
+    follow.add_argument("--last", type=int, default=4, metavar="N", help="groups so far to begin with, at most 8 (4)")
+    listed = command("runs", runs, "all runs")
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    rows = command("rollouts", rollouts, "single completions of a run")
+    rows.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
+    rows.add_argument("--step", help="a step or a range: 12, 10-20")
+    rows.add_argument("--group", help="id of a group")
+    rows.add_argument("--env", help="id of an environment")
+    rows.add_argument("--outcome", help="trained, ready, leased, dropped, dead, lost, evaluation")
+    rows.add_argument("--reward-min", type=float)
+    rows.add_argument("--reward-max", type=float)
+    rows.add_argument("--finish-reason", help="stop, length, ...")
+    rows.add_argument("--text", help="part of the prompt or the completion")
+    rows.add_argument("--part", action="append", metavar="NAME=VALUE", help="value of one reward; may be repeated")
+    rows.add_argument("--order", choices=_ORDERS, default="step", help="the largest values come first")
+    rows.add_argument("--ascending", action="store_true", help="the smallest values come first")
+    rows.add_argument("--limit", type=int, default=20)
+    rows.add_argument("--json", action="store_true", help="one JSON object per line, with all columns")
+    page = command("view", view, "the page, from the files of runs")
+    page.add_argument("run", nargs="*", help="folders of runs (default: all runs)")
+    page.add_argument("--host", default="127.0.0.1", help="address to listen on; the page asks for no token")
+    page.add_argument("--port", type=int, default=8080)
+    written = command("report", report, "one HTML file about a run")
+    written.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
+    written.add_argument("--out", type=Path, help="the file (default: report.html in the run's folder)")
+    asked = command("sql", sql, "a query over a run's completions")
+    asked.add_argument("query", help="DuckDB's SQL over the tables rollouts and steps")
+    asked.add_argument("--run", help="id or folder of a run (default: the one that was written last)")
+    asked.add_argument("--json", action="store_true", help="one JSON object per line")
+    command("doctor", examine, "checks of this machine, with lines for .env")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

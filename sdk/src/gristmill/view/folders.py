@@ -1,0 +1,174 @@
+"""The files of a run, which may be in several folders.
+
+Locally one folder `runs/<id>` has everything. In Compose the API, the trainer and the environment each write to their
+own volume. So a reader has an ordered list of roots, and looks for `<root>/<id>/...` in each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.archive import segment
+from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
+from gristmill.archive.run_file import RUN_FILE, read_run_file
+from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.deployment import Manifest
+from gristmill.errors import GristmillError, ManifestError
+from gristmill.metrics import METRICS_FILE
+from gristmill.run import RunRecord
+from gristmill.view.growing import read_growing_jsonl
+
+_LOG = logging.getLogger(__name__)
+ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER = "rollouts", "evaluations", "logs"
+REPORT_FILE = "report.html"
+_TRACES = (
+    RUN_FILE, METRICS_FILE, ROLLOUTS_FOLDER, TRAINED_FOLDER, DROPS_FILE, EVALUATIONS_FOLDER, LOGS_FOLDER, "checkpoints",
+    "model",
+)  # fmt: skip
+"""A folder with one of these is the folder of a run."""
+_TOKENIZER_FILE = "tokenizer.json"
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+"""As the API accepts them. No other name may lead out of the roots."""
+
+
+class RunMissingError(GristmillError):
+    """No folder of the run exists."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. Files are read when a method is called, so a run may still be open."""
+
+    run_id: str
+    roots: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, run: str | Path | RunFolder, roots: Iterable[str | Path] | None = None) -> RunFolder:
+        """`run`: a folder such as "runs/quickstart", or a run id. `roots`: default is GRISTMILL_RUNS_DIR, else runs/.
+
+        Raises RunMissingError if no root has a folder of the run.
+        """
+        if isinstance(run, RunFolder):
+            return run
+        path = Path(run)
+        if roots is None and path.is_dir():
+            path = path.resolve()
+            found = cls(path.name, (path.parent,))
+        else:
+            found = cls(str(run), tuple(map(Path, default_roots() if roots is None else roots)))
+        if not _RUN_ID.fullmatch(found.run_id) or not found.folders:
+            places = ", ".join(map(str, found.roots))
+            raise RunMissingError(
+                "run_folder_missing",
+                f"no folder of run {found.run_id!r} is in {places}; name the folder, as in runs/quickstart; "
+                "`gristmill runs` lists the runs",
+                run=found.run_id,
+                roots=places,
+            )
+        return found
+
+    @property
+    def folders(self) -> list[Path]:
+        """The run's folders that exist, in the order of the roots."""
+        return [folder for root in self.roots if (folder := root / self.run_id).is_dir()]
+
+    def find(self, name: str) -> Path | None:
+        """Returns the first file or folder of this name in the run's folders, or None."""
+        return next((path for folder in self.folders if (path := folder / name).exists()), None)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Returns the trainer's rows of metrics, one per step."""
+        path = self.find(METRICS_FILE)
+        return [] if path is None else read_growing_jsonl(path)
+
+    def record(self) -> RunRecord | None:
+        """Returns the settings and the state of the run; None if no API wrote them. Warns of a file of no use."""
+        path = self.find(RUN_FILE)
+        if path is None:
+            return None
+        try:
+            return read_run_file(path)
+        except (GristmillError, OSError) as error:
+            _LOG.warning("the settings of run %s are unknown: %s", self.run_id, error)
+            return None
+
+    def archive_segments(self) -> list[Path]:
+        """Returns the files of the archive, oldest first."""
+        return self._segments(ROLLOUTS_FOLDER)
+
+    def trained_segments(self) -> list[Path]:
+        """Returns the files of the trainer's records, oldest first."""
+        return self._segments(TRAINED_FOLDER)
+
+    def drops(self) -> list[Path]:
+        """Returns the files of dropped groups, oldest first."""
+        return [path for name in (OLDER_DROPS_FILE, DROPS_FILE) if (path := self.find(name)) is not None]
+
+    def evaluations(self) -> list[Path]:
+        """Returns the folders of evaluations, by name."""
+        base = self.find(EVALUATIONS_FOLDER)
+        return [] if base is None else sorted(path.parent for path in base.glob("*/samples.jsonl"))
+
+    def logs(self) -> dict[str, Path]:
+        """Returns the log file of each service by the service's name."""
+        base = self.find(LOGS_FOLDER)
+        return {} if base is None else {path.stem: path for path in sorted(base.glob("*.log"))}
+
+    def tokenizer(self) -> Path | None:
+        """Returns the tokenizer.json of the run's model, or None.
+
+        It is in the trainer's records, in the finished model, or where the manifest of this machine's models says.
+        """
+        for name in (f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/{_TOKENIZER_FILE}", f"model/{_TOKENIZER_FILE}"):
+            if (path := self.find(name)) is not None:
+                return path
+        try:
+            manifest = Manifest.read(Path(os.environ.get("GRISTMILL_MODELS_DIR") or ".gristmill/models"))
+        except ManifestError:
+            return None
+        path = Path(manifest.tokenizer_path) / _TOKENIZER_FILE
+        return path if path.is_file() else None
+
+    def writable(self, name: str) -> Path:
+        """Returns a folder of this name for files that readers make: in the run's folder, else in the user's cache."""
+        existing = self.find(name)
+        for folder in [*([existing] if existing else []), *(folder / name for folder in self.folders)]:
+            try:
+                folder.mkdir(exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+            except OSError:
+                continue  # A volume that is mounted read-only.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        digest = hashlib.sha256("\n".join(str(folder.resolve()) for folder in self.folders).encode()).hexdigest()
+        folder = cache / "gristmill" / f"{self.run_id}-{digest[:12]}" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _segments(self, name: str) -> list[Path]:
+        folder = self.find(name)
+        return [] if folder is None else segment.files(folder)
+
+
+def default_roots() -> Sequence[Path]:
+    """Returns the folders of GRISTMILL_RUNS_DIR, separated as in PATH; runs/ if it is not set."""
+    return [Path(name) for name in (os.environ.get("GRISTMILL_RUNS_DIR") or "runs").split(os.pathsep) if name]
+
+
+def list_runs(roots: Iterable[str | Path] | None = None) -> list[RunFolder]:
+    """Returns the runs in the roots, the one that was written last first."""
+    places = tuple(map(Path, default_roots() if roots is None else roots))
+    found: dict[str, float] = {}
+    for folder in (folder for root in places if root.is_dir() for folder in root.iterdir()):
+        written = [path.stat().st_mtime for name in _TRACES if (path := folder / name).exists()]
+        if written:
+            found[folder.name] = max(found.get(folder.name, 0.0), *written)
+    return [RunFolder(name, places) for name in sorted(found, key=lambda name: -found[name])]

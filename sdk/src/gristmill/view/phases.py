@@ -1,0 +1,107 @@
+"""Reads the lines of the services' logs: the phase of a start, a finished step, a warning, an error."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_TAIL_BYTES = 64 * 1024
+"""Read from the end of a log."""
+_WARNINGS = 5
+_LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<service>\S+) +(?P<level>[A-Z]+) +(?P<text>.*)$")
+"""A line of `gristmill.logs`. vLLM's and Redis' own lines have other forms."""
+_STEP = re.compile(r"^step (?P<step>\d+)/(?P<steps>\d+)  (?P<text>.*?)(?:  seconds: .*)?$")
+_STARTED = re.compile(r"^--- started (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),")
+ANSWERS: Final = "answers"
+"""Phase of a server that has started."""
+_PHASES: Final = (
+    (re.compile(r"\bwarm start step=(\d+)/(\d+)"), "building the model {0}/{1}"),
+    (re.compile(r"\bresolved model=(\S+)"), "the model server starts with {0}"),
+    (re.compile(r"^Fetching (\d+) files:.*?(\d+)/\d+"), "downloading the model {1}/{0} files"),
+    (re.compile(r"Loading safetensors checkpoint shards: .*\| (\d+)/(\d+)"), "loading the weights {0}/{1}"),
+    (re.compile(r"GPU KV cache size|CPU KV cache|init engine"), "the model server prepares its cache"),
+    (re.compile(r"Application startup complete|Uvicorn running"), ANSWERS),
+    (re.compile(r"\bdata set (?:'[^']*'|\S+) .*?: (\d+) rows"), "{0} rows are loaded"),
+    (re.compile(r"waiting for the model server"), "waits for the model server"),
+    (re.compile(r"is open at version none yet"), "waits for the trainer"),
+    (re.compile(r"^waiting for a run"), "waits for a run"),
+    (re.compile(r"^model \S+: (\S+) parameters"), "loads a model of {0} parameters"),
+    (re.compile(r"^took run \S+: incarnation \d+, step (\d+) of (\d+)"), "publishes the weights of step {0}"),
+    (re.compile(r"^(\d+) of (\d+) prompts evaluated"), "evaluates {0}/{1} prompts"),
+    (re.compile(r"^evaluate run=\S+ version=(\S+)"), "evaluates version {0}"),
+    (re.compile(r"^evaluated run=\S+ version=(\S+)"), "generates"),
+    (re.compile(r"^resumed from"), "resumed from a checkpoint"),
+)
+_QUIET: Final = re.compile(r"^refused .*code=run_missing")
+"""Warnings that are part of every start: the launcher and the services look for a run that does not exist yet."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of one line. Every field may be empty."""
+
+    phase: str = ""
+    step: str = ""
+    """The numbers of a finished step, without its times: "step 12/60  reward 0.575 ..."."""
+    steps: int | None = None
+    """Steps of the run, if the line names them."""
+    warning: str = ""
+    error: str = ""
+
+
+def meaning(text: str) -> Meaning:
+    """Returns what a line of a service's output means."""
+    found = _LINE.match(text)
+    words = found["text"] if found else text
+    if found and found["level"] in ("WARNING", "ERROR", "CRITICAL") and not _QUIET.match(words):
+        return Meaning(warning=words) if found["level"] == "WARNING" else Meaning(error=words)
+    if (step := _STEP.match(words)) is not None:
+        line = f"step {step['step']}/{step['steps']}  {step['text']}"
+        return Meaning(step=line, steps=int(step["steps"]), phase=f"step {step['step']}")
+    for pattern, phase in _PHASES:
+        if (match := pattern.search(words)) is not None:
+            steps = int(match[2]) if words.startswith("took run") else None
+            return Meaning(phase=phase.format(*match.groups()), steps=steps)
+    return Meaning()
+
+
+@dataclass
+class Log:
+    """The end of a service's log."""
+
+    path: Path
+    phase: str = ""
+    error: str = ""
+    """The last error, if nothing came after it but its traceback."""
+    steps: int | None = None
+    started: float | None = None
+    """Unix time of the last start."""
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS))
+
+
+def read_log(path: Path) -> Log:
+    """Reads the end of a log that the local launcher wrote."""
+    log = Log(path)
+    with path.open("rb") as file:
+        first = file.readline().decode(errors="replace")
+        size = path.stat().st_size
+        file.seek(max(size - _TAIL_BYTES, 0))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in [first, *lines]:
+        if (started := _STARTED.match(line)) is not None:
+            log.started = time.mktime(time.strptime(started[1], "%Y-%m-%d %H:%M:%S"))
+            log.error = ""
+        found = meaning(line)
+        log.phase = found.phase or log.phase
+        log.steps = found.steps or log.steps
+        if found.warning:
+            log.warnings.append(f"{path.stem}: {found.warning}")
+        if found.error:
+            log.error = found.error
+        elif found.phase:
+            log.error = ""
+    return log

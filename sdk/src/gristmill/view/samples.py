@@ -1,0 +1,100 @@
+"""A few completions of a run for people to read: the newest groups of a live API, as text."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gristmill.group import Tokenizer
+from gristmill.logs import escaped
+from gristmill.run import Example
+from gristmill.sync_client import SyncClient
+
+_LOG = logging.getLogger(__name__)
+_TOKENIZER_FILE = "tokenizer.json"
+_SPECIAL = re.compile(r"<\|[^|>\s]{1,40}\|>|</?s>")
+_LAST_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+_READABLE = 4000
+"""Characters of a prompt or a completion that a person can still read in a terminal."""
+
+
+class Sample(NamedTuple):
+    """One completion of a group."""
+
+    group_id: str
+    prompt: str
+    """The last question if the template is known, else the prompt without special tokens."""
+    completion: str
+    reward: float
+    parts: dict[str, float | None]
+    finish_reason: str | None
+    version: str | None
+
+
+def load_tokenizer(*folders: Path | None) -> Tokenizer | None:
+    """Returns the tokenizer in the first folder that has one; None without a folder or the package `tokenizers`."""
+    for folder in folders:
+        if folder is None or not (folder / _TOKENIZER_FILE).exists():
+            continue
+        try:
+            from tokenizers import Tokenizer as FastTokenizer
+        except ImportError:
+            _LOG.warning("completions are shown as token ids: the package `tokenizers` is not installed")
+            return None
+        tokenizer: Tokenizer = FastTokenizer.from_file(str(folder / _TOKENIZER_FILE))
+        return tokenizer
+    return None
+
+
+def read_samples(client: SyncClient, run_id: str, tokenizer: Tokenizer | None, limit: int = 1) -> list[Sample]:
+    """Returns the first completion of each of the groups that were submitted last, the newest first. `limit`: 1 to 8.
+
+    Raises ApiError and ApiUnreachable as the client does.
+    """
+    return [sample for example in client.examples(run_id, limit) for sample in samples_of(example, tokenizer)[:1]]
+
+
+def samples_of(example: Example, tokenizer: Tokenizer | None) -> list[Sample]:
+    """Returns the completions of one group."""
+    if tokenizer is not None:
+        texts: Sequence[tuple[str, str]] = [
+            (question(text.prompt), text.completion) for text in example.texts(tokenizer)
+        ]
+    elif example.messages:
+        texts = [_of_messages(messages) for messages in example.messages]
+    else:
+        texts = [("", " ".join(map(str, ids))) for ids in example.tokens]
+    return [
+        Sample(
+            group_id=example.group_id,
+            prompt=prompt,
+            completion=completion,
+            reward=reward,
+            parts={name: values[place] for name, values in example.reward_parts.items()},
+            finish_reason=example.finish_reasons[place] if place < len(example.finish_reasons) else None,
+            version=example.version,
+        )
+        for place, ((prompt, completion), reward) in enumerate(zip(texts, example.rewards, strict=False))
+    ]
+
+
+def question(prompt: str) -> str:
+    """Returns the last message of the user in a rendered prompt, or the prompt without special tokens."""
+    found = _LAST_USER.findall(prompt)
+    return (found[-1] if found else _SPECIAL.sub(" ", prompt)).strip()
+
+
+def one_line(text: str, longest: int = _READABLE) -> str:
+    """Returns the text on one line, with control characters visible: a model's text must not control the terminal."""
+    words = escaped(text.strip().replace("\n", " ⏎ "))
+    return words if len(words) <= longest else f"{words[: longest - 1]}…"
+
+
+def _of_messages(messages: Any) -> tuple[str, str]:
+    if not isinstance(messages, list) or not messages:
+        return "", str(messages)
+    contents = [str(message.get("content", "")) if isinstance(message, dict) else str(message) for message in messages]
+    return (contents[-2] if len(contents) > 1 else ""), contents[-1]

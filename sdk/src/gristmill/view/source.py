@@ -1,0 +1,223 @@
+"""The data behind the page: what `app` asks, and the shapes of the answers.
+
+`Source` is the boundary between the page and the data. `RunSource` reads run folders, with live counts if there is an
+API; the tests have one with synthetic runs. The answers are JSON as the page reads it: a value that is unknown is null.
+A float that JSON cannot hold (NaN, infinity) becomes null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NotRequired, Protocol, TypedDict
+
+from gristmill.errors import GristmillError
+
+
+class ViewError(GristmillError):
+    """A request of the page that has no answer: an unknown run, step or group, or an invalid filter."""
+
+    def __init__(self, code: str, message: str, *, status: int = 404, remedy: str = "") -> None:
+        super().__init__(code, message)
+        self.status: Final = status
+        """The HTTP status of the answer."""
+        self.remedy: Final = remedy
+
+
+class RunLine(TypedDict):
+    """One line of the list of runs."""
+
+    run: str
+    state: str
+    """open, suspended, finished; `stopped` if no service works on an unfinished run."""
+    step: int
+    steps: int | None
+    """The step at which the run ends; None: unknown."""
+    reward: float | None
+    """reward_mean of the newest step."""
+    started_ms: int | None
+    live: bool
+    """True if an API reports the run's services."""
+    config_name: str | None
+    rewards: NotRequired[list[float | None]]
+    """At most 60 points of reward_mean, for a sparkline."""
+
+
+class Service(TypedDict):
+    """A process of the run."""
+
+    name: str
+    state: str
+    """up, waiting, down, done or unknown."""
+    version: str | None
+    """The policy version that the service works with."""
+    heartbeat_s: float | None
+    """Seconds since the service was seen last."""
+    detail: str
+    """The current work of the service, as one line of plain text."""
+
+
+class Trouble(TypedDict):
+    """The most important problem of a run."""
+
+    code: str
+    text: str
+    remedy: str
+
+
+class EvaluationPoint(TypedDict):
+    """The score of one evaluation, with its 95 % interval if known."""
+
+    step: int
+    score: float
+    n: int
+    """Number of prompts."""
+    low: float | None
+    high: float | None
+
+
+class Overview(TypedDict):
+    """The state of a run."""
+
+    run: str
+    state: str
+    protocol: str
+    step: int
+    steps: int | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    services: list[Service]
+    queue: dict[str, int]
+    """Groups by state: ready, leased, dead, trained, dropped."""
+    waiting: list[dict[str, str]]
+    """Objects with `who` and `for`."""
+    trouble: Trouble | None
+    settings: dict[str, Any]
+    """Flat: `trainer.learning_rate` -> 0.0001. Without secrets."""
+    evaluations: list[EvaluationPoint]
+    metrics: NotRequired[list[str]]
+    """Names that `series` knows."""
+    live: NotRequired[bool]
+    started_ms: NotRequired[int | None]
+    dropped: NotRequired[dict[str, int]]
+    """Dropped groups by reason."""
+
+
+class Band(TypedDict):
+    """One metric, one value per bucket of steps. `min` and `max` are missing if each bucket holds one step."""
+
+    mean: list[float | None]
+    min: NotRequired[list[float | None]]
+    max: NotRequired[list[float | None]]
+
+
+class Series(TypedDict):
+    """Metrics by step, decimated to a number of buckets."""
+
+    step: list[int]
+    """The last step of each bucket."""
+    series: dict[str, Band]
+    phases: dict[str, list[float | None]]
+    """Mean seconds per phase of a step."""
+
+
+class RolloutPage(TypedDict):
+    """One page of the rollouts that a query selects."""
+
+    total: int
+    rows: list[dict[str, Any]]
+    """Columns of the rollouts table, without tokens and other lists per token."""
+    histogram: NotRequired[list[dict[str, float]]]
+    """Bars over the rewards of all selected rollouts: `low`, `high`, `count`."""
+    recorded: NotRequired[bool]
+    """False if a filter by step finds nothing because the run does not know the step of any trained group."""
+
+
+class News(TypedDict):
+    """What changed in a run since a step."""
+
+    steps: list[dict[str, Any]]
+    """Rows of metrics, flat, oldest first, each with `step`. At most 512."""
+    last_step: int
+    """The newest step. Below the step that was asked for if a trainer resumed from an earlier checkpoint."""
+    overview: Overview
+
+
+class Highlight(TypedDict):
+    """The completions of a step with the highest and the lowest reward."""
+
+    step: int
+    rows: list[dict[str, Any]]
+    """One or two, with the names of the rollouts table."""
+
+
+class Download(StrEnum):
+    """Formats of `Source.download`."""
+
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+ORDERS: Final = ("step", "reward", "completion_tokens", "advantage", "staleness", "seconds", "row")
+"""Columns that the list of rollouts can be sorted by; a leading `-` sorts downwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutQuery:
+    """Filters of the list of rollouts. None: the filter is off."""
+
+    step_from: int | None = None
+    step_to: int | None = None
+    """Inclusive."""
+    group: str | None = None
+    env: str | None = None
+    outcome: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    finish_reason: str | None = None
+    text: str | None = None
+    """Part of the prompt or the completion; letters of both cases are the same."""
+    part: str | None = None
+    """Name of the reward that `part_min` and `part_max` bound."""
+    part_min: float | None = None
+    part_max: float | None = None
+    order: str = "-step"
+    limit: int = 50
+    offset: int = 0
+
+
+class Source(Protocol):
+    """The calls that the page needs. All raise ViewError."""
+
+    async def runs(self) -> list[RunLine]:
+        """Returns the runs, newest first."""
+
+    async def overview(self, run: str) -> Overview:
+        """Returns the state of a run."""
+
+    async def series(self, run: str, names: Sequence[str], points: int) -> Series:
+        """Returns metrics in at most `points` buckets. `names`: a name that ends with `.*` selects a group of metrics,
+        such as `reward_parts.*`. A name that the run does not have is left out."""
+
+    async def step(self, run: str, step: int) -> dict[str, Any]:
+        """Returns the metrics and the groups of a step. `recorded` is False if the run does not know the step of any
+        trained group, so that the list of groups is empty."""
+
+    async def group(self, run: str, group_id: str) -> dict[str, Any]:
+        """Returns a group with its completions and their tokens."""
+
+    async def rollouts(self, run: str, query: RolloutQuery) -> RolloutPage:
+        """Returns a page of rollouts."""
+
+    async def highlights(self, run: str, steps: Sequence[int]) -> list[Highlight]:
+        """Returns the best and the worst completion of some steps. Steps without a known completion are left out."""
+
+    def download(self, run: str, query: RolloutQuery, kind: Download) -> AsyncIterator[bytes]:
+        """Yields a file of the selected rollouts. `limit` and `offset` of the query do not count."""
+
+    async def compare(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Returns the settings that differ between runs."""
+
+    async def news(self, run: str, after_step: int) -> News:
+        """Returns what changed since `after_step`. Cheap: it is called once per second while a page is open."""

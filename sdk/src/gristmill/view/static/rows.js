@@ -1,0 +1,64 @@
+// What lists share: moving through rows by j and k, chips of rewards, outcomes, downloads.
+import { h, visible } from "./dom.js";
+import { reward, shade, words } from "./format.js";
+
+/** Marks one of the elements that `all` returns, and moves the mark. */
+export function cursor(all) {
+  let at = -1;
+  const mark = (to) => {
+    const elements = all();
+    if (!elements.length) return;
+    elements[at]?.removeAttribute("aria-current");
+    at = Math.max(0, Math.min(elements.length - 1, to));
+    elements[at].setAttribute("aria-current", "true");
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    elements[at].scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
+    // Focus follows, so that Tab and a screen reader continue from here.
+    elements[at].querySelector("a:not(.second)")?.focus({ preventScroll: true });
+  };
+  return {
+    keys: {
+      j: () => mark(at + 1),
+      k: () => mark(at - 1),
+      Enter: () => (all()[at]?.querySelector("a:not(.second)"))?.click(),
+    },
+    mark,
+    get at() { return at; },
+    reset() { at = -1; },
+  };
+}
+
+/** A reward on the page's scale from `low` to `high`. */
+export const chip = (value, low, high) => h("span", { class: `chip ${shade(value, low, high)}` }, reward(value));
+
+/** The scale of all chips of a page. */
+export function legend(low, high, name = "reward") {
+  if (!Number.isFinite(low) || !Number.isFinite(high)) return null;
+  return h("span", { class: "scale" }, `${name} `, h("span", {}, reward(low)),
+    [0, 1, 2, 3, 4].map((at) => h("i", { class: `shade-${at}` })), h("span", {}, reward(high)));
+}
+
+/** The least and the greatest of all rewards; the scale has the length 1 at least if all are equal. */
+export function ends(values) {
+  const known = values.filter((value) => Number.isFinite(value));
+  return known.length ? [Math.min(...known), Math.max(...known)] : [NaN, NaN];
+}
+
+/** For a step of a run that does not know the step of its groups. */
+export const NO_RECORDS = "This run has no records of the step that trained on a group: record_rollouts was off, or an older version trained it. Its groups are kept. ";
+
+const OUTCOMES = {
+  trained: "trained on in its step", ready: "waits for the trainer", leased: "its step is done; its content follows with the next checkpoint",
+  dropped: "given up before it was trained on", dead: "a dead letter: no batch can hold it",
+  lost: "trained on, but its content was not archived", evaluation: "an evaluation's completion",
+};
+
+export const outcome = (name, reason) => name ? [
+  h("span", { class: `outcome is-${OUTCOMES[name] ? name : "other"}`, title: OUTCOMES[name] }, visible(words(name))),
+  reason ? h("small", { title: visible(words(reason)) }, visible(words(reason))) : null] : "";
+
+/** The beginning of a text, on one line. */
+export function start(text, length = 160) {
+  const line = String(text ?? "").slice(0, length * 4).replace(/\s+/g, " ").trim();
+  return visible(line.length > length ? `${line.slice(0, length)}…` : line);
+}
