@@ -18,9 +18,12 @@ from fastapi.telemetry import TelemetryConfig
 from redis.exceptions import RedisError
 
 from gristmill import logs
-from gristmill_api import access, atropos, routes
+from gristmill.view.run_source import RunSource
+from gristmill_api import access, atropos, routes, view
 from gristmill_api.access.guard import HostCheck
 from gristmill_api.archive.archiver import Archiver
+from gristmill_api.archive.reports import RunReports
+from gristmill_api.archive.run_files import RunFiles
 from gristmill_api.background import Supervisor, keep_retention, report_addresses
 from gristmill_api.context import Context
 from gristmill_api.http import error_handlers
@@ -43,6 +46,8 @@ def create_app(settings: Settings) -> FastAPI:
     metrics = Metrics(settings.archive_dir)
     store = Store(context_redis, settings.limits, archive=settings.archive_dir is not None)
     context = Context(settings.limits, store, Notifications(), metrics)
+    live = view.LiveRuns(store, settings.view_servers)
+    page = RunSource(settings.roots, live)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -56,6 +61,11 @@ def create_app(settings: Settings) -> FastAPI:
         tasks.start("watch-redis", functools.partial(listen_to_redis, listener, context.notifications, metrics))
         archiver = Archiver(store.archive, context.notifications, metrics, settings.archive_dir, settings.limits)
         tasks.start("archive", archiver.run, archiver.stop)
+        if settings.archive_dir is not None:
+            run_files = RunFiles(store.runs, settings.archive_dir)
+            tasks.start("run-files", run_files.run, run_files.stop)
+            reports = RunReports(store, functools.partial(RunSource, settings.roots, live), settings.archive_dir)
+            tasks.start("reports", reports.run)
         tasks.start("retention", functools.partial(keep_retention, store, settings.limits.run_retention_s))
         reporting = asyncio.create_task(report_addresses(settings.access), name="report-addresses")
         where = settings.archive_dir or "off"
@@ -69,6 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
                 yield
         finally:
             reporting.cancel()
+            page.close()
             await tasks.stop()
             await listener.aclose()
             await context_redis.aclose()
@@ -83,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
     metrics.body_bytes.set_function(lambda: bodies.held)
     app.add_middleware(BodyLimit, limit=settings.limits.max_body_bytes, bodies=bodies)
     access.install(app, settings.access)
+    view.install(app, page, context.notifications)
     app.add_middleware(HostCheck, hosts=settings.access.hosts, atropos_paths=atropos.paths)
     app.add_middleware(CountRequests, metrics=metrics)
     error_handlers.install(app)

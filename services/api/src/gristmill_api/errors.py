@@ -165,6 +165,16 @@ def too_many_claims(run_id: str, most: int) -> ApiProblem:
     )
 
 
+def source_missing(run_id: str, source: str, sources: Sequence[str]) -> ApiProblem:
+    """`sources`: the sources that reported metrics of the run."""
+    return ApiProblem(
+        "source_missing",
+        404,
+        f"no source {source!r} reported metrics of run {run_id!r}.",
+        f"Sources of this run: {', '.join(sources) or 'none so far'}.",
+    )
+
+
 def group_missing(run_id: str, group_id: str) -> ApiProblem:
     return ApiProblem(
         "group_missing",

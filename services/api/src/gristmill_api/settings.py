@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 
+VIEW_DIRS, VIEW_SERVERS = "API_VIEW_DIRS", "API_VIEW_SERVERS"
 ID_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 """Of run and group ids. Run ids name folders, so an id does not start with a dot: `..` is not an id."""
 
@@ -79,6 +81,16 @@ class Settings:
     runs_dir: Path | None = None
     """Acked groups are archived to <runs_dir>/<run id>/rollouts; None: nowhere."""
 
+    view_dirs: tuple[Path, ...] = ()
+    """Further folders with folders of runs, which the page reads: those of the trainer and the environment."""
+    view_servers: tuple[str, ...] = ()
+    """Model servers whose weights the page shows, such as http://model:9001."""
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders that the page reads."""
+        return tuple(dict.fromkeys([*([self.runs_dir] if self.runs_dir else []), *self.view_dirs]))
+
     @property
     def archive_dir(self) -> Path | None:
         """Where to archive; None when archiving is off."""
@@ -86,8 +98,9 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, ATROPOS_RUN, GRISTMILL_RUNS_DIR, the API_* limits and
-        access. An empty variable counts as unset.
+        """From `os.environ`: REDIS_URL, REDIS_PASSWORD_FILE, ATROPOS_RUN, GRISTMILL_RUNS_DIR, API_VIEW_DIRS and
+        API_VIEW_SERVERS (with ':' and ',' between them), the API_* limits and access. An
+        empty variable counts as unset.
 
         Raises ConfigError for a limit that is not positive, a URL that is not a Redis URL, an invalid run id, a
         variable whose name is close to a known name, and values that AccessSettings.read rejects.
@@ -95,7 +108,7 @@ class Settings:
         url = environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
         _check_redis_url(url)
         names = {f"API_{limit.upper()}": limit for limit in Limits.model_fields}
-        known = {*names, *access.NAMES}
+        known = {*names, *access.NAMES, VIEW_DIRS, VIEW_SERVERS}
         for name in environ:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near and name not in known:
@@ -121,6 +134,8 @@ class Settings:
             limits=parse(Limits, given, "environment variables API_*"),
             access=AccessSettings.read(environ),
             runs_dir=Path(environ["GRISTMILL_RUNS_DIR"]) if environ.get("GRISTMILL_RUNS_DIR") else None,
+            view_dirs=tuple(Path(name) for name in (environ.get(VIEW_DIRS) or "").split(os.pathsep) if name),
+            view_servers=tuple(url.strip() for url in (environ.get(VIEW_SERVERS) or "").split(",") if url.strip()),
         )
 
     @property

@@ -26,15 +26,17 @@ class Register(RequestModel):
     """The environment may hold permits in proportion to its weight among live environments; null: no limit."""
     min_batch_allocation: Annotated[float, Field(gt=0, le=1)] | None = None
     """While the environment is alive, this share of every batch is kept for the groups that it can still submit."""
+    heartbeat_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
+    """Seconds between its heartbeats; null: none at regular times. Views of the run report one that misses two."""
 
 
 @router.post("/envs")
 async def register(ctx: Ctx, run_id: RunId, body: Register) -> Environment:
     """Register an environment, or change what it registered. An environment is
     alive while it asks for permits or sends heartbeats."""
-    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation)
+    await ctx.store.envs.register(run_id, body.env_id, body.weight, body.min_batch_allocation, body.heartbeat_s)
     _LOG.info(line("env", run=run_id, env=body.env_id, weight=body.weight, min_batch=body.min_batch_allocation))
-    return Environment(**body.model_dump(), alive=True)
+    return Environment(**body.model_dump(), alive=True, last_seen_s=0)
 
 
 @router.get("/envs")

@@ -25,6 +25,8 @@ MAX_VALUES = 256
 """Metrics in one row, including nested groups."""
 _TRAINER: Final = "trainer"
 """The source that only a trainer may report as."""
+_OWN_SOURCES: Final = frozenset({_TRAINER, "eval", "evaluate", "data.rows"})
+"""Sources of trainer and environment. Readers may ask for their rows before the first one exists."""
 _EVENTS_AT_ONCE = 256
 _EVENTS_WAIT_S = 30.0
 
@@ -96,8 +98,15 @@ async def rows(
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> list[MetricsRow]:
-    """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept."""
-    return await ctx.store.journal.rows(run_id, source, after_step, limit)
+    """A source's rows of the steps after `after_step`, in order. The newest 10,000 are kept.
+
+    A source that never reported is an error, 404 source_missing, except a source of Gristmill's own services."""
+    found = await ctx.store.journal.rows(run_id, source, after_step, limit)
+    if not found and source not in _OWN_SOURCES:
+        sources = await ctx.store.journal.sources(run_id)
+        if source not in sources:
+            raise errors.source_missing(run_id, source, sources)
+    return found
 
 
 @router.get("/events", response_class=EventSourceResponse)
