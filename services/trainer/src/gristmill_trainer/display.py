@@ -1,13 +1,10 @@
-"""The user's views of the training: a progress bar or log lines, and Weights & Biases if enabled."""
+"""The user's view of the training: a progress bar or log lines."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -15,11 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gristmill.logs import LineFormatter
 from gristmill.metrics import StepMetrics
-from gristmill.tracking import ObserverErrors, start_wandb
-from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
-_WANDB = "W&B"
 
 
 class Display:
@@ -78,46 +72,3 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-class WandbTracker:
-    """The trainer's W&B run, in the same group as the environments' W&B runs. The x axis is `policy_step`.
-
-    The group has the name of the run.
-    """
-
-    def __init__(self, run_id: str, settings: TrainerSettings, folder: Path, environ: Mapping[str, str]) -> None:
-        """`folder`: the run's folder. Errors of W&B are logged and counted. Raises ConfigError for a wrong setting."""
-        self.errors = ObserverErrors()
-        self._run: Any = None
-        with self.errors.of(_WANDB):
-            self._run = start_wandb(
-                run_id,
-                "trainer",
-                settings.model_dump(mode="json"),
-                folder,
-                environ,
-                name=settings.wandb_name,
-                project=settings.wandb_project,
-            )
-            self._run.define_metric("policy_step")
-            self._run.define_metric("*", step_metric="policy_step")
-
-    def step(self, metrics: StepMetrics) -> None:
-        """Logs a step's numbers as train/NAME, and the values of a dict as train/NAME/KEY."""
-        if self._run is not None:
-            with self.errors.of(_WANDB):
-                self._run.log({"policy_step": metrics.step, **dict(_flat("train", metrics.values()))})
-
-    def close(self) -> None:
-        """Flushes and closes the W&B run."""
-        if self._run is not None:
-            with self.errors.of(_WANDB):
-                self._run.finish()
-        self.errors.report()
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        return [pair for key, inner in value.items() for pair in _flat(f"{name}/{key}", inner)]
-    return [(name, float(value))] if isinstance(value, int | float) else []

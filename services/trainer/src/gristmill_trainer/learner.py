@@ -38,6 +38,8 @@ class _Update:
     loss: float
     grad_norm: float
     token_stats: TokenStats
+    order: tuple[int, ...]
+    """Index, among the step's samples, of each sequence in `token_stats`."""
 
 
 class Learner:
@@ -97,6 +99,7 @@ class Learner:
                 if not any(sample.trained_tokens for sample in members):
                     continue
                 update = self._update(members, should_continue, untouched=not taken)
+                update = dataclasses.replace(update, order=tuple(part[place] for place in update.order))
                 found = _not_finite(update)
                 if found is None:
                     self.optimizer.step()
@@ -119,6 +122,7 @@ class Learner:
             skipped=None if taken else problem,
             left_out=len(left_out),
             problem=problem,
+            order=tuple(place for update in reported for place in update.order),
         )
 
     def logprobs(
@@ -160,6 +164,7 @@ class Learner:
         )
         entropy_weight = 1.0 / max(int(counts.sum()), 1)
         losses, rows = [], []
+        order: list[int] = []
         for micro in self._micro_batches(samples, weights):
             self._check_abort(should_continue, untouched=untouched)
             with self.policy.compute():
@@ -192,15 +197,17 @@ class Learner:
             # FSDP averages gradients over the ranks, but the losses of the ranks must be summed.
             (loss * self._dist.size).backward()  # type: ignore[no-untyped-call]
             # Values stay on the device until the end of the update, so the GPU can start the next micro-batch.
+            order += micro.index
             losses.append(loss.detach())
             rows.append(TokenStats.rows(tokens, ratios))
         grad_norm = self._clip_gradient()
         loss_sum = sum(loss.item() for loss in losses)
-        shares = self._dist.gather((loss_sum, TokenStats.of(rows)))
+        shares = self._dist.gather((loss_sum, TokenStats.of(rows), order))
         return _Update(
             loss=sum(share[0] for share in shares),
             grad_norm=grad_norm,
             token_stats=TokenStats.join([share[1] for share in shares]),
+            order=tuple(place for share in shares for place in share[2]),
         )
 
     def _clip_gradient(self) -> float:

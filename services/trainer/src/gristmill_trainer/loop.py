@@ -30,7 +30,7 @@ from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.disk import writing
-from gristmill_trainer.display import Display, WandbTracker
+from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.export import Hub, RunFacts, export_model
@@ -38,8 +38,10 @@ from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.model_state import LearnerState
+from gristmill_trainer.observers import Observers
 from gristmill_trainer.publish import Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
+from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
 from gristmill_trainer.watchdog import Watchdog
@@ -92,7 +94,7 @@ class MainRank:
     watchdog: Watchdog
     guard: StallGuard
     metrics: JsonlWriter
-    tracker: WandbTracker | None
+    observers: Observers
     hook: Hook | None
     model_urls: tuple[str, ...]
     display: Display
@@ -107,6 +109,8 @@ class MainRank:
     device: torch.device
     devices: int
     peak_tflops: float | None
+    records: TrainedRecords | None = None
+    """None: `record_rollouts` is off."""
     batch: Batch | None = None
     """The batch of the current step."""
 
@@ -261,7 +265,7 @@ def record_outcome(main: MainRank, step: int, result: StepResult) -> None:
 def report(
     main: MainRank, step: int, result: StepResult, learning_rate: float, seconds: dict[str, float], run_dir: Path
 ) -> StepMetrics:
-    """Sends the step's metrics to metrics.jsonl, the API, the display and the tracker.
+    """Sends the step's metrics to metrics.jsonl, the API, the display and the observers.
 
     If the API refuses a row, as for an invalid metric name, the trainer logs a warning and continues. The row is then
     only missing in the API.
@@ -286,9 +290,10 @@ def report(
         if error.code != "bad_request":
             raise
         _LOG.warning("the API takes no metrics of step %d, which are in the run's folder: %s", step, error)
+    if main.records is not None:
+        main.records.add(main.version(step), main.batch.prepared, result)
     main.display.step(metrics)
-    if main.tracker is not None:
-        main.tracker.step(metrics)
+    main.observers.step(metrics)
     return metrics
 
 

@@ -49,6 +49,8 @@ class StepResult:
     """Updates whose loss or gradient was not finite."""
     problem: str | None = None
     """The non-finite value of the last update left out."""
+    order: tuple[int, ...] = ()
+    """Index, among the step's samples, of each sequence in `token_stats`. With several epochs a sample comes again."""
 
 
 def step_metrics(

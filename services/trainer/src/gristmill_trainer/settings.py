@@ -51,11 +51,20 @@ class TrainerSettings(Hyperparameters):
     after which the trainer is killed (Compose 60, Kubernetes 30). Under torchrun the value is its
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT minus ten."""
 
+    record_rollouts: bool = True
+    """Write to the run's folder what the trainer did with each group: step, outcome, and per token the trainer's
+    log-probability, advantage and entropy (docs/rollouts.md)."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if a device is available."""
     peak_tflops: float | None = Field(default=None, gt=0)
     """Peak that MFU is a share of. Default: the device's peak, if it is known."""
 
+    metrics_address: str | None = Field(default=None, coerce_numbers_to_str=True)
+    """Where the trainer answers Prometheus at /metrics: PORT, which only this machine reaches, or HOST:PORT. Default:
+    GRISTMILL_METRICS_ADDRESS, else nowhere; in Compose the network of the stack."""
+    tensorboard: bool = False
+    """Write the metrics as event files of TensorBoard as well, to tensorboard/ in the run's folder."""
     use_wandb: bool = False
     """Send the metrics to Weights & Biases as well; WANDB_MODE=offline keeps them on this machine."""
     wandb_project: str | None = None

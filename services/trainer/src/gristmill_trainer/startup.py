@@ -22,21 +22,24 @@ from gristmill import (
     SyncClient,
     TrajectoryGroup,
 )
+from gristmill.archive.trained import TRAINED_FOLDER
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
+from gristmill.prometheus import metrics_endpoint
 from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
-from gristmill_trainer.display import Display, WandbTracker
+from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import MainRank, Phases, Training
 from gristmill_trainer.metrics import peak_of
+from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
     FilesystemTransport,
@@ -48,6 +51,7 @@ from gristmill_trainer.publish import (
     claim_publishing,
 )
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
+from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
     TrainerSettings,
@@ -139,6 +143,10 @@ class _MainStart:
         self._stop = stop = StopRequest(grace, torchrun=not alone)
         self._stack.enter_context(stop.stop_on_timeout())  # Converts errors of the objects that close before it.
         with stop.stop_on_timeout():
+            # Before the run is known, so that Prometheus sees a trainer that waits for a run.
+            self._registry = self._stack.enter_context(
+                metrics_endpoint(here.metrics_address or deployment.metrics_address, self._environ)
+            )
             self._api_url = here.rollout_server_url or deployment.api_url or API_URL
             api = self._stack.enter_context(
                 SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
@@ -220,9 +228,11 @@ class _MainStart:
                 else OnDemand(session, prepare)
             )
             stack.callback(batches.close)
-            tracker = WandbTracker(run.run_id, settings, plan.run_dir, self._environ) if settings.use_wandb else None
-            if tracker is not None:
-                stack.callback(tracker.close)
+            observers = open_observers(run.run_id, settings, plan.run_dir, first_step, self._environ, self._registry)
+            stack.callback(observers.close)
+            records = None
+            if settings.record_rollouts:
+                records = stack.enter_context(TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer))
             guard = StallGuard("trainer", STALL)
             stack.callback(guard.close)
             self.main = MainRank(
@@ -236,7 +246,7 @@ class _MainStart:
                 metrics=stack.enter_context(
                     JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
                 ),
-                tracker=tracker,
+                observers=observers,
                 hook=self._hook,
                 model_urls=tuple(server.url for server in self._servers),
                 display=stack.enter_context(Display(settings.training_steps, first_step)),
@@ -248,6 +258,7 @@ class _MainStart:
                 device=policy.device,
                 devices=self._ranks,
                 peak_tflops=peak_of(policy.device, settings.peak_tflops),
+                records=records,
             )
 
 

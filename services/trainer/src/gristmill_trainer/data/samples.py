@@ -165,7 +165,7 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
     if width and group.distill_ids is not None and group.distill_logprobs is not None:
         teacher_ids = group.distill_ids.reshape(-1, width)
         teacher_logprobs = group.distill_logprobs.reshape(-1, width)
-    for start, end in itertools.pairwise(bounds):
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         piece = slice(start, min(end, start + limits.seq_len))
         trained = group.mask[piece].copy()
         trained[0] = False  # No token predicts the first token.
@@ -183,6 +183,7 @@ def _sequences(group: TrajectoryGroup, flat_advantages: F32, limits: Limits) -> 
                 if teacher_ids is not None and teacher_logprobs is not None
                 else None
             ),
+            sequence=index,
         )
 
 

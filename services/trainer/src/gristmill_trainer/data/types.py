@@ -51,6 +51,8 @@ class Sample:
     teacher: Teacher | None = None
     rollout_known: bool = True
     """False for groups of Atropos environments that sent no inference_logprobs."""
+    sequence: int = 0
+    """Index in the group."""
 
     def __len__(self) -> int:
         return len(self.tokens)
