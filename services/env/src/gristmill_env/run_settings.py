@@ -135,6 +135,8 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
         values["server_configs"] = [{"base_url": deployment.model_url}]
     if deployment.run_id:
         values["run_id"] = deployment.run_id
+    if deployment.metrics_address:
+        values["metrics_address"] = deployment.metrics_address
     return values
 
 

@@ -36,11 +36,14 @@ from gristmill import (
 )
 from gristmill.logs import line
 from gristmill.permits import Slots
+from gristmill.prometheus import metrics_endpoint
 from gristmill.stall import StallGuard, StallLimits
+from gristmill.tracking import ObserverErrors
 from gristmill_env.errors import ROW_ERRORS, DropReason, reason_of
 from gristmill_env.evaluation.plan import has_evaluation_set
 from gristmill_env.evaluation.run import RunEvaluations, RunMeasure, version_left
 from gristmill_env.progress import Pace, Tally
+from gristmill_env.prometheus import EnvMetrics
 from gristmill_env.rollouts.generator import UnscoredGroup
 from gristmill_env.rollouts.groups import RolloutGroup, build_group, drop_reason, is_version, trainable, version_spans
 from gristmill_env.run_settings import RunSettings
@@ -88,14 +91,18 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             if measure is not None:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
-            holder = holder_name()
+            worker_id = make_worker_id()
             weight, share = config.inference_weight, config.min_batch_allocation
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
                 # Registers at once, because a run without a live environment may be replaced by another run.
-                async with PermitSession(api, run_id, holder, weight=weight, min_batch_allocation=share) as permits:
-                    observers = observing.enter_context(contextlib.closing(open_observers(run.groups_file)))
+                async with PermitSession(api, run_id, worker_id, weight=weight, min_batch_allocation=share) as permits:
+                    registry = observing.enter_context(metrics_endpoint(config.metrics_address, environ))
+                    metrics = None
+                    if registry is not None:
+                        metrics = functools.partial(EnvMetrics, registry, run_id, permits, session.server)
+                    observers = observing.enter_context(contextlib.closing(open_observers(run.groups_file, metrics)))
                     await record_row_count(api, run_id, task.dataset.label, len(task.dataset))
-                    loop = ServeLoop(run, session, holder, api, permits, observers, measure)
+                    loop = ServeLoop(run, session, worker_id, api, permits, observers, measure)
                     try:
                         async with _watched():
                             await loop.run()
@@ -108,26 +115,27 @@ class ServeLoop:
     """One process' part of a run. `run` is the loop, and the other methods follow the order of a row's stages."""
 
     def __init__(
-        self, run: RunSettings, session: Session, holder: str, api: Client, permits: PermitSession,
+        self, run: RunSettings, session: Session, worker_id: str, api: Client, permits: PermitSession,
         observers: Observers, measure: RunMeasure | None,
     ) -> None:  # fmt: skip
-        """`holder`: this process' name at the API; each process needs a different name. `measure`: None if the run has
-        no evaluations."""
+        """`worker_id`: this process' name at the API; each process needs a different name. `measure`: None if the run
+        has no evaluations."""
         config = run.config
         self.tally = Tally()
         self._config = config
         self._run_id = run.run_id
-        self._holder = holder
+        self._worker_id = worker_id
         self._api = api
         self._server = session.server
         self._dataset = session.task.dataset
         self._generator = session.generator
+        self._correctness = session.task.scorer.correctness
         self._observers = observers
         self._permits = permits
         permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
         if measure is not None:
-            self._evaluations = _evaluations(run, session, holder, api, measure, observers, permits.slots)
+            self._evaluations = _evaluations(run, session, worker_id, api, measure, observers, permits.slots)
         self._trainer: _Trainer | None = None
         self._pace = Pace(run.run_id)
 
@@ -196,8 +204,9 @@ class ServeLoop:
         self, permit: Permit, scored: RolloutGroup, versions: list[list[VersionSpan]], version: PolicyVersion
     ) -> None:
         group = build_group(
-            scored, permit, self._run_id, self._holder, versions, include_messages=self._config.include_messages
-        )
+            scored, permit, self._run_id, self._worker_id, versions,
+            include_messages=self._config.include_messages, correctness=self._correctness,
+        )  # fmt: skip
         try:
             if not await self._permits.submit(group):
                 return
@@ -219,6 +228,7 @@ class ServeLoop:
         logger.info(line("drop", run=self._run_id, group=permit.group_id, row=permit.row, reason=reason, **fields))
         if await self._permits.drop(permit, reason.value):
             self.tally.add(reason)
+            self._observers.dropped(reason)
 
     def _report(self, group: TrajectoryGroup) -> None:
         fields: dict[str, object] = {
@@ -240,7 +250,7 @@ class _Trainer:
     steps: int | None
 
 
-def holder_name() -> str:
+def make_worker_id() -> str:
     """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
     return f"{host}-{os.getpid()}"
@@ -274,14 +284,14 @@ async def _evaluate_afterwards(
         return
     with contextlib.closing(open_observers()) as observers:
         slots = Slots(run.config.workers)
-        evaluations = _evaluations(run, session, holder_name(), api, measure, observers, slots)
+        evaluations = _evaluations(run, session, make_worker_id(), api, measure, observers, slots)
         await evaluations.at_end(version)
 
 
 def _evaluations(
     run: RunSettings,
     session: Session,
-    holder: str,
+    worker_id: str,
     api: Client,
     measure: RunMeasure,
     observers: Observers,
@@ -290,13 +300,14 @@ def _evaluations(
     evaluate = functools.partial(
         measure, generate=functools.partial(session.generator.generate_and_score, evaluation=True)
     )
-    return RunEvaluations(run.config, run.run_id, holder, api, evaluate, observers, slots)
+    return RunEvaluations(run.config, run.run_id, worker_id, api, evaluate, observers, slots)
 
 
 def _observers(
-    run: RunSettings, session: Session, recorded: dict[str, Any], environ: Mapping[str, str], groups: Path | None = None
-) -> Observers:
-    """`groups`: the file for saved groups."""
+    run: RunSettings, session: Session, recorded: dict[str, Any], environ: Mapping[str, str],
+    groups: Path | None = None, metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
+) -> Observers:  # fmt: skip
+    """`groups`: the file for saved groups. `metrics`: opens the metrics for Prometheus."""
     config = run.config
     tracker = saver = None
     if config.use_wandb:
@@ -309,7 +320,7 @@ def _observers(
         def saver() -> GroupSaver:
             return GroupSaver(GroupWriter(groups), run=run.run_id, model=session.served.name, config=config)
 
-    return Observers(tracker, saver)
+    return Observers(tracker, saver, metrics)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Reports a training run to its observers: W&B, and the file of its groups. Their errors never end the run.
+"""Reports a training run to its observers: W&B, the file of its groups, Prometheus. Their errors never end the run.
 
 `Observers` receives every event of the serve loop. `WandbTracker` collects scored prompts in a `Window` of metrics and
 submitted groups in `Rollouts`, a table of text to read, and logs both every few groups.
@@ -9,23 +9,29 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from gristmill import PolicyVersion, TrajectoryGroup
 from gristmill.tracking import ObserverErrors, start_wandb
+from gristmill_env.errors import DropReason
 from gristmill_env.progress import Tally
 from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.groups import Rollout, RolloutGroup
 from gristmill_env.saved import GroupSaver
 from gristmill_env.settings import EnvConfig
 
+if TYPE_CHECKING:  # prometheus.py reads the ScoredPrompt of this file
+    from gristmill_env.prometheus import EnvMetrics
+
 T = TypeVar("T")
 
 _WANDB = "W&B"
 _SAVED = "saved groups"
+_PROMETHEUS = "Prometheus"
 
 
 class Observers:
@@ -36,21 +42,28 @@ class Observers:
     """
 
     def __init__(
-        self, tracker: Callable[[], Tracker] | None = None, saver: Callable[[], GroupSaver] | None = None
+        self,
+        tracker: Callable[[], Tracker] | None = None,
+        saver: Callable[[], GroupSaver] | None = None,
+        metrics: Callable[[ObserverErrors], EnvMetrics] | None = None,
     ) -> None:
-        """`tracker` and `saver` each open an observer. An observer that does not open is omitted.
+        """`tracker`, `saver` and `metrics` each open an observer. An observer that does not open is omitted.
 
         Raises ConfigError when a setting of an observer is wrong.
         """
         self.errors = ObserverErrors()
         self._tracker = self._open(_WANDB, tracker)
         self._saver = self._open(_SAVED, saver)
+        self._metrics = None if metrics is None else self._open(_PROMETHEUS, partial(metrics, self.errors))
 
     def scored(self, prompt: ScoredPrompt) -> None:
         """Reports a scored prompt, whether its group is submitted or dropped."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.scored(prompt)
+        if self._metrics is not None:
+            with self.errors.of(_PROMETHEUS):
+                self._metrics.scored(prompt)
 
     async def submitted(self, group: TrajectoryGroup, texts: Sequence[str], tally: Tally, scored: RolloutGroup) -> None:
         """Reports a submitted group. `texts`: prompt and completion as text, for each sequence of the group."""
@@ -60,12 +73,24 @@ class Observers:
         if self._saver is not None:
             with self.errors.of(_SAVED):
                 await self._saver.save(scored)
+        if self._metrics is not None:
+            with self.errors.of(_PROMETHEUS):
+                self._metrics.finished(None)
+
+    def dropped(self, reason: DropReason) -> None:
+        """Reports a row that was dropped."""
+        if self._metrics is not None:
+            with self.errors.of(_PROMETHEUS):
+                self._metrics.finished(reason)
 
     def evaluation(self, results: Mapping[str, float], step: int) -> None:
         """Reports the evaluation of the weights of training step `step`. `results`: by name, without a prefix."""
         if self._tracker is not None:
             with self.errors.of(_WANDB):
                 self._tracker.evaluation(results, step)
+        if self._metrics is not None:
+            with self.errors.of(_PROMETHEUS):
+                self._metrics.evaluation(results, step)
 
     def close(self) -> None:
         """Flushes and closes every observer, and logs how many errors each observer had."""

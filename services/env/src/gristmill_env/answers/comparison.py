@@ -83,52 +83,52 @@ class Pair:
     """A reference answer and an extracted answer, as LaTeX. Only algebra can decide whether they are equal."""
 
     gold: str
-    stated: str
+    extracted: str
 
 
 Decision = bool | tuple[Pair, ...]
 """True if equal, False if not; or pairs, if the answers are equal exactly when every pair is equal."""
 
 
-def compare(gold: Answer, stated: Answer, tolerance: float = 0.0) -> Decision:
-    """Decides whether `stated` equals the answer `gold`, which must be readable.
+def compare(gold: Answer, extracted: Answer, tolerance: float = 0.0) -> Decision:
+    """Decides whether `extracted` equals the answer `gold`, which must be readable.
 
     Numbers (see `number.equal`) and products of roots and π are compared exactly. `\\text{}` is compared as words,
     tuples and intervals element by element. Answers with the same text are equal. Algebra decides all other cases.
     """
-    if gold.number is not None and stated.number is not None:
-        return equal(gold.number, stated.number, tolerance)
+    if gold.number is not None and extracted.number is not None:
+        return equal(gold.number, extracted.number, tolerance)
     if gold.words is not None:
-        return plain_words(stated.bare) == gold.words
-    if gold.tight == stated.tight:
+        return plain_words(extracted.bare) == gold.words
+    if gold.tight == extracted.tight:
         return True
-    if gold.latex is None or stated.latex is None:
+    if gold.latex is None or extracted.latex is None:
         return False
-    if gold.radical is not None and stated.radical is not None and not tolerance:
-        return gold.radical == stated.radical
-    whole = (Pair(gold.latex, stated.latex),)
-    if unwrapped := _values(gold, stated):
+    if gold.radical is not None and extracted.radical is not None and not tolerance:
+        return gold.radical == extracted.radical
+    whole = (Pair(gold.latex, extracted.latex),)
+    if unwrapped := _values(gold, extracted):
         return compare(*unwrapped, tolerance)
-    if gold.elements is not None and stated.elements is not None:
-        return _compare_elements(gold.elements, stated.elements, whole, tolerance)
+    if gold.elements is not None and extracted.elements is not None:
+        return _compare_elements(gold.elements, extracted.elements, whole, tolerance)
     return whole
 
 
-def _values(gold: Answer, stated: Answer) -> tuple[Answer, Answer] | None:
+def _values(gold: Answer, extracted: Answer) -> tuple[Answer, Answer] | None:
     """Returns both values without `x =`, if both answers name the same letter or only one names a letter."""
-    if gold.named and stated.named:
-        return (gold.named[1], stated.named[1]) if gold.named[0] == stated.named[0] else None
-    if gold.named and not stated.is_relation:
-        return gold.named[1], stated
-    if stated.named and not gold.is_relation:
-        return gold, stated.named[1]
+    if gold.named and extracted.named:
+        return (gold.named[1], extracted.named[1]) if gold.named[0] == extracted.named[0] else None
+    if gold.named and not extracted.is_relation:
+        return gold.named[1], extracted
+    if extracted.named and not gold.is_relation:
+        return gold, extracted.named[1]
     return None
 
 
-def _compare_elements(gold: Elements, stated: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
-    if gold.brackets != stated.brackets:
+def _compare_elements(gold: Elements, extracted: Elements, whole: tuple[Pair, ...], tolerance: float) -> Decision:
+    if gold.brackets != extracted.brackets:
         return whole
-    golds, found = ([read_answer(item) for item in side.items] for side in (gold, stated))
+    golds, found = ([read_answer(item) for item in side.items] for side in (gold, extracted))
     if not all(answer.readable for answer in golds):
         return whole
     if not gold.ordered:

@@ -78,24 +78,24 @@ def normalized_number(bare: str) -> Number | None:
     return None if suffix is None else Number(sign * value, percent=suffix == "percent", decimal=decimal)
 
 
-def equal(gold: Number, stated: Number, tolerance: float = 0.0) -> bool:
-    """Whether both are the same number, or |stated − gold| ≤ tolerance · |gold|.
+def equal(gold: Number, extracted: Number, tolerance: float = 0.0) -> bool:
+    """Whether both are the same number, or |extracted − gold| ≤ tolerance · |gold|.
 
     25% equals 0.25, and also 25, because reference answers often omit the sign when the question asks for a percentage.
     A decimal equals a fraction that does not terminate if both round to the same six places.
     """
-    return any(_close(gold, g, stated, s, tolerance) for g, s in _readings(gold, stated))
+    return any(_close(gold, g, extracted, s, tolerance) for g, s in _readings(gold, extracted))
 
 
 def _plain(text: str) -> Fraction:
     return Fraction(text.replace(",", ""))
 
 
-def _readings(gold: Number, stated: Number) -> list[tuple[Fraction, Fraction]]:
+def _readings(gold: Number, extracted: Number) -> list[tuple[Fraction, Fraction]]:
     """Returns pairs of values to compare. The second reading of a percent is the bare number, unless it is below 1."""
-    readings = [(_ratio(gold), _ratio(stated))]
-    if gold.percent != stated.percent and abs(gold.value) >= 1:
-        readings.append((gold.value, stated.value))
+    readings = [(_ratio(gold), _ratio(extracted))]
+    if gold.percent != extracted.percent and abs(gold.value) >= 1:
+        readings.append((gold.value, extracted.value))
     return readings
 
 
@@ -103,10 +103,10 @@ def _ratio(number: Number) -> Fraction:
     return number.value / 100 if number.percent else number.value
 
 
-def _close(gold: Number, g: Fraction, stated: Number, s: Fraction, tolerance: float) -> bool:
+def _close(gold: Number, g: Fraction, extracted: Number, s: Fraction, tolerance: float) -> bool:
     if abs(s - g) <= Fraction(tolerance) * abs(g):
         return True
-    if gold.decimal == stated.decimal or _terminates(s if gold.decimal else g):
+    if gold.decimal == extracted.decimal or _terminates(s if gold.decimal else g):
         return False
     return bool(g) == bool(s) and round(g, _PLACES) == round(s, _PLACES)
 

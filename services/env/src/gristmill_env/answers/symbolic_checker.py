@@ -36,16 +36,16 @@ def checker(settings: bytes) -> Callable[[bytes], bytes]:
 def decide(check: Check) -> Outcome:
     """Decides whether all extracted answers equal their references. Stops at the first answer that does not."""
     one = _extract if check.extract else _decide
-    outcomes = (one(gold, stated, check.tolerance) for gold, stated in check.pairs)
+    outcomes = (one(gold, extracted, check.tolerance) for gold, extracted in check.pairs)
     return next((outcome for outcome in outcomes if outcome is not Outcome.SAME), Outcome.SAME)
 
 
 @lru_cache(maxsize=2048)
-def _decide(gold: str, stated: str, tolerance: float) -> Outcome:
+def _decide(gold: str, extracted: str, tolerance: float) -> Outcome:
     golds = _parsed(gold)
     if golds is None:
         return Outcome.UNREADABLE_GOLD
-    found = _parsed(stated)
+    found = _parsed(extracted)
     if found is None:
         return Outcome.DIFFERENT
     if _close(golds[0], found[0], tolerance):
@@ -78,28 +78,28 @@ def _parsed(latex: str) -> list[Any] | None:
     return read if read and not isinstance(read[0], str) else None
 
 
-def _surely_different(gold: Any, stated: Any) -> bool:
+def _surely_different(gold: Any, extracted: Any) -> bool:
     """Whether two expressions differ in value at a test point, so that no simplification can make them equal.
 
     Applies only to expressions that Math-Verify compares as values. Sets, relations and single letters are excluded,
     and so are decimals and percents, which Math-Verify rounds. `simplify` takes a hundred times as long to fail.
     """
-    if not (_is_plain(gold) and _is_plain(stated)):
+    if not (_is_plain(gold) and _is_plain(extracted)):
         return False
-    letters = sorted(gold.free_symbols | stated.free_symbols, key=str)
+    letters = sorted(gold.free_symbols | extracted.free_symbols, key=str)
     point = {letter: sympy.Rational(7 * n + 5, 11 * n + 13) for n, letter in enumerate(letters)}
     try:
-        here, there = (side.subs(point).evalf(_DIGITS) for side in (gold, stated))
+        here, there = (side.subs(point).evalf(_DIGITS) for side in (gold, extracted))
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return False  # sympy cannot decide; Math-Verify may
     return _is_real(here) and _is_real(there) and bool(abs(here - there) > _APART * (1 + abs(here)))
 
 
-def _surely_same(gold: Any, stated: Any) -> bool:
+def _surely_same(gold: Any, extracted: Any) -> bool:
     """Whether two small polynomials have the same coefficients. Takes a tenth of the time of `simplify`."""
-    if not (_is_plain(gold) and _is_plain(stated)):
+    if not (_is_plain(gold) and _is_plain(extracted)):
         return False
-    difference = gold - stated
+    difference = gold - extracted
     letters = difference.free_symbols
     if not difference.is_polynomial(*letters) or difference.count_ops() > _SMALL_OPERATIONS:
         return False
@@ -120,9 +120,9 @@ def _is_real(value: Any) -> bool:
     return bool(value.is_Float or value.is_Integer)
 
 
-def _close(gold: Any, stated: Any, tolerance: float) -> bool:
-    """Whether |stated − gold| ≤ tolerance · |gold| for two real numbers."""
-    if not tolerance or not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, stated)):
+def _close(gold: Any, extracted: Any, tolerance: float) -> bool:
+    """Whether |extracted − gold| ≤ tolerance · |gold| for two real numbers."""
+    if not tolerance or not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, extracted)):
         return False
-    here, there = gold.evalf(_DIGITS), stated.evalf(_DIGITS)
+    here, there = gold.evalf(_DIGITS), extracted.evalf(_DIGITS)
     return _is_real(here) and _is_real(there) and bool(abs(there - here) <= tolerance * abs(here))

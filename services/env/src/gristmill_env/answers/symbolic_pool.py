@@ -47,8 +47,8 @@ class Check(msgspec.Struct, frozen=True, array_like=True):
     @property
     def shown(self) -> str:
         """The checked answers, short enough for a message."""
-        stated = ", ".join(pair[1] for pair in self.pairs)
-        return f"the check of {stated if len(stated) <= _SHOWN else stated[: _SHOWN - 1] + '…'!r}"
+        extracted = ", ".join(pair[1] for pair in self.pairs)
+        return f"the check of {extracted if len(extracted) <= _SHOWN else extracted[: _SHOWN - 1] + '…'!r}"
 
 
 def check_limits(cpu: float) -> Limits:

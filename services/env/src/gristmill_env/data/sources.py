@@ -150,7 +150,7 @@ def _read_csv(path: Path) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    import pyarrow.parquet  # type: ignore[import-untyped]  # here: slow to import, and few runs need it
+    import pyarrow.parquet  # here: slow to import, and few runs need it
 
     return list(pyarrow.parquet.read_table(path).to_pylist())
 

@@ -29,6 +29,7 @@ from gristmill_env.errors import (
     RewardError,
     reason_of,
 )
+from gristmill_env.evaluation.page import write_evaluation_page
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
 from gristmill_env.evaluation.samples import SampleFile, answered, skipped
@@ -91,6 +92,7 @@ async def evaluate(
         summary = summarise(plan, file.finish())
         evaluated = Evaluated(plan, summary, file.folder, started=started, ended=time.time(), resumed=resumed)
         write_results(evaluated)
+        write_evaluation_page(evaluated)
         return evaluated
 
     with progress:
@@ -145,18 +147,18 @@ class RunEvaluations:
         self,
         config: EnvConfig,
         run_id: str,
-        holder: str,
+        worker_id: str,
         api: Client,
         evaluate: Callable[[str], Awaitable[Evaluated]],
         observers: Observers,
         slots: Slots,
     ) -> None:
-        """`holder`: this process' name at the API. `evaluate`: evaluates the model servers' weights, given the newest
-        version. `observers` receive the results, as the API does. `slots`: the places of rollouts, of which an
+        """`worker_id`: this process' name at the API. `evaluate`: evaluates the model servers' weights, given the
+        newest version. `observers` receive the results, as the API does. `slots`: the places of rollouts, of which an
         evaluation closes some (`eval_handling`)."""
         self._config = config
         self._run_id = run_id
-        self._holder = holder
+        self._worker_id = worker_id
         self._api = api
         self._evaluate = evaluate
         self._observers = observers
@@ -231,8 +233,8 @@ class RunEvaluations:
             await asyncio.sleep(_EVERY)
 
     async def _claim(self, due: int) -> bool:
-        holder = await self._api.claim(self._run_id, f"evaluation-{due}", self._holder, _TTL)
-        return holder == self._holder
+        holder = await self._api.claim(self._run_id, f"evaluation-{due}", self._worker_id, _TTL)
+        return holder == self._worker_id
 
     async def _evaluate_under_claim(self, version: PolicyVersion, due: int) -> bool:
         """Evaluates, and renews the claim meanwhile. Returns False if it loses the claim and gives up."""

@@ -45,6 +45,11 @@ class ModelServers:
         self._is_published: Callable[[str], bool] | None = None
 
     @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The servers with their states and loads, in the order of the settings."""
+        return self._endpoints
+
+    @property
     def description(self) -> str:
         """The servers' addresses, for messages."""
         return ", ".join(endpoint.server.url for endpoint in self._endpoints)

@@ -81,7 +81,7 @@ async def accuracy(
     decision = compare(gold, read_answer(extracted), tolerance)
     if isinstance(decision, bool):
         return float(decision)
-    return _score(await symbolic_pool().check(((pair.gold, pair.stated) for pair in decision), tolerance))
+    return _score(await symbolic_pool().check(((pair.gold, pair.extracted) for pair in decision), tolerance))
 
 
 def _score(outcome: Outcome) -> float | None:

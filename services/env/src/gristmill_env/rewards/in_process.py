@@ -61,6 +61,10 @@ class ProcessReward(Reward):
     def extracted(self, completion: str, row: Mapping[str, Any]) -> str | None:
         return self.inner.extracted(completion, row)
 
+    @property
+    def runs_user_extraction(self) -> bool:
+        return self.inner.runs_user_extraction
+
     def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
         if isinstance(self.inner, ComposedReward):
             raise RewardError(

@@ -123,6 +123,11 @@ class Reward(ABC):
         answer = final_answer(completion)
         return None if answer is None else canonical_answer(answer)
 
+    @property
+    def runs_user_extraction(self) -> bool:
+        """Whether `extracted` calls a user's function."""
+        return False
+
     def leaves(self) -> dict[str, Reward]:
         """Returns the reward's parts by their full names ("r1/accuracy"). A reward without parts returns itself."""
         return {self.name: self}
@@ -199,6 +204,13 @@ class FunctionReward(Reward):
         except Exception as error:  # the user's code
             reason = f"reward '{self.name}' cannot say what a completion states: {type(error).__name__}: {error}"
             raise RewardError("reward_raised", reason, reward=self.name, error=type(error).__name__) from error
+
+    @property
+    def runs_user_extraction(self) -> bool:
+        extract: Any = self.extract_answer
+        extract = extract.func if isinstance(extract, partial) else extract
+        module = getattr(extract, "__module__", None) or ""
+        return extract is not None and not module.startswith("gristmill_env.")
 
     def bind(self, schema: RowSchema, name: str, execution: Execution) -> list[Task]:
         inputs = resolve(self.name, self.arguments, schema)

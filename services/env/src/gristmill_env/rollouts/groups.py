@@ -7,6 +7,7 @@ A `Transcript` grows turn by turn and becomes a `Rollout`. The scored rollouts o
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,13 +21,17 @@ from gristmill.group import MAX_OBJECT_BYTES
 from gristmill_env.data import Item, Message, assistant
 from gristmill_env.errors import DropReason, UnpublishedWeightsError
 from gristmill_env.inference import Completion, LabelSpan
-from gristmill_env.rewards import Score
+from gristmill_env.rewards import CorrectnessReward, Score
 from gristmill_env.rollouts.prompts import Prompt
 
 logger = logging.getLogger(__name__)
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+_LONGEST_ANSWER = 1000
+"""Characters of an answer that a group carries for the table of rollouts."""
+_LONGEST_TEXT = 20_000
+"""Characters of a completion whose answer is extracted for the table of rollouts."""
 _SAME = 1e-9
 """Totals whose difference is less than this are the same, because sums of equal parts may differ in the last bits."""
 
@@ -217,10 +222,12 @@ def build_group(
     versions: list[list[VersionSpan]],
     *,
     include_messages: bool = False,
+    correctness: CorrectnessReward | None = None,
 ) -> TrajectoryGroup:
     """Returns the group to train on: the trainable rollouts. `versions`: a list of spans per rollout of the group.
 
-    The token ids are the ids that were sent and sampled; nothing is tokenized here. Raises GroupError.
+    `correctness`: finds the answers of completions for the table of rollouts. The token ids are the ids that were sent
+    and sampled; nothing is tokenized here. Raises GroupError.
     """
     kept = trainable(group)
     rollouts = [group.rollouts[n] for n in kept]
@@ -244,7 +251,25 @@ def build_group(
         sampling=group.sampling,
         versions=[versions[n] for n in kept],
         messages=_messages(group, kept) if include_messages else None,
+        meta=_facts(group, rollouts, correctness),
     )
+
+
+def _facts(group: RolloutGroup, kept: list[Rollout], correctness: CorrectnessReward | None) -> dict[str, object]:
+    """Returns what the table of rollouts shows (docs/rollouts.md) and no other field of the group says."""
+    facts: dict[str, object] = {"seconds": round(group.seconds, 3), "submitted_ms": int(time.time() * 1000)}
+    if group.item.answer is not None and len(group.item.answer) <= _LONGEST_ANSWER:
+        facts["answer"] = group.item.answer
+    # A user's own extraction does not run here, on the event loop.
+    if correctness is not None and correctness.compares and not correctness.reward.runs_user_extraction:
+        facts["extracted"] = [_extracted(rollout.text, group.item, correctness) for rollout in kept]
+    return facts
+
+
+def _extracted(text: str, item: Item, correctness: CorrectnessReward) -> str | None:
+    """Returns the answer in a completion; None for long texts, whose extraction would hold up the event loop."""
+    found = correctness.reward.extracted(text, item.columns) if len(text) <= _LONGEST_TEXT else None
+    return found if found is not None and len(found) <= _LONGEST_ANSWER else None
 
 
 def _joined(prompts: Iterable[ArrayLike], completions: Iterable[ArrayLike], dtype: type[Scalar]) -> NDArray[Scalar]:

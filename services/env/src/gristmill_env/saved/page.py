@@ -1,29 +1,26 @@
-"""Saved groups as one self-contained HTML page, with page.css and page.js.
+"""Saved groups as one self-contained HTML page, from templates/groups.html in the look of the other reports.
 
-The page is written group by group, so that the HTML of a long file need not fit into memory.
-
-A model's text is untrusted, so all of it is escaped. As a second defence, the page's content security policy allows
-only the page's own script and style, by their hashes, and no network requests.
+The page is written group by group, so that the HTML of a long file need not fit into memory. `Reports`
+escapes every text. The page's policy allows only its own script and style.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gristmill.redaction import redact
+from gristmill.view.report import Reports
 from gristmill_env.durable import complete_file
 from gristmill_env.saved.group import Message, SavedCompletion, SavedGroup, content_of
-from gristmill_env.saved.summary import GroupStats, Values, all_same, figure, histogram, quantile
+from gristmill_env.saved.summary import SAME, GroupStats, Values, all_same, figure, histogram, quantile
 
 _HEIGHT = 72
 _TEASER = 140
+_THOUGHT = "<think>"
 
 
 def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: str) -> GroupStats:
@@ -32,54 +29,59 @@ def write_page(groups: Callable[[], Iterable[SavedGroup]], path: Path, title: st
     Returns the summary at the top of the page.
     """
     summary = GroupStats.of(groups())
-    style, script = _resource("page.css"), _resource("page.js")
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    first = next(iter(groups()), None)
+    scale = Scale(summary.rewards.low, summary.rewards.high) if summary.rewards.count else Scale(0.0, 0.0)
+    script = (files("gristmill_env.saved") / "templates" / "groups.js").read_text(encoding="utf-8")
+    parts = Reports("gristmill_env.saved").render(
+        "groups.html",
+        title,
+        script,
+        empty=first is None,
+        origin=_origin(first),
+        facts=_facts(summary),
+        warning=_every_group_same(summary),
+        bars=_bars(summary),
+        height=_HEIGHT,
+        ends=_ends(summary),
+        rewards=list(_rewards(summary, _weights(first))),
+        settings=_shown(redact(first.settings)) if first is not None and first.settings else {},
+        scale=scale if summary.rewards.count else None,
+        names=list(summary.parts),
+        groups=(shown_group(group, at, scale, list(summary.parts)) for at, group in enumerate(groups())),
     )
     with complete_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as page:
-        page.write(
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy)}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<meta name="color-scheme" content="light dark">\n'
-            f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        )
-        first = next(iter(groups()), None)
-        page.write(head_html(title, first, summary))
-        page.write('<main id="groups">\n')
-        for number, group in enumerate(groups()):
-            page.write(group_html(group, number, opened=number == 0))
-        page.write(f"</main>\n<script>{script}</script>\n</body>\n</html>\n")
+        page.writelines(parts)
     return summary
 
 
-def _resource(name: str) -> str:
-    return (files("gristmill_env.saved") / name).read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class Scale:
+    """The least and the greatest total of the whole file. All colours of the page use it."""
+
+    low: float
+    high: float
+
+    def shade(self, completion: SavedCompletion) -> str:
+        """Returns one of five classes; the middle class if all totals are the same."""
+        if completion.error is not None:
+            return "shade-failed"
+        if completion.total is None:
+            return "shade-none"
+        if self.high - self.low < SAME:
+            return "shade-2"
+        return f"shade-{round(4 * (completion.total - self.low) / (self.high - self.low))}"
 
 
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-def head_html(title: str, first: SavedGroup | None, summary: GroupStats) -> str:
-    """Renders the top. `first`: the group that provides model, time and settings; None when the file has no group."""
-    return (
-        f"<header>\n<h1>{escaped(title)}</h1>\n{_origin(first)}"
-        f'<dl class="facts">{"".join(_fact(*fact) for fact in _facts(summary))}</dl>\n'
-        f'<div class="columns">{_distribution(summary)}{_rewards(summary)}</div>\n{_settings(first)}</header>\n'
-        f"{_CONTROLS}"
-    )
-
-
+# --- The top ---------------------------------------------------------------------------------------------------
 def _origin(first: SavedGroup | None) -> str:
     if first is None:
-        return "<p>No groups.</p>\n"
+        return ""
     words = [f"model {first.model}"] if first.model else []
     if first.versions:
         words.append(f"weights {', '.join(first.versions)}")
     if first.time is not None:
         words.append(f"{first.time:%-d %B %Y, %H:%M} UTC")
-    return f'<p class="origin">{escaped(" · ".join(words))}</p>\n' if words else ""
+    return " · ".join(words)
 
 
 def _facts(summary: GroupStats) -> list[tuple[str, str, str]]:
@@ -101,53 +103,45 @@ def _spread(values: Values) -> str:
     return f"{figure(values.low)} to {figure(values.high)}" if values.count else "no totals"
 
 
-def _fact(name: str, value: str, note: str) -> str:
-    return f"<div><dt>{escaped(name)}</dt><dd><b>{escaped(value)}</b><span>{escaped(note)}</span></dd></div>"
+def _every_group_same(summary: GroupStats) -> bool:
+    return summary.groups > 0 and summary.same == summary.groups
 
 
-def _distribution(summary: GroupStats) -> str:
+def _bars(summary: GroupStats) -> list[dict[str, Any]]:
     bars = histogram(summary.totals)
-    if not bars:
-        return ""
-    top = max(bar.count for bar in bars)
-    width = 100 / len(bars)
-    shapes = "".join(
-        f'<rect x="{at * width + 0.4:.2f}" y="{_HEIGHT - height:.2f}" width="{width - 0.8:.2f}" height="{height:.2f}">'
-        f"<title>{escaped(f'{figure(bar.low)} to {figure(bar.high)}: {bar.count}')}</title></rect>"
+    top = max((bar.count for bar in bars), default=1)
+    width = 100 / max(len(bars), 1)
+    return [
+        {
+            "x": f"{at * width + 0.4:.2f}", "width": f"{width - 0.8:.2f}", "height": f"{height:.2f}",
+            "y": f"{_HEIGHT - height:.2f}", "text": f"{figure(bar.low)} to {figure(bar.high)}: {bar.count}",
+        }
         for at, bar in enumerate(bars)
         if (height := bar.count / top * _HEIGHT)
-    )
-    return (
-        '<figure><figcaption>Totals of all completions</figcaption><svg role="img" aria-label="Histogram of totals" '
-        f'viewBox="0 0 100 {_HEIGHT}" preserveAspectRatio="none">{shapes}</svg>'
-        f'<div class="axis"><span>{figure(bars[0].low)}</span><span>{figure(bars[-1].high)}</span></div></figure>'
-    )
+    ]  # fmt: skip
 
 
-def _rewards(summary: GroupStats) -> str:
-    if not summary.parts:
-        return ""
-    rows = "".join(
-        f'<tr><th scope="row">{escaped(name)}</th><td>{figure(values.mean)}</td>'
-        f"<td>{figure(values.low) if values.count else '–'}</td><td>{figure(values.high) if values.count else '–'}</td>"
-        f"<td>{values.unscored}</td></tr>"
-        for name, values in summary.parts.items()
-    )
-    return (
-        '<div class="table"><table><thead><tr><th scope="col">reward</th><th scope="col">mean</th>'
-        '<th scope="col">min</th><th scope="col">max</th><th scope="col">no score</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+def _ends(summary: GroupStats) -> tuple[str, str]:
+    return figure(min(summary.totals, default=0.0)), figure(max(summary.totals, default=0.0))
 
 
-def _settings(first: SavedGroup | None) -> str:
-    if first is None or not first.settings:
-        return ""
-    rows = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
-        for name, value in _shown(redact(first.settings)).items()
-    )
-    return f'<details class="settings"><summary>Settings</summary><dl>{rows}</dl></details>\n'
+def _rewards(summary: GroupStats, weights: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+    """Yields the cells of each reward: name, weight, mean, least, greatest, completions without a score."""
+    for name, values in summary.parts.items():
+        low, high = (figure(values.low), figure(values.high)) if values.count else ("–", "–")
+        weight = f"{weights[name]:g}" if name in weights else "–"
+        yield name, weight, figure(values.mean), low, high, str(values.unscored)
+
+
+def _weights(group: SavedGroup | None) -> dict[str, float]:
+    """Returns the weight of each reward by the reward's name, as far as the group's settings name them."""
+    dataset = group.settings.get("dataset") if group is not None and group.settings else None
+    specs = dataset.get("reward_functions") if isinstance(dataset, Mapping) else None
+    found = {}
+    for spec in specs if isinstance(specs, list) else ():
+        if isinstance(spec, Mapping) and isinstance(spec.get("weight", 1), int | float):
+            found[str(spec.get("name") or spec.get("type"))] = float(spec.get("weight", 1))
+    return found
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -167,32 +161,64 @@ def _reward(spec: Mapping[str, Any]) -> str:
     return f"{spec.get('weight', 1):g} × {spec.get('name') or spec.get('type')}"
 
 
-_CONTROLS = """<nav aria-label="Choose groups">
-<label>Sort <select id="sort">
-<option value="number">as saved</option>
-<option value="-mean">best first</option>
-<option value="mean">worst first</option>
-<option value="-spread">most mixed first</option>
-<option value="-tokens">longest first</option>
-</select></label>
-<label>Show <select id="show">
-<option value="all">all groups</option>
-<option value="mixed">scores differ</option>
-<option value="same">scores are the same</option>
-<option value="cut">with cut completions</option>
-<option value="failed">with failed rewards</option>
-</select></label>
-<label>Score at least <input id="least" type="number" step="any" inputmode="decimal"></label>
-<label>at most <input id="most" type="number" step="any" inputmode="decimal"></label>
-<label class="find">Find <input id="find" type="search" placeholder="text"></label>
-<button id="toggle" type="button">Open all</button>
-<output id="count"></output>
-</nav>
-"""
+# --- A group ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Part:
+    """The value of one reward on a completion."""
+
+    name: str
+    value: str
+    weight: str
+    """Before the name: "0.2 × "; empty if unknown or 1."""
+    silent: bool
 
 
-def group_html(group: SavedGroup, at: int, *, opened: bool) -> str:
-    """Renders a group as HTML. `at`: position in the file, from 0."""
+@dataclass(frozen=True)
+class Turn:
+    """One message. `ours`: the start of `text` that the configuration or the template wrote."""
+
+    role: str
+    text: str
+    ours: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A completion, or several that are equal in text and scores."""
+
+    positions: Sequence[int]
+    """From 1."""
+    score: str
+    total: str
+    shade: str
+    parts: Sequence[Part]
+    advantage: str
+    """The total minus the group's mean, with its sign; empty if unknown."""
+    rises: bool
+    tokens: int | None
+    truncated: bool
+    error: str | None
+    turns: Sequence[Turn]
+    """One turn without a role: a single answer."""
+
+
+@dataclass(frozen=True)
+class ShownGroup:
+    """The contents of one group on the page."""
+
+    data: dict[str, str]
+    place: str
+    teaser: str
+    marks: Sequence[tuple[str, str]]
+    """Class and total of each completion."""
+    turns: Sequence[Turn]
+    raw: str | None
+    raw_tokens: int | None
+    completions: Sequence[Shown] = field(default_factory=list)
+
+
+def shown_group(group: SavedGroup, at: int, scale: Scale, names: Sequence[str]) -> ShownGroup:
+    """Returns what the page shows of a group. `at`: position in the file, from 0. `names`: all rewards of the file."""
     totals = group.totals
     mean = sum(totals) / len(totals) if totals else None
     data = {
@@ -204,79 +230,85 @@ def group_html(group: SavedGroup, at: int, *, opened: bool) -> str:
         "cut": _flag(any(c.truncated for c in group.completions)),
         "failed": _flag(any(c.error is not None for c in group.completions)),
     }
-    attributes = " ".join(f'data-{name}="{escaped(value)}"' for name, value in data.items())
-    place = f"row {group.index if group.index is not None else group.row}" if _has_row(group) else f"group {at + 1}"
+    for number, name in enumerate(names):
+        values = [value for c in group.completions if (value := c.scores.get(name)) is not None]
+        data[f"reward-{number}"] = repr(sum(values) / len(values)) if values else ""
     teaser = " ".join(group.prompt.split())
-    teaser = teaser if len(teaser) <= _TEASER else teaser[:_TEASER] + "…"
-    low, high = (min(totals), max(totals)) if totals else (0.0, 0.0)
-    marks = "".join(f'<i class="{_shade(c, low, high)}">{escaped(_total(c))}</i>' for c in group.completions)
-    completions = "".join(_completion(c, nth, low, high) for nth, c in enumerate(group.completions, 1))
-    return (
-        f'<details class="group" {attributes}{" open" if opened else ""}>\n'
-        f'<summary><span class="place">{escaped(place)}</span><span class="teaser">{escaped(teaser)}</span>'
-        f'<span class="marks">{marks}</span></summary>\n{_prompt(group)}'
-        f'<div class="completions">\n{completions}</div>\n</details>\n'
-    )
-
-
-def _prompt(group: SavedGroup) -> str:
     if group.messages is None:
-        shown = _turn("prompt", group.prompt_text or group.prompt)
+        turns = [Turn("prompt", group.prompt_text or group.prompt)]
     else:
-        shown = "".join(_message(message) for message in group.messages)
+        turns = [_turn(message) for message in group.messages]
     if group.answer is not None:
-        shown += _turn("answer", group.answer)
-    if group.messages is not None and group.prompt_text is not None:
-        tokens = f", {len(group.prompt_token_ids)} tokens" if group.prompt_token_ids is not None else ""
-        shown += (
-            f"<details><summary>as the model saw it{tokens}</summary><pre>{escaped(group.prompt_text)}</pre></details>"
-        )
-    return f'<section class="prompt">{shown}</section>\n'
-
-
-def _completion(completion: SavedCompletion, position: int, low: float, high: float) -> str:
-    tokens = [f"{completion.tokens} tokens"] if completion.tokens is not None else []
-    notes = "".join(f"<span>{escaped(note)}</span>" for note in tokens)
-    if completion.truncated:
-        notes += '<span class="cut" title="it ended because there was no more room">cut</span>'
-    parts = "".join(
-        f'<span class="part{"" if value is not None else " silent"}">{escaped(name)} <b>{figure(value)}</b></span>'
-        for name, value in completion.scores.items()
-    )
-    failed = f'<p class="failed">{escaped(completion.error)}</p>' if completion.error is not None else ""
-    if completion.messages is None:
-        body = (
-            f"<pre>{escaped(completion.text) or '<i>empty</i>'}{'<mark>…</mark>' if completion.truncated else ''}</pre>"
-        )
-    else:
-        body = "".join(_message(message) for message in completion.messages)
-    score = "" if completion.total is None else repr(completion.total)
-    return (
-        f'<article data-score="{score}"><header><span class="nth">{position}</span>'
-        f'<b class="total {_shade(completion, low, high)}">{escaped(_total(completion))}</b>{parts}{notes}</header>'
-        f"{failed}{body}</article>\n"
+        turns.append(Turn("answer", group.answer))
+    raw = group.prompt_text if group.messages is not None else None
+    return ShownGroup(
+        data=data,
+        place=f"row {group.index if group.index is not None else group.row}" if _has_row(group) else f"group {at + 1}",
+        teaser=teaser if len(teaser) <= _TEASER else teaser[:_TEASER] + "…",
+        marks=[(scale.shade(c), _total(c)) for c in group.completions],
+        turns=turns,
+        raw=raw,
+        raw_tokens=len(group.prompt_token_ids) if raw is not None and group.prompt_token_ids is not None else None,
+        completions=list(_collapsed(group, mean, scale)),
     )
 
 
-def _message(message: Message) -> str:
-    return _turn(str(message.get("role", "")), content_of(message))
+def _collapsed(group: SavedGroup, mean: float | None, scale: Scale) -> Iterator[Shown]:
+    """Yields the completions in order; equal ones once, at the place of the first."""
+    weights = _weights(group)
+    places: dict[str, list[int]] = {}
+    firsts: dict[str, SavedCompletion] = {}
+    for position, completion in enumerate(group.completions, 1):
+        key = repr((completion.text, completion.messages, completion.scores, completion.total, completion.error,
+                    completion.finish_reason, completion.tokens))  # fmt: skip
+        places.setdefault(key, []).append(position)
+        firsts.setdefault(key, completion)
+    for key, completion in firsts.items():
+        difference = completion.total - mean if completion.total is not None and mean is not None else None
+        if completion.messages is None:
+            ours = _ours(group, completion.text)
+            turns = [Turn("", completion.text[len(ours) :], ours)]
+        else:
+            turns = [_turn(message) for message in completion.messages]
+        yield Shown(
+            positions=places[key],
+            score="" if completion.total is None else repr(completion.total),
+            total=_total(completion),
+            shade=scale.shade(completion),
+            parts=[_part(name, value, weights.get(name)) for name, value in completion.scores.items()],
+            advantage="" if difference is None else f"{difference:+.2g}" if abs(difference) >= SAME else "0",
+            rises=difference is not None and difference > 0,
+            tokens=completion.tokens,
+            truncated=completion.truncated,
+            error=completion.error,
+            turns=turns,
+        )
 
 
-def _turn(role: str, text: str) -> str:
-    return f'<div class="turn"><h3>{escaped(role)}</h3><pre>{escaped(text)}</pre></div>'
+def _part(name: str, value: float | None, weight: float | None) -> Part:
+    return Part(name, figure(value), "" if weight in (None, 1.0) else f"{weight:g} × ", value is None)
+
+
+def _ours(group: SavedGroup, text: str) -> str:
+    """Returns the start of a completion that the model did not sample: an opened thought, and the prefill."""
+    dataset = group.settings.get("dataset") if group.settings else None
+    prefill = dataset.get("prefill") if isinstance(dataset, Mapping) else None
+    prefill = prefill if isinstance(prefill, str) else ""
+    before = (group.prompt_text or "").removesuffix(prefill).rstrip()
+    thought = ""
+    if before.endswith(_THOUGHT) and text.lstrip().startswith(_THOUGHT):
+        thought = text[: text.index(_THOUGHT) + len(_THOUGHT)]
+        rest = text[len(thought) :]
+        thought += rest[: len(rest) - len(rest.lstrip())] if prefill else ""
+    return thought + prefill if text.startswith(thought + prefill) else ""
+
+
+def _turn(message: Message) -> Turn:
+    return Turn(str(message.get("role", "")), content_of(message))
 
 
 def _total(completion: SavedCompletion) -> str:
     return "failed" if completion.error is not None else figure(completion.total)
-
-
-def _shade(completion: SavedCompletion, low: float, high: float) -> str:
-    """Returns one of five classes, from the group's lowest to its highest total; the middle class if all are equal."""
-    if completion.error is not None:
-        return "shade-failed"
-    if completion.total is None:
-        return "shade-none"
-    return f"shade-{round(4 * (completion.total - low) / (high - low)) if high > low else 2}"
 
 
 def _has_row(group: SavedGroup) -> bool:
@@ -285,15 +317,6 @@ def _has_row(group: SavedGroup) -> bool:
 
 def _flag(yes: bool) -> str:
     return "1" if yes else ""
-
-
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Control characters, and characters that reverse the reading direction."""
-
-
-def escaped(text: str) -> str:
-    """Returns `text` escaped for HTML content and quoted attributes; invisible characters become their code points."""
-    return html.escape(_UNSEEN.sub(lambda found: f"[U+{ord(found[0]):04X}]", text), quote=True)
 
 
 def share(part: int, whole: int) -> str:

@@ -213,6 +213,10 @@ class EnvConfig(Settings):
     data_dir_to_save_evals: Path | None = None
     """Folder of evaluations, with a subfolder for each. Relative to the run's folder. Default: evaluations/ in it."""
 
+    metrics_address: str | None = Field(default=None, coerce_numbers_to_str=True)
+    """Where serve answers Prometheus at /metrics: PORT, which only this machine reaches, or HOST:PORT. The variable
+    GRISTMILL_METRICS_ADDRESS overrides the YAML. Default: nowhere; in Compose the network of the stack."""
+
     use_wandb: bool = False
     """Log metrics and rollouts to Weights & Biases; offline without credentials."""
 

@@ -9,7 +9,7 @@ const value = (group, key) => group.dataset[key] === "" ? -Infinity : Number(gro
 
 function order() {
   const down = sort.value.startsWith("-");
-  const key = sort.value.replace("-", "");
+  const key = sort.value.replace(/^-/, "");
   const by = (a, b) => (down ? value(b, key) - value(a, key) : value(a, key) - value(b, key)) || 0;
   box.append(...groups.slice().sort((a, b) => by(a, b) || value(a, "number") - value(b, "number")));
 }
@@ -38,7 +38,7 @@ function choose() {
       const text = article.dataset.score;
       const score = text === "" ? NaN : Number(text);
       article.hidden = bounded && !(score >= low && score <= high);
-      inside += article.hidden ? 0 : 1;
+      inside += article.hidden ? 0 : Number(article.dataset.times);
     }
     group.hidden = !(wanted(group) && found && inside > 0);
     groupsShown += group.hidden ? 0 : 1;
