@@ -1,0 +1,399 @@
+"""The page in a real Chromium, over synthetic runs."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import time
+from typing import Any
+
+import pytest
+from tests.browser.conftest import Demo, Server
+from tests.support.chromium import Seen, fact, settled
+from tests.support.demo_runs import HOSTILE, DemoSource
+
+from gristmill.view.app import create_app
+from gristmill.view.source import News
+
+VIEWS = (
+    "/view",
+    "/view/quickstart",
+    "/view/crashed",
+    "/view/quickstart/step/30",
+    "/view/quickstart/group/g00000203#s3t2",
+    "/view/hostile/group/g00000001",
+    "/view/quickstart/rollouts?outcome=dropped",
+    "/view/compare?runs=quickstart,quickstart-lr3",
+)
+
+
+def opened(page: Any, demo: Demo, path: str) -> None:
+    page.goto(demo.url + path)
+    settled(page)
+
+
+def test_overview_shows_progress_reward_and_services(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart")
+    assert fact(page, "progress") == "60 / 60"
+    assert float(fact(page, "reward")) > 0.8
+    assert page.locator(".services li").count() == 4
+    assert page.locator(".panel canvas").count() >= 13
+    assert "Finished" in page.locator(".banner").inner_text()
+
+
+def test_reward_rises_on_the_screen_while_the_run_trains(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/training")
+    page.wait_for_selector(".connection.live")
+    before = float(fact(page, "reward"))
+    label = page.locator(".panel:first-child .plot").get_attribute("aria-label")
+    demo.clock.now += 200  # 100 steps
+    page.wait_for_function("() => document.querySelector('.facts b').textContent === '124 / 200'")
+    assert float(fact(page, "reward")) > before + 0.3
+    assert page.locator(".panel:first-child .plot").get_attribute("aria-label") != label
+
+
+def test_killed_environment_shows_within_ten_seconds(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/training")
+    page.wait_for_selector(".banner.calm")
+    height = page.locator("main").bounding_box()["height"]
+    demo.source.env_down = True
+    started = time.monotonic()
+    page.wait_for_selector(".banner.trouble")
+    assert time.monotonic() - started < 10
+    assert "env-1" in page.locator(".banner").inner_text()
+    assert page.locator(".dot.down").count() == 1
+    assert abs(page.locator("main").bounding_box()["height"] - height) < 2, "the banner moved the page"
+
+
+def test_page_connects_again_after_the_server_was_away(page: Any, seen: Seen) -> None:
+    source = DemoSource(time.monotonic)
+    server = Server(create_app(source))
+    page.goto(server.url + "/view/training")
+    page.wait_for_selector(".connection.live")
+    server.stop()
+    page.wait_for_selector(".connection.lost")
+    seen.problems.clear()  # Chromium itself reports the refused connection
+
+
+@pytest.mark.parametrize("lost", ["**/static/format.js", "**/static/style.css", "**/view/api/runs/quickstart"])
+def test_page_survives_requests_that_the_browser_ended(page: Any, demo: Demo, seen: Seen, lost: str) -> None:
+    """As Chromium does to all open requests when a container starts on the machine."""
+    page.route(lost, lambda route: route.abort("connectionreset"), times=2)
+    page.goto(demo.url + "/view/quickstart", wait_until="commit")
+    shown = "() => !sessionStorage.length && document.querySelector('main:not([aria-busy]) canvas')"
+    page.wait_for_function(shown, timeout=30_000)
+    assert fact(page, "progress") == "60 / 60"
+    assert sum("CONNECTION_RESET" in failed for failed in seen.failed) == 2
+    seen.problems.clear()  # Chromium logs the requests
+
+
+def test_file_that_is_missing_does_not_reload_the_page_for_ever(page: Any, demo: Demo, seen: Seen) -> None:
+    page.route("**/static/format.js", lambda route: route.abort("connectionreset"))
+    page.goto(demo.url + "/view/quickstart", wait_until="commit")
+    address, deadline = demo.url + "/view/quickstart", time.monotonic() + 60
+    while seen.asked.count(address) < 4 and time.monotonic() < deadline:
+        page.wait_for_timeout(500)
+    page.wait_for_timeout(4000)
+    assert seen.asked.count(address) == 4
+    seen.problems.clear()
+
+
+def test_hidden_tab_ends_its_stream_and_begins_it_again(page: Any, demo: Demo, seen: Seen) -> None:
+    opened(page, demo, "/view/training")
+    page.wait_for_selector(".connection.live")
+    page.clock.install()
+    show = "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    show += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(show, True)
+    page.clock.fast_forward(20_000)
+    assert not [failed for failed in seen.failed if "/events" in failed], "a short look at another tab"
+    page.clock.fast_forward(11_000)
+    page.wait_for_timeout(300)
+    assert len([failed for failed in seen.failed if "ERR_ABORTED" in failed and "/events" in failed]) == 1
+    demo.clock.now += 20
+    page.evaluate(show, False)
+    page.clock.resume()
+    page.wait_for_function("() => document.querySelector('.facts b').textContent === '34 / 200'")
+    assert len([asked for asked in seen.asked if "/events" in asked]) == 2
+
+
+class Fast(DemoSource):
+    """A run that does 450 steps in each second."""
+
+    async def news(self, run: str, after_step: int) -> News:
+        found = await super().news(run, 0)
+        row = found["steps"][-1]
+        steps = range(after_step + 1, after_step + 451)
+        return {**found, "steps": [{**row, "step": step} for step in steps], "last_step": after_step + 450}
+
+
+def test_tab_that_is_open_for_long_keeps_a_bounded_number_of_points(page: Any, seen: Seen) -> None:
+    server = Server(create_app(Fast()))
+    page.goto(server.url + "/view/training")
+    page.wait_for_selector(".connection.live")
+    points = "() => document.querySelector('.panel .plot').chart.plot.data[0].length"
+    most = 0
+    for _ in range(16):
+        page.wait_for_timeout(500)
+        most = max(most, page.evaluate(points))
+    page.goto("about:blank")
+    server.stop()
+    assert 400 < most < 3000
+    assert len([asked for asked in seen.asked if "/series" in asked]) >= 2
+
+
+def test_click_on_a_point_opens_its_step(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart")
+    plot = page.locator(".panel .u-over").first
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.wait_for_url(re.compile("/view/quickstart/step/3[01]"))
+    settled(page)
+    assert page.locator("tbody tr").count() == 16
+
+
+def test_drag_zooms_all_charts_and_double_click_shows_all(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart")
+    box = page.locator(".panel .u-over").first.bounding_box()
+    page.mouse.move(box["x"] + 100, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(400)
+    assert page.url.endswith("/view/quickstart"), "a drag is not a click"
+    zoomed = [first_step(page, at) for at in (0, 5)]
+    assert zoomed[0] == zoomed[1] > 5
+    page.mouse.dblclick(box["x"] + 150, box["y"] + 50)
+    page.wait_for_timeout(400)
+    assert page.url.endswith("/view/quickstart"), "a double click is not a click"
+    assert [first_step(page, at) for at in (0, 5)] == [0, 0]
+
+
+def first_step(page: Any, chart: int) -> int:
+    """Returns the step at the left edge of a chart, rounded: the charts of a run with an evaluation begin at 0."""
+    low = page.evaluate("(at) => document.querySelectorAll('.panel .plot')[at].chart.plot.scales.x.min", chart)
+    return int(low)
+
+
+def test_step_shows_groups_and_its_histogram_filters_them(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart/step/30")
+    assert page.locator("tbody tr").count() == 16
+    bars = page.locator(".bars button:not([disabled])")
+    bars.first.click()
+    fewer = page.locator("tbody tr").count()
+    assert "low=" in page.url
+    page.reload()
+    settled(page)
+    assert page.locator("tbody tr").count() == fewer, "the filter is in the address"
+    page.locator("select[name=order]").select_option("worst")
+    assert "order=worst" in page.url
+
+
+def test_rollout_opens_from_the_list_and_from_its_link(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart/rollouts?step=12")
+    page.locator("tbody tr a:not(.second)").nth(3).click()
+    page.wait_for_url(re.compile(r"/view/quickstart/group/g\d{8}#s\d"))
+    settled(page)
+    link, chosen = page.url, page.locator(".card.named").get_attribute("id")
+    page.goto(demo.url + "/view")
+    page.goto(link)
+    settled(page)
+    page.wait_for_selector(".card.named")
+    assert page.locator(".card.named").get_attribute("id") == chosen
+
+
+def test_token_link_opens_the_strip_at_the_token(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart/group/g00000203#s3t2")
+    page.wait_for_selector("#s3 .strip canvas")
+    assert page.locator("#s3 .picked").count() == 1
+    assert "entropy" in page.locator("#s3 .readout").inner_text()
+    page.locator("#s3 canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.url.endswith("#s3t3")
+
+
+def test_filters_are_in_the_address_and_lead_to_the_same_list(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart/rollouts")
+    page.keyboard.press("/")
+    page.keyboard.type("maybe")
+    page.wait_for_url(re.compile("text=maybe"))
+    page.locator("select[name=outcome]").select_option("trained")
+    page.wait_for_url(re.compile("outcome=trained"))
+    page.wait_for_function("() => !document.querySelector('.list[aria-busy]')")
+    total = page.locator("output").inner_text()
+    page.reload()
+    settled(page)
+    assert page.locator("output").inner_text() == total
+    assert "maybe" in page.locator("tbody tr").first.inner_text()
+
+
+def test_invalid_filter_shows_its_remedy_and_keeps_the_list(page: Any, demo: Demo, seen: Seen) -> None:
+    opened(page, demo, "/view/quickstart/rollouts")
+    page.locator("input[name=step]").fill("twelve")
+    page.wait_for_selector("[role=alert] .trouble")
+    assert "10-20" in page.locator("[role=alert]").inner_text()
+    assert page.locator("tbody tr").count() == 50
+    seen.problems.clear()  # Chromium logs the status 400
+
+
+def test_list_of_a_hundred_thousand_rollouts_is_paged(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/long/rollouts?reward_max=0.1")
+    assert page.locator("tbody tr").count() == 50
+    first = page.locator("tbody tr").first.inner_text()
+    page.keyboard.press("n")
+    page.wait_for_url(re.compile("offset=50"))
+    page.wait_for_function("(text) => document.querySelector('tbody tr').innerText !== text", arg=first)
+
+
+def test_compare_shows_both_runs_and_the_settings_that_differ(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/compare?runs=quickstart,quickstart-lr3")
+    assert page.locator(".panel canvas").count() >= 8
+    assert page.locator(".diff tbody th").all_inner_texts() == [
+        "trainer.learning_rate",
+        "trainer.seed",
+        "trainer.clip_grad_norm",
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", ["/view/hostile/group/g00000001", "/view/hostile/rollouts?text=%3Cscript", "/view/hostile/step/3"]
+)
+def test_hostile_output_stays_text(page: Any, demo: Demo, path: str) -> None:
+    opened(page, demo, path)
+    assert page.evaluate("() => window.__owned") is None
+    assert page.locator("#owned, main script, main style, main img, main iframe").count() == 0
+    assert "owned" not in page.title()
+
+
+def test_invisible_characters_are_shown(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/hostile/group/g00000000")
+    text = page.locator("#s4").inner_text()
+    assert "U+202E" in text
+    assert "\u202e" not in text
+    assert HOSTILE[0] in page.locator("#s0").inner_text()
+
+
+def test_policy_allows_only_the_pages_own_files(page: Any, demo: Demo, seen: Seen) -> None:
+    answer = page.goto(demo.url + "/view/hostile")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    settled(page)
+    assert {url.split("/")[2] for url in seen.asked} == {demo.url.split("/")[2]}
+    page.evaluate(
+        "() => document.body.append(Object.assign(document.createElement('script'), {text: 'window.__owned = 1'}))"
+    )
+    assert page.evaluate("() => window.__owned") is None
+    seen.problems.clear()  # Chromium reports what the policy stopped
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", VIEWS)
+def test_page_has_no_serious_accessibility_fault(page: Any, demo: Demo, path: str, theme: str) -> None:
+    axe = importlib.resources.files(pytest.importorskip("axe_playwright_python")) / "axe.min.js"
+    page.emulate_media(color_scheme=theme)
+    opened(page, demo, path)
+    page.evaluate(axe.read_text())
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    faults = [
+        (fault["id"], [node["html"][:120] for node in fault["nodes"][:3]])
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_page_fits_400_pixels(page: Any, demo: Demo, path: str) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    opened(page, demo, path)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
+
+
+def test_keyboard_walks_from_the_overview_to_a_group(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart")
+    for key in ("j", "j", "j", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url(re.compile("/step/3$"))
+    settled(page)
+    for key in ("j", "j", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url(re.compile("/group/"))
+    settled(page)
+    page.keyboard.press("u")
+    page.wait_for_url(re.compile("/step/3$"))
+    page.keyboard.press("?")
+    assert page.locator("dialog.help").is_visible()
+
+
+def test_theme_changes_and_is_kept(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart")
+    paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert dark != paper
+    page.reload()
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == dark
+
+
+def test_unknown_addresses_show_not_here(page: Any, demo: Demo, seen: Seen) -> None:
+    for path in ("/view/nothing", "/view/quickstart/step/999", "/view/quickstart/group/x", "/view/a/b/c"):
+        page.goto(demo.url + path)
+        page.wait_for_selector("main .empty h1")
+        assert page.locator("main h1").inner_text() == "Not here"
+    seen.problems.clear()  # Chromium logs the status 404
+
+
+def test_group_removed_from_the_archive_shows_that_it_is_gone(page: Any, demo: Demo) -> None:
+    opened(page, demo, "/view/quickstart/group/g00000019")
+    assert "let it go" in page.locator("main .empty").inner_text()
+
+
+def changed(page: Any, pattern: str, **values: object) -> None:
+    """Replaces values in the answers of the demo."""
+
+    def fulfill(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), **values})
+
+    page.route(re.compile(pattern), fulfill)
+
+
+def test_run_without_step_records_names_the_missing_setting(page: Any, demo: Demo) -> None:
+    changed(page, "/view/api/runs/quickstart/steps/3$", groups=[], recorded=False)
+    opened(page, demo, "/view/quickstart/step/3")
+    assert "record_rollouts" in page.locator("main .empty").inner_text()
+    page.locator("main .empty a").click()
+    settled(page)
+    assert page.locator(".list tbody tr").count() == 50
+    changed(page, r"/view/api/runs/quickstart/rollouts\?", rows=[], total=0, recorded=False)
+    opened(page, demo, "/view/quickstart/rollouts?step=3")
+    assert "record_rollouts" in page.locator("main .empty").inner_text()
+
+
+def test_group_shows_the_turns_of_a_conversation_and_folds_its_thinking(page: Any, demo: Demo) -> None:
+    turns = [
+        {"role": "assistant", "content": "5", "thinking": "the middle"},
+        {"role": "environment", "content": "<b>higher</b>\u202e"},
+        {"role": "assistant", "content": "7"},
+    ]
+    completion = {"text": "5 higher 7", "turns": turns, "reward": 1.0, "parts": {}, "tokens": []}
+    changed(page, "/view/api/runs/quickstart/groups/g00000203$", completions=[completion])
+    opened(page, demo, "/view/quickstart/group/g00000203")
+    shown = page.locator(".card .turn")
+    assert [shown.nth(at).locator("h3").inner_text().lower() for at in range(3)] == [
+        "assistant",
+        "environment",
+        "assistant",
+    ]
+    assert page.locator(".card .thinking[open]").count() == 0
+    assert page.locator(".card .thinking").count() == 1
+    assert "<b>higher</b>" in shown.nth(1).inner_text()
+
+
+def test_curves_of_a_long_run_have_fewer_points_than_steps(page: Any, demo: Demo) -> None:
+    page.goto(demo.url + "/view/long")
+    settled(page)
+    points = page.evaluate("() => document.querySelector('.panel .plot').chart.plot.data[0].length")
+    assert 100 <= points <= 2000, "of 10,000 steps"
+    assert page.evaluate("() => performance.getEntriesByName('first-contentful-paint').length") == 1
