@@ -16,6 +16,7 @@ from tests.support.compose import ComposeStack
 from tests.support.held_out import exact_match
 
 from gristmill import read_rollouts
+from gristmill.archive.run_file import read_run_file
 from gristmill.metrics import read_jsonl
 
 GROUPS = 16
@@ -89,10 +90,14 @@ def test_logs_show_submits_completions_and_scores(trained: Trained) -> None:
 
 def test_files_of_all_services_are_copied_out_into_one_run_folder(trained: Trained, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
+    written = "report run=quickstart file="
+    trained.stack.wait_until(lambda: written in trained.stack.logs("api"), 120, "the report of the run")
     for service in ("trainer", "api", "env"):
         trained.stack.copy(f"{service}:/runs/.", runs)
     run = runs / "quickstart"
-    assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "checkpoints", "model", "rollouts"}
+    files = {"metrics.jsonl", "checkpoints", "model", "trained", "rollouts", "evaluations", "run.json", "report.html"}
+    assert {path.name for path in run.iterdir()} - {"drops.jsonl"} == files
+    assert read_run_file(run / "run.json").state == "finished"
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [row["step"] for row in trained.metrics]
     assert sum(1 for _ in read_rollouts(run)) == GROUPS * len(trained.metrics)
 

@@ -13,7 +13,7 @@ STEPS, GROUPS, ENVIRONMENTS = 6, 16, 4
 OVERRIDE = f"""
 services:
   trainer: {{command: ["--training_steps", "{STEPS}"]}}
-  env: {{command: ["--config", "quickstart", "--max_num_workers", "{GROUPS // ENVIRONMENTS}"]}}
+  env: {{command: ["--config", "quickstart", "--max_num_workers", "{GROUPS // ENVIRONMENTS}", "--steps_per_eval", "0"]}}
 """
 """The first permits cover one step. Each environment asks for as many permits as it has workers. So the four waiting
 environments get the same number, and no environment can be too late."""

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from redis.asyncio import Redis
 from tests.support.api_server import ApiServer
 from tests.support.ledger import Ledger
 from tests.support.redis_server import RedisServer
@@ -26,6 +27,8 @@ from tests.support.scripted_run import ENV, GROUP_SIZE, GROUPS_PER_STEP, plan
 from tests.support.scripted_trainer import Checkpoint
 
 from gristmill import Client
+from gristmill.archive.trained import TRAINED_FOLDER
+from gristmill_api.store import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "run-1"
@@ -61,8 +64,12 @@ class KillLoop:
         groups_per_step: int = GROUPS_PER_STEP,
         victims: Sequence[str] = EVERYONE,
         redis: Sequence[str] = (),
+        runs_dir: Path | None = None,
+        drop_every: int = 0,
+        api: Mapping[str, str] | None = None,
     ) -> None:
-        """`victims`: names in EVERYONE; `redis`: options of redis-server."""
+        """`victims`: names in EVERYONE; `redis`: options of redis-server. `runs_dir`: where the API archives, and the
+        trainer writes its records. `drop_every`: environments drop one row of so many. `api`: variables of the API."""
         self._rounds = rounds
         self._groups_per_step = groups_per_step
         self._seed = seed
@@ -70,15 +77,20 @@ class KillLoop:
         self._directory = tempfile.TemporaryDirectory(prefix="gristmill-kills-")
         self._folder = Path(self._directory.name)
         self._redis = RedisServer(*redis)
-        self._api = ApiServer(self._redis.url)
+        self._runs_dir = runs_dir
+        archive = {} if runs_dir is None else {"GRISTMILL_RUNS_DIR": str(runs_dir)}
+        self._api = ApiServer(self._redis.url, **archive, **(api or {}))
         self._checkpoint = self._folder / "checkpoint.json"
         at = (self._api.url, RUN)
-        steps = (str(STEPS), str(groups_per_step), str(LINGER_S))
+        records = "" if runs_dir is None else str(runs_dir / RUN / TRAINED_FOLDER)
+        steps = (str(STEPS), str(groups_per_step), str(LINGER_S), records)
         trainer = Script(self._folder / "trainer.log", "trainer", *at, str(self._checkpoint), *steps)
         self._scripts = {"trainer": trainer}
         self._records = [self._folder / name for name in ENVS]
         for record in self._records:
-            self._scripts[record.name] = Script(record.with_suffix(".log"), "env", *at, record.name, str(record))
+            self._scripts[record.name] = Script(
+                record.with_suffix(".log"), "env", *at, record.name, str(record), str(drop_every)
+            )
         self._parts: dict[str, RedisServer | ApiServer | Script] = {
             "redis": self._redis,
             "api": self._api,
@@ -154,7 +166,15 @@ class KillLoop:
         checkpoint = Checkpoint.load(self._checkpoint)
         async with Client(self._api.url) as client:
             await client.take(RUN, plan(STEPS, self._groups_per_step), checkpoint.covered, creation=checkpoint.creation)
+            if self._runs_dir is not None:
+                await self._archived(client)
             return Ledger.of(self._acknowledged(), checkpoint.trained, await client.audit(RUN))
+
+    async def _archived(self, client: Client) -> None:
+        """Waits until everything that waits for the disk is there."""
+        async with Redis.from_url(self._redis.url) as redis, asyncio.timeout(STUCK_S):
+            while (await client.status(RUN)).archiving or await redis.llen(keys.fates(RUN)):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
     def __enter__(self) -> KillLoop:
         return self

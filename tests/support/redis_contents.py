@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import redis
@@ -29,6 +30,14 @@ def contents(client: redis.Redis) -> dict[str, Any]:
         name.decode(): value if expires == -1 else (value, expires)
         for name, value, expires in zip(names, values, replies[1::2], strict=True)
     }
+
+
+def wait_for_archiver(client: redis.Redis) -> None:
+    """Waits until the archiver has taken the fates of all groups, so that the contents change by requests only."""
+    deadline = time.monotonic() + 20
+    while left := list(client.scan_iter(match=keys.fates("*"), count=1000)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 _READ = {

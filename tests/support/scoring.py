@@ -1,4 +1,4 @@
-"""One completion's reward, by name."""
+"""Scores one completion with the reward of a given name."""
 
 from __future__ import annotations
 

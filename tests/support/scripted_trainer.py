@@ -1,7 +1,8 @@
 """A trainer without weights: the trainer service's order of lease, step, checkpoint, ack and publish.
 
 Its weights are the list of the groups they were trained on. As a process:
-`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS GROUPS_PER_STEP LINGER_S`.
+`python -m tests.support.scripted_trainer API RUN CHECKPOINT STEPS GROUPS_PER_STEP LINGER_S [RECORDS]`. RECORDS is the
+folder of the trainer's records.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.support.run_folder import record_of
 from tests.support.scripted_run import GROUPS_PER_STEP, expected_group, plan
 
 from gristmill import Client, PolicyVersion, RunState
+from gristmill.archive.trained import TRAINED_SCHEMA
+from gristmill.archive.writer import RunWriter
 
 CHECKPOINT_INTERVAL = 3
 
@@ -50,7 +54,13 @@ class Checkpoint:
 
 
 async def train(
-    client: Client, run_id: str, path: Path, steps: int, groups: int = GROUPS_PER_STEP, linger_s: float = 0.0
+    client: Client,
+    run_id: str,
+    path: Path,
+    steps: int,
+    groups: int = GROUPS_PER_STEP,
+    linger_s: float = 0.0,
+    records: Path | None = None,
 ) -> None:
     """Resumes from the checkpoint at `path` and trains to the end of the run. It waits before and after each
     checkpoint, so that some kills happen at that moment."""
@@ -59,6 +69,7 @@ async def train(
     weights, step = list(resumed.trained), resumed.step
     batches: list[str] = []
     covered: list[str] = []
+    writer = None if records is None else RunWriter(records, run_id, round(run.created_at * 1000), 1 << 30)
     await client.record_version(run_id, PolicyVersion(incarnation, step))
     while step < steps:
         batch_id = f"{incarnation}.{step + 1}"
@@ -71,6 +82,10 @@ async def train(
         assert len(ids) == groups
         assert not {*ids} & {*covered}, "its own groups again: their lease ran out"
         step += 1
+        if writer is not None:
+            for group in batch:
+                record = record_of(group, step, str(PolicyVersion(incarnation, step)))
+                writer.append(group.group_id, TRAINED_SCHEMA, record.encode())
         batches.append(batch_id)
         covered += ids
         if step % CHECKPOINT_INTERVAL == 0 or step == steps:
@@ -85,9 +100,12 @@ async def train(
     assert (await client.finish(run_id, incarnation)).state is RunState.FINISHED
 
 
-async def _main(api: str, run_id: str, checkpoint: str, steps: str, groups: str, linger_s: str) -> None:
+async def _main(
+    api: str, run_id: str, checkpoint: str, steps: str, groups: str, linger_s: str, records: str = ""
+) -> None:
+    folder = Path(records) if records else None
     async with Client(api, patience=60, timeout=10) as client:
-        await train(client, run_id, Path(checkpoint), int(steps), int(groups), float(linger_s))
+        await train(client, run_id, Path(checkpoint), int(steps), int(groups), float(linger_s), folder)
 
 
 if __name__ == "__main__":

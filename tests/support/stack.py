@@ -54,9 +54,10 @@ def start_redis(stack: LocalStack, folder: Path, port: int) -> Service:
     return redis
 
 
-def start_api(stack: LocalStack, redis_port: int, port: int) -> Service:
+def start_api(stack: LocalStack, redis_port: int, port: int, **environ: str) -> Service:
+    """`environ`: more variables of the API, such as API_VIEW_SERVERS."""
     command = [sys.executable, "-m", "uvicorn", "gristmill_api.app:app", "--host", "127.0.0.1", "--port", str(port)]
-    api = stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{redis_port}/0"})
+    api = stack.start("api", command, {"REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", **environ})
     stack.wait_until(api, lambda: answers(f"http://127.0.0.1:{port}/readyz"), timeout=30)
     return api
 

@@ -23,7 +23,7 @@ from tests.integration.api import under_way
 from tests.integration.api.store_harness import RUN
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
-from tests.support.redis_contents import Snapshot, contents
+from tests.support.redis_contents import Snapshot, contents, wait_for_archiver
 from tests.support.redis_server import RedisServer
 
 from gristmill import GROUP_MEDIA_TYPE, GroupError, TrajectoryGroup
@@ -48,6 +48,7 @@ class Door:
         under_way.put_under_way(api.url)
         self.http = httpx.Client(base_url=api.url, timeout=60)
         self._store = store
+        wait_for_archiver(store)
         self._snapshot = Snapshot(store)
         self._before = contents(store)
 

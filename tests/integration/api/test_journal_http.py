@@ -54,14 +54,18 @@ async def read_events(
 async def test_environments_are_registered_and_listed_over_http(client: Client, http: httpx.AsyncClient) -> None:
     await start(client)
     await client.register_env(RUN, "env-1", weight=2.0, min_batch_allocation=0.25)
-    assert (await http.get(f"{AT}/envs")).json() == [
-        {"env_id": "env-1", "weight": 2.0, "min_batch_allocation": 0.25, "alive": True}
-    ]
+    (listed,) = (await http.get(f"{AT}/envs")).json()
+    assert 0 <= listed.pop("last_seen_s") < 30
+    assert listed == {
+        "env_id": "env-1", "weight": 2.0, "min_batch_allocation": 0.25, "heartbeat_s": None, "alive": True,
+    }  # fmt: skip
+    await client.register_env(RUN, "env-1", heartbeat_s=3)
+    assert (await client.environments(RUN))[0].heartbeat_s == 3
     assert (await http.post(f"{AT}/envs/env-1/heartbeat")).status_code == 204
     assert (await http.delete(f"{AT}/envs/env-1")).status_code == 204
     assert code(await http.post(f"{AT}/envs/env-1/heartbeat")) == (404, "env_missing")
     assert code(await http.delete(f"{AT}/envs/env-1")) == (404, "env_missing")
-    for wrong in ({"weight": 0}, {"weight": -1}, {"min_batch_allocation": 1.5}, {"wieght": 1}):
+    for wrong in ({"weight": 0}, {"weight": -1}, {"min_batch_allocation": 1.5}, {"heartbeat_s": 0}, {"wieght": 1}):
         assert code(await http.post(f"{AT}/envs", json={"env_id": "e", **wrong})) == (422, "bad_request")
     assert (await http.get(f"{AT}/envs")).json() == []
     assert code(await http.get("/v1/runs/nowhere/envs")) == (404, "run_missing")
@@ -101,6 +105,11 @@ async def test_metrics_are_kept_by_source_and_step(client: Client, http: httpx.A
     assert len((await http.get(f"{AT}/metrics/trainer", params={"limit": 1})).json()) == 1
     (row,) = (await http.get(f"{AT}/metrics/env-1")).json()
     assert row["values"] == {"reward": 0.5, "loss": "nan", "max": "-inf"}
+    assert (await http.get(f"{AT}/metrics/env-1", params={"after_step": 9})).json() == []
+    assert (await http.get(f"{AT}/metrics/eval")).json() == [], "the environment asks before the first evaluation"
+    missing = await http.get(f"{AT}/metrics/trianer")
+    assert code(missing) == (404, "source_missing")
+    assert "env-1, trainer" in missing.json()["error"]["remedy"]
     many = {str(number): number for number in range(200)}
     for wrong in (
         {"step": -1},

@@ -1,4 +1,4 @@
-"""Lease, extend, ack; expiry in all its orders."""
+"""Lease, extend and ack, with leases that expire before, between and after these calls."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.small_disk import mounted
 
 from gristmill import Client
 from gristmill.archive import segments
-from gristmill_api.archive.writer import free_bytes
+from gristmill.archive.writer import free_bytes
 from gristmill_api.store import keys
 
 MIB = 1 << 20

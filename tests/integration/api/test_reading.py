@@ -12,7 +12,7 @@ from fastapi.routing import iter_route_contexts
 from tests.integration.api.store_harness import RUN, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
-from tests.support.redis_contents import contents
+from tests.support.redis_contents import contents, wait_for_archiver
 from tests.support.redis_server import RedisServer
 
 from gristmill import PolicyVersion, SyncClient
@@ -52,6 +52,7 @@ def test_get_requests_never_write_to_redis(redis_url: str, api: ApiServer) -> No
     with redis.Redis.from_url(redis_url) as store, httpx.Client(base_url=api.url, timeout=30) as http:
         http.post(f"/v1/runs/{RUN}/envs", json={"env_id": "env-1", "weight": 1.0}).raise_for_status()
         _wait_until_all_ran_out(store)
+        wait_for_archiver(store)
         before = contents(store)
         assert any("leases" in name for name in before)
         for template in reading:

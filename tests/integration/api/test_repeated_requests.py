@@ -109,6 +109,8 @@ async def every_verb(http: httpx.AsyncClient) -> dict[str, Any]:
         del record[mark]
     for mark in ("last_submit_s", "last_asked_s"):  # seconds ago
         del seen["/status"][mark]
+    for environment in seen["/envs"]:
+        assert environment.pop("last_seen_s") < 60
     return {
         **seen,
         "record": record,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
+import httpx
 import numpy as np
 import pytest
 from tests.integration.env.conftest import Environments, HandTrainer
+from tests.support.ports import free_port
 from tests.support.wandb_file import read_wandb
 
 from gristmill import Manifest
@@ -71,11 +74,18 @@ def test_wandb_entries_match_the_trained_groups(environments: Environments, trai
 
 def test_wandb_and_metrics_count_dropped_groups(environments: Environments, trainer: HandTrainer) -> None:
     # Completions of one token: all score 1/128, and no group gets through.
-    flags = "--use_wandb --ensure_scores_are_not_same --max_tokens 1 --reward_functions length"
-    env = environments.here(trainer.url, *flags.split())
+    port = free_port()
+    flags = "--use_wandb --ensure_scores_are_not_same --max_tokens 1 --reward_functions length --metrics_address"
+    env = environments.here(trainer.url, *flags.split(), str(port))
     trainer.take()
     while trainer.api.status("sums").dropped.get("same_scores", 0) < 40:
         time.sleep(0.1)
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    lines = re.findall(r'^gristmill_env_groups_total{outcome="(\w+)",run="sums"} (\S+)$', page, re.MULTILINE)
+    rows = {outcome: float(count) for outcome, count in lines}
+    # The API may know of a drop shortly before its environment.
+    assert 40 - 16 <= rows["same_scores"] <= trainer.api.status("sums").dropped["same_scores"]
+    assert rows["submitted"] == 0
     trainer.api.finish("sums", trainer.incarnation)
     env.join()
     history = read_wandb(environments.folder / "runs" / "sums").history

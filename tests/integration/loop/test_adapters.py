@@ -108,7 +108,8 @@ def test_server_applies_published_adapters_of_every_layer(server: Vllm) -> None:
 def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: Path) -> None:
     """The environment is one step ahead, so adapters arrive while completions are under way."""
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    settings["dataset"]["dataset_path"] = str(ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl")
+    for key in ("dataset_path", "eval_dataset_path"):
+        settings["dataset"][key] = str(ROOT / "configs" / settings["dataset"][key])
     lora = {"lora_rank": RANK, "lora_alpha": 16, "training_steps": 8, "max_staleness": 1, "checkpoint_interval": 4}
     settings["trainer"] |= lora
     (tmp_path / "adapters.yaml").write_text(yaml.safe_dump(settings))

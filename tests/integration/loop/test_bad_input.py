@@ -44,8 +44,8 @@ def _env(*arguments: str, timeout: float = 60, **environ: str) -> str:
 def _config(tmp_path: Path, old: str = "", new: str = "") -> str:
     assert old in QUICKSTART
     path = tmp_path / "mine.yaml"
-    data = ROOT / "configs" / "datasets" / "quickstart" / "train.jsonl"
-    path.write_text(QUICKSTART.replace(old, new).replace("datasets/quickstart/train.jsonl", str(data)))
+    data = ROOT / "configs" / "datasets" / "quickstart"
+    path.write_text(QUICKSTART.replace(old, new).replace("datasets/quickstart", str(data)))
     return str(path)
 
 

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 from tests.support.held_out import exact_match
-from tests.support.launcher import SCRIPT, launch
+from tests.support.launcher import SCRIPT, Terminal, launch, launch_command
 from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, Vllm, start_vllm
 
 from gristmill import Manifest, PolicyVersion, read_rollouts
+from gristmill.archive.run_file import read_run_file
 from gristmill.metrics import read_jsonl
+from gristmill.view.facts import read_files
 from gristmill_trainer.policy import ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack, listens
+
+FILES = {
+    "metrics.jsonl", "checkpoints", "model", "trained", "rollouts", "evaluations", "logs", "run.json", "report.html",
+}  # fmt: skip
+"""Files of a finished local run. A run that dropped a group has drops.jsonl too."""
 
 
 def _descendants(pid: int) -> set[int]:
@@ -32,7 +42,7 @@ def _descendants(pid: int) -> set[int]:
 
 
 def test_launcher_runs_a_whole_training(vllm: Vllm, tmp_path: Path) -> None:
-    process, _ = launch(tmp_path, vllm, "--training_steps", "3")
+    process, _ = launch(tmp_path, vllm, "--training_steps", "3", "--verbose")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert vllm.url in output, "it says which model server it uses"
@@ -45,6 +55,96 @@ def test_launcher_runs_a_whole_training(vllm: Vllm, tmp_path: Path) -> None:
     )
     for name in ("redis", "api", "env", "trainer"):
         assert any(text.startswith(f"{name:<7} | ") for text in output.splitlines()), f"no line of {name}"
+
+
+def test_output_without_a_terminal_is_one_line_per_step_and_a_summary(vllm: Vllm, tmp_path: Path) -> None:
+    process, _ = launch(tmp_path, vllm, "--training_steps", "3")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    lines = output.splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert len(lines) <= 50, output
+    assert "\x1b" not in output
+    assert not any(" | " in line for line in lines), output
+    folder = tmp_path / "runs" / "quickstart"
+    assert {path.name for path in (folder / "logs").iterdir()} == {"redis.log", "api.log", "env.log", "trainer.log"}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {"drops.jsonl"} == FILES
+    _check_run_file_and_report(folder)
+    _check_summary(output, folder)
+    evaluated = [row["step"] for row in _evaluations(folder)]
+    assert evaluated == [0, 3], "the quickstart evaluates before and after"
+
+
+def _check_run_file_and_report(folder: Path) -> None:
+    """Checks the files with the settings and the report of a finished run of three steps."""
+    record = read_run_file(folder / "run.json")
+    assert (record.state, record.version, record.training_steps) == ("finished", "1.3", 3)
+    trainer = record.trainer or {}
+    assert {"seed", "objective", "batch_size", "gradient_accumulation_steps", "learning_rate"} <= {*trainer}
+    assert record.env["model"]
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r"step (\d+)</span>", report.split("<h2>Samples")[1]) == ["1", "2", "3"]
+    assert "200 prompts" in report
+    assert "trainer.learning_rate" in report
+
+
+def _evaluations(folder: Path) -> list[Mapping[str, Any]]:
+    """Returns the evaluations in the files of a run, each of 200 prompts."""
+    found = list(read_files(folder.name, [folder.parent]).evaluations)
+    assert [row["prompts"] for row in found] == [200] * len(found)
+    return found
+
+
+def _check_summary(output: str, folder: Path) -> None:
+    """Checks the end of the output of three steps."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
+    end = plain[plain.index("run quickstart is finished: 3 steps in ") :]
+    rewards = [row["reward_mean"] for row in read_jsonl(folder / "metrics.jsonl")]
+    assert f"{rewards[0]:.3f} → {rewards[-1]:.3f}" in end
+    assert re.search(r"held-out accuracy +\d+\.\d % → \d+\.\d %  \(200 prompts", end), end
+    assert "48 trained, none dropped" in end
+    samples = re.findall(r"^ .* (?:1\.00|0\.20|0\.00|0\.80)  What is \d+ \+ \d\?  →  ", end, re.MULTILINE)
+    assert len(samples) == 3, end
+    for part in (
+        str(folder / "model"),
+        str(folder / "report.html"),
+        "--training_steps 6",
+        "gristmill_env evaluate --config quickstart",
+    ):
+        assert part in end, end
+    assert end.splitlines()[-1].startswith("run quickstart is finished; ")
+
+
+def test_terminal_shows_a_live_view_and_then_the_summary(vllm: Vllm, tmp_path: Path) -> None:
+    command, _ = launch_command(tmp_path, vllm, "--training_steps", "3")
+    terminal = Terminal(command)
+    code, shown = terminal.wait(timeout=240)
+    assert code == 0, shown
+    for part in ("● ", "redis", "step 3 of 3", "logprob diff", "latest completion, reward", "stopping the services"):
+        assert part in shown, part
+    for part in ("Traceback", "ERROR", " | ", "env     INFO"):
+        assert part not in shown, part
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once, and shown again"
+    _check_summary(shown.replace("\r\n", "\n"), tmp_path / "runs" / "quickstart")
+
+
+def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
+    command, port = launch_command(tmp_path, vllm, "--training_steps", "500")
+    terminal = Terminal(command)
+    deadline = time.monotonic() + 120
+    while not re.search(r"step ([2-9]|\d\d+) of 500", terminal.shown):  # the view may be drawn less often than once a step
+        assert terminal.process.poll() is None, terminal.shown
+        assert time.monotonic() < deadline, terminal.shown
+        time.sleep(0.2)
+    started = _descendants(terminal.process.pid)
+    terminal.process.send_signal(signal.SIGINT)
+    code, shown = terminal.wait(timeout=90)
+    assert code == 130, shown
+    assert not listens(port)
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    assert shown.rstrip().splitlines()[-1].endswith("stopped everything; start again to continue the run")
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert "Traceback" not in shown
 
 
 def test_terminal_hides_harmless_errors_of_vllm(tmp_path: Path) -> None:
@@ -166,7 +266,8 @@ def test_run_that_failed_before_its_first_step_is_replaced_by_the_corrected_conf
     launches: Launches, tmp_path: Path
 ) -> None:
     settings = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    settings["dataset"]["dataset_path"] = str(ROOT / "configs" / settings["dataset"]["dataset_path"])
+    for key in ("dataset_path", "eval_dataset_path"):
+        settings["dataset"][key] = str(ROOT / "configs" / settings["dataset"][key])
     file = tmp_path / "mine.yaml"
 
     def attempt(**trainer: object) -> tuple[int, str]:
@@ -210,15 +311,22 @@ def test_interrupted_run_gives_way_to_another_config_and_is_resumed(
     assert len(list(read_rollouts(folder))) == steps * 16, "no group is lost or trained twice"
 
 
-def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("output", ["standard error", "both in one pipe", "terminal"])
+def test_failed_service_is_the_last_line_with_its_error_and_its_log(tmp_path: Path, output: str) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")  # The launcher does not check the weights; the model service does.
     command = [sys.executable, str(SCRIPT), "--model", str(model), "--runs_dir", str(tmp_path / "runs")]
     command += [f"--api_port={free_port()}", f"--model_port={free_port()}", f"--state_dir={tmp_path / 'state'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    if output == "terminal":
+        code, shown = Terminal(command, columns=500).wait(timeout=120)
+        assert "\x1b[?25h" in shown, "the cursor is shown again"
+        last = shown.splitlines()[-1]
+    else:
+        target = subprocess.PIPE if output == "standard error" else subprocess.STDOUT
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=target, text=True, timeout=120, check=False)
+        code, last = done.returncode, (done.stderr or done.stdout).splitlines()[-1]
+    assert code == 1
     assert last.startswith("error [service_ended]: model ")
     assert "[model_weights_missing] " in last
     assert str(model) in last

@@ -19,7 +19,7 @@ from tests.support.groups import make_group
 
 from gristmill import ArchiveError, compression, read_archive, read_rollouts
 from gristmill.archive import segment, segments
-from gristmill_api.archive.writer import RunWriter
+from gristmill.archive.writer import RunWriter
 
 MIB = 1 << 20
 
@@ -175,7 +175,7 @@ def test_interrupted_write_keeps_the_complete_groups(tmp_path: Path) -> None:
 _FULL = """
 import os, resource, sys
 from pathlib import Path
-from gristmill_api.archive.writer import RunWriter
+from gristmill.archive.writer import RunWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, 256 << 10))
 written = 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.support.errors import raises
@@ -13,7 +18,8 @@ from gristmill_env.errors import DropReason, EnvError, UnpublishedWeightsError
 from gristmill_env.inference import Completion
 from gristmill_env.inference.types import LabelSpan
 from gristmill_env.progress import Tally
-from gristmill_env.rewards import Score
+from gristmill_env.rewards import CorrectnessReward, Score, create_reward
+from gristmill_env.rewards.reward import FunctionReward
 from gristmill_env.rollouts.groups import (
     Rollout,
     RolloutGroup,
@@ -200,3 +206,25 @@ def test_tally_logs_no_hint_if_groups_are_submitted(caplog: pytest.LogCaptureFix
     for number in range(200):
         tally.add(None if number % 3 == 0 else DropReason.SAME_SCORES)
     assert caplog.records == []
+
+
+def own_extraction(completion: str, row: Mapping[str, Any], **_: Any) -> str | None:
+    raise AssertionError("a user's extraction must not run on the event loop")
+
+
+def test_group_carries_the_answers_and_times_of_the_table_of_rollouts() -> None:
+    made = rollout_group(Score(0.0, {"accuracy": 0.0}), Score(1.0, {"accuracy": 1.0}))
+    spans = [[VersionSpan("1.3", 0, 1)]] * 2
+    permit = Permit(group_id="g00000012", row=12)
+    accuracy = create_reward("accuracy")
+    correctness = CorrectnessReward("accuracy", accuracy, compares=True)
+    texts = [replace(one, text=text) for one, text in zip(made.rollouts, ("#### 41", "so 7"), strict=True)]
+    made = replace(made, rollouts=texts)
+    meta = TrajectoryGroup.decode(build_group(made, permit, "r", "e", spans, correctness=correctness).encode()).meta
+    assert (meta["answer"], meta["extracted"], meta["seconds"]) == ("1", ["41", None], 0.1)
+    assert abs(meta["submitted_ms"] / 1000 - time.time()) < 60
+    assert isinstance(accuracy, FunctionReward)
+    users = CorrectnessReward("own", replace(accuracy, extract_answer=own_extraction), compares=True)
+    assert "extracted" not in build_group(made, permit, "r", "e", spans, correctness=users).meta
+    long = replace(made, rollouts=[replace(one, text=one.text + " " * 30_000) for one in texts])
+    assert build_group(long, permit, "r", "e", spans, correctness=correctness).meta["extracted"] == [None, None]

@@ -42,7 +42,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "extend": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
     "ack": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
     "nack": {"run_id": RUN, "incarnation": 1, "batch_ids": ["b1"]},
-    "register_env": {"run_id": RUN, "env_id": ENV},
+    "register_env": {"run_id": RUN, "env_id": ENV, "heartbeat_s": 3},
     "environments": {"run_id": RUN},
     "heartbeat_env": {"run_id": RUN, "env_id": ENV},
     "leave_env": {"run_id": RUN, "env_id": ENV},
@@ -56,8 +56,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "events": {"run_id": RUN},
     "examples": {"run_id": RUN},
 }
-ELSEWHERE = {"close", "register_atropos"}
-"""Methods without a call of /v1."""
+ELSEWHERE = {"close", "register_atropos", "runs", "progress"}
+"""Methods without a call of /v1, or that combine calls."""
 
 
 class Sent(Exception):
@@ -155,6 +155,60 @@ async def test_clients_have_a_method_for_every_call_of_the_api_with_every_field(
         for request in requests:
             sent.setdefault(_operation(request), set()).update(_fields(request))
         assert sent == operations
+
+
+def _record(run_id: str, created_at: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "run_id": run_id, "state": "open", "digest": "", "group_size": 2, "env": {}, "created_at": created_at, **changes
+    }  # fmt: skip
+
+
+def test_runs_reads_every_page_and_returns_the_newest_run_first() -> None:
+    records = [_record(f"run-{number}", created_at=float(number)) for number in range(1003)]
+
+    def pages(request: httpx.Request) -> httpx.Response:
+        offset, limit = int(request.url.params["offset"]), int(request.url.params["limit"])
+        return httpx.Response(200, json=records[offset : offset + limit])
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(pages))
+        assert [record.run_id for record in client.runs()] == [f"run-{number}" for number in reversed(range(1003))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "left"),
+    [
+        ({"version": "1.3", "training_steps": 10}, 3, 14.0),
+        ({"version": "1.2", "training_steps": 10}, 3, 14.0),  # the row of a step comes before its publication
+        ({"version": "2.1", "training_steps": 10}, 2, 16.0),  # resumed: the row of step 3 is of an earlier trainer
+        ({"version": "1.3", "training_steps": None}, 3, None),
+        ({"version": "1.3", "training_steps": 3, "state": "finished"}, 3, 0.0),
+        ({}, 1, None),
+    ],
+)
+def test_progress_is_computed_from_the_record_and_the_newest_metrics(
+    changes: dict[str, Any], step: int, left: float | None
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/metrics/trainer"):
+            return httpx.Response(200, json=_record(RUN, 1.0, **changes))
+        asked.append(request.url.params["after_step"])
+        return httpx.Response(200, json=[
+            {"source": "trainer", "step": number, "values": {
+                "reward_mean": number / 4, "reward_parts": {"format": 1.0}, "tokens": 100,
+                "seconds": {"wait": 1.5, "train": 0.5},
+            }}
+            for number in (1, 2, 3)
+        ])  # fmt: skip
+
+    with SyncClient("http://api") as client:
+        client._http = httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer))
+        progress = client.progress(RUN)
+    assert (progress.step, progress.reward, progress.seconds_left) == (step, step / 4, left)
+    assert (progress.tokens_per_second, progress.reward_parts) == (50.0, {"format": 1.0})
+    assert asked == ["-1"]
 
 
 def _event(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Archives that the trajectory API wrote at f365baa are still read: a plain, a compressed and an Atropos one."""
+"""Archives that the trajectory API wrote at f365baa are still read: plain, compressed, and of Atropos' protocol."""
 
 from __future__ import annotations
 

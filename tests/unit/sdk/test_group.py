@@ -99,3 +99,29 @@ def test_oldest_version_is_the_oldest_of_any_token() -> None:
 def test_versions_order_by_incarnation_then_step() -> None:
     labels = ["1.2", "2.1", "1.10"]
     assert [str(version) for version in sorted(map(PolicyVersion.parse, labels))] == ["1.2", "1.10", "2.1"]
+
+
+class _Words:
+    """A tokenizer whose token 0 is special."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return " ".join(f"<{n}>" if n == 0 else str(n) for n in ids if n or not skip_special_tokens)
+
+
+def test_texts_are_prompt_and_completion_of_each_sequence() -> None:
+    group = dataclasses.replace(
+        make_group(lengths=[(2, 3), (2, 1)]),
+        tokens=np.array([0, 7, 1, 2, 0, 0, 7, 3], np.int32),
+        mask=np.array([0, 0, 1, 0, 1, 0, 0, 1], bool),
+        logprobs=np.zeros(8, np.float32),
+    )
+    assert group.texts(_Words()) == [("<0> 7", "1 2"), ("<0> 7", "3")]
+    assert group.texts(_Words())[0].completion == "1 2"
+
+
+def test_repr_is_one_short_line() -> None:
+    text = repr(make_group(lengths=[(200, 4000)] * 8))
+    assert text.startswith("<TrajectoryGroup g00000001 of ")
+    assert "8 sequences, 33600 tokens" in text
+    assert len(text) < 160
+    assert "\n" not in text

@@ -79,6 +79,7 @@ class Api:
         self.state = RunState.OPEN
         self.error: Exception | None = None
         self.calls: list[str] = []
+        self.heartbeat_s: object = None
 
     async def permits(self, *arguments: object) -> PermitGrant:
         await asyncio.sleep(0)
@@ -97,6 +98,7 @@ class Api:
 
     async def register_env(self, *arguments: object) -> None:
         self.calls.append("register_env")
+        self.heartbeat_s = arguments[4]
 
     async def heartbeat_env(self, *arguments: object) -> None:
         self.calls.append("heartbeat_env")
@@ -193,6 +195,7 @@ async def test_body_keeps_its_own_error_and_its_heartbeats_until_the_end() -> No
     with pytest.raises(ZeroDivisionError):
         await fails()
     assert "heartbeat_env" in api.calls
+    assert api.heartbeat_s == 0.01, "the API knows when the next heartbeat is late"
     assert api.calls[-2:] == ["abandon_permits", "leave_env"]
 
 

@@ -1,4 +1,4 @@
-"""The user's view of a step."""
+"""What the trainer's display and its log show of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`on_step`: a function of the user."""
+"""The user's function for `on_step` is loaded from a file or a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of docs/trainer.md, run."""
+"""The library example of docs/trainer.md trains."""
 
 from __future__ import annotations
 

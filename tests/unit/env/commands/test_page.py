@@ -158,3 +158,70 @@ def test_page_hides_params_because_they_may_contain_keys(tmp_path: Path) -> None
     assert differences(settings, other | {"environment": {"params": {}}}) == [
         "dataset.split: train -> test", "dataset.reward_functions", "environment.params"
     ]  # fmt: skip
+
+
+WEIGHTED = {
+    "dataset": {
+        "reward_functions": [{"type": "format", "weight": 0.2}, {"type": "accuracy", "weight": 0.8}],
+        "prefill": "<answer>",
+    }
+}
+
+
+def test_equal_completions_appear_once_with_their_number(tmp_path: Path) -> None:
+    same = [completion("5", 0.2, scores={"format": 1.0}) for _ in range(4)]
+    page = page_of([group(same[0], completion("2", 1.0), *same[1:])], tmp_path / "page.html")
+    articles = [attrs for tag, attrs in page.tags if tag == "article"]
+    assert [(one["data-score"], one["data-times"]) for one in articles] == [("0.2", "4"), ("1.0", "1")]
+    assert "× 4" in page.text
+    assert "1, 3, 4, 5" in page.text
+    assert len(page.texts["i"]) == 5, "each completion keeps its mark"
+
+
+def test_completions_that_differ_in_a_score_are_not_equal(tmp_path: Path) -> None:
+    pair = [completion("5", 0.2, scores={"format": 1.0}), completion("5", 0.2, scores={"format": 0.0})]
+    page = page_of([group(*pair)], tmp_path / "page.html")
+    assert page.count("article") == 2
+
+
+def test_page_uses_one_colour_scale_for_all_groups(tmp_path: Path) -> None:
+    groups = [group(completion("a", 0.0), completion("b", 0.25)), group(completion("c", 0.25), completion("d", 1.0))]
+    page = page_of(groups, tmp_path / "page.html")
+    shades = [attrs["class"] for tag, attrs in page.tags if tag == "i"]
+    assert shades == ["shade-0", "shade-1", "shade-1", "shade-4"]
+    assert sum(attrs.get("class", "").startswith("swatch") for _, attrs in page.tags if attrs.get("class")) == 5  # type: ignore[union-attr]
+
+
+def test_weights_and_advantages_are_shown(tmp_path: Path) -> None:
+    pair = [completion("a", 1.0, scores={"format": 1.0, "accuracy": 1.0}), completion("b", 0.2, scores={"format": 1.0})]
+    page = page_of([group(*pair, settings=WEIGHTED)], tmp_path / "page.html")
+    for text in ("0.2 × format", "0.8 × accuracy", "+0.4", "-0.4"):
+        assert text in page.text
+
+
+def test_page_marks_the_prefill(tmp_path: Path) -> None:
+    page = page_of([group(completion("<answer>5</answer>", 1.0), settings=WEIGHTED)], tmp_path / "page.html")
+    spans = [(attrs.get("class"), "title" in attrs) for tag, attrs in page.tags if tag == "span"]
+    assert ("ours", True) in spans
+    assert "<answer>5</answer>" in page.text
+    other = page_of([group(completion("5</answer>", 1.0), settings=WEIGHTED)], tmp_path / "other.html")
+    assert "ours" not in [attrs.get("class") for _, attrs in other.tags]
+
+
+def test_groups_sort_by_one_reward(tmp_path: Path) -> None:
+    groups = [
+        group(completion("a", 1.0, scores={"format": 1.0, "accuracy": 0.0})),
+        group(completion("b", 1.0, scores={"format": 0.0})),
+    ]
+    page = page_of(groups, tmp_path / "page.html")
+    options = [attrs["value"] for tag, attrs in page.tags if tag == "option"]
+    assert {"-reward-0", "reward-0", "-reward-1", "reward-1"} <= set(options)
+    opened = [attrs for tag, attrs in page.tags if tag == "details" and attrs.get("class") == "group"]
+    assert [(one["data-reward-0"], one["data-reward-1"]) for one in opened] == [("1.0", "0.0"), ("0.0", "")]
+
+
+def test_every_group_with_the_same_score_is_a_warning(tmp_path: Path) -> None:
+    flat = group(completion("a", 0.0), completion("b", 0.0))
+    assert "Every group scored the same" in page_of([flat, flat], tmp_path / "page.html").text
+    mixed = group(completion("a", 0.0), completion("b", 1.0))
+    assert "Every group scored the same" not in page_of([flat, mixed], tmp_path / "page.html").text

@@ -1,4 +1,4 @@
-"""Paired differences, by hand."""
+"""Paired differences of two evaluations equal values computed by hand."""
 
 from __future__ import annotations
 

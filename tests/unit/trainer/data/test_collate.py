@@ -1,4 +1,4 @@
-"""Micro-batches give their samples back."""
+"""A micro-batch contains exactly the data of its samples."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from tests.support.errors import raises
 
 from gristmill import PolicyVersion
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.data.samples import Prepared, Statistics
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import AbandonedError
 from gristmill_trainer.learner import Learner
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.metrics import measure
+from gristmill_trainer.metrics import StepResult, measure
 from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.records import trained_groups
 from gristmill_trainer.settings import TrainerSettings
 
 STEPS = 3
@@ -124,6 +126,18 @@ def _step(job: Job, learner: Learner, step: int) -> dict[str, Any]:
         "learning_rate": learning_rate,
         "counts": [result.tokens, result.trained_tokens, result.flops],
         "measures": asdict(measure(result.token_stats)),
+        "records": _records(batch, result),
+    }
+
+
+def _records(batch: list[Sample], result: StepResult) -> dict[str, list[float]]:
+    """Returns the log-probabilities that the trainer records, by sequence."""
+    numbered = [replace(sample, sequence=number) for number, sample in enumerate(batch)]
+    groups = trained_groups(PolicyVersion(1, 1), Prepared(numbered, [], Statistics.of_groups([])), result)
+    return {
+        f"{group.group_id}.{index}": [] if sequence.logprobs is None else sequence.logprobs.tolist()
+        for group in groups
+        for index, sequence in group.sequences.items()
     }
 
 

@@ -29,6 +29,7 @@ from gristmill_trainer.export import RunFacts
 from gristmill_trainer.hooks import Hook, StepEvent
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
 from gristmill_trainer.loop import MainRank, Phases, Training, train
+from gristmill_trainer.observers import Observers
 from gristmill_trainer.policy import ModelSource
 from gristmill_trainer.publish import NoTransport, Publisher, WeightTransport
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
@@ -92,7 +93,7 @@ class Trainer:
                 watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
                 guard=guard,
                 metrics=metrics,
-                tracker=None,
+                observers=Observers(),
                 hook=self.hook,
                 model_urls=(),
                 display=display,

@@ -1,4 +1,4 @@
-"""--resume auto, never, or a folder."""
+"""The flag --resume with auto, with never, or with the folder of a checkpoint."""
 
 from __future__ import annotations
 

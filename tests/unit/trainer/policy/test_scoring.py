@@ -1,4 +1,4 @@
-"""Packed and padded rows, checkpointed and not: one policy, one set of numbers."""
+"""Scores are the same for packed and padded rows, with and without gradient checkpointing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+"""The page in the API: browsers get it at the root, other clients Atropos' JSON; data need a token, files do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+from tests.support.demo_runs import DemoSource
+
+from gristmill_api import access, atropos, view
+from gristmill_api.access.settings import AccessSettings, Role, Tokens
+from gristmill_api.notifications import Notifications
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+TOKENS = {role: f"{role}-" + "x" * 40 for role in Role}
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    app = FastAPI()
+    access.install(app, AccessSettings(tokens=Tokens(TOKENS)))
+    view.install(app, DemoSource(lambda: 0.0), Notifications())
+    app.include_router(atropos.router)
+    with TestClient(app) as client:
+        yield client
+
+
+def bearer(role: Role) -> dict[str, str]:
+    return {"authorization": f"Bearer {TOKENS[role]}"}
+
+
+def test_root_is_the_page_for_browsers_and_json_for_others(client: TestClient) -> None:
+    page = client.get("/", headers=BROWSER)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["vary"].split(", ")[0] == "Accept"
+    for accept in ("*/*", "application/json"):
+        answer = client.get("/", headers={"accept": accept, **bearer(Role.ENV)})
+        assert answer.json() == {"message": "AtroposLib API"}
+        assert client.get("/", headers={"accept": accept}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/view", "/view/run/step/1", "/view/static/app.js"])
+def test_files_of_the_page_need_no_token(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/view/api/runs", "/view/api/runs/quickstart/rollouts", "/view/api/runs/quickstart/groups/g00000001"]
+)
+def test_data_need_a_token_of_any_role(client: TestClient, path: str) -> None:
+    assert client.get(path, headers=BROWSER).status_code == 401
+    for role in Role:
+        assert client.get(path, headers=bearer(role)).status_code == 200
+
+
+def test_page_refuses_requests_that_change_data(client: TestClient) -> None:
+    for path in ("/", "/view", "/view/static/app.js", "/view/api/runs"):
+        assert client.post(path, headers={**BROWSER, **bearer(Role.ENV)}).status_code in (403, 404, 405)

@@ -1,0 +1,83 @@
+"""drops.jsonl: lines are whole, the file is bounded, and a group of a removed segment is listed before it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gristmill import read_archive
+from gristmill.archive.drops import Drop, append_drops, read_drops
+from gristmill.archive.writer import RunWriter
+
+
+def drop(number: int) -> Drop:
+    return Drop(creation=1, group_id=f"g{number:08d}", row=number, what="dropped", reason="stale", time_ms=number)
+
+
+def read(run: Path, name: str = "drops.jsonl") -> list[int]:
+    return [found.row for found, _ in read_drops(run / name)]
+
+
+def test_lines_are_read_as_written_and_from_any_offset(tmp_path: Path) -> None:
+    append_drops(tmp_path, map(drop, range(3)))
+    found = list(read_drops(tmp_path / "drops.jsonl"))
+    assert [one for one, _ in found] == [drop(number) for number in range(3)]
+    assert [one.row for one, _ in read_drops(tmp_path / "drops.jsonl", found[0][1])] == [1, 2]
+    assert found[-1][1] == (tmp_path / "drops.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("torn", [b'{"creation":1,"gro', b"\0" * 70_000])
+def test_torn_line_is_not_read_and_is_removed_by_the_next_write(tmp_path: Path, torn: bytes) -> None:
+    append_drops(tmp_path, [drop(0)])
+    with (tmp_path / "drops.jsonl").open("ab") as file:
+        file.write(torn)
+    assert read(tmp_path) == [0]
+    append_drops(tmp_path, [drop(1)])
+    assert read(tmp_path) == [0, 1]
+
+
+def test_full_file_is_kept_once_under_another_name(tmp_path: Path) -> None:
+    for number in range(100):
+        append_drops(tmp_path, [drop(number)], max_bytes=2000)
+    newer, older = read(tmp_path), read(tmp_path, "drops.1.jsonl")
+    assert [*older, *newer] == list(range(100 - len(older) - len(newer), 100))
+    assert all((tmp_path / name).stat().st_size <= 2000 for name in ("drops.jsonl", "drops.1.jsonl"))
+    assert {path.name for path in tmp_path.iterdir()} == {"drops.jsonl", "drops.1.jsonl"}
+
+
+def test_groups_of_a_removed_segment_are_reported_while_they_are_still_on_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    reported: list[str] = []
+
+    def removed(ids: Sequence[str], bound: str) -> None:
+        assert bound == "max_bytes"
+        assert {*ids} <= {group.group_id for group in read_archive(folder)}
+        reported.extend(ids)
+
+    writer = RunWriter(folder, "test", 1, 4000, on_removed=removed)
+    written = [f"g{number:08d}" for number in range(60)]
+    for group_id in written:
+        writer.append(group_id, "group", bytes(range(100)))
+    writer.sync()
+    left = [group.group_id for group in read_archive(folder)]
+    assert reported
+    assert reported + left == written
+
+
+def test_groups_are_reported_after_their_removal_if_the_disk_has_no_room_before(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    reported: list[str] = []
+
+    def removed(ids: Sequence[str], bound: str) -> None:
+        if {*ids} <= {group.group_id for group in read_archive(folder)}:
+            raise OSError("no space left on device")
+        reported.extend(ids)
+
+    writer = RunWriter(folder, "test", 1, 4000, on_removed=removed)
+    written = [f"g{number:08d}" for number in range(60)]
+    for group_id in written:
+        writer.append(group_id, "group", bytes(range(100)))
+    assert reported == written[: len(reported)]
+    assert reported

@@ -1,0 +1,403 @@
+"""The table of rollouts: rows of all outcomes, updates that read only new data, and the gaps that the table reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tests.support.errors import raises
+from tests.support.groups import make_group
+from tests.support.run_folder import CREATED, RunFolderWriter, record_of
+from tests.unit.sdk.view.recorded import record
+
+import gristmill
+from gristmill.archive.drops import Drop, append_drops
+from gristmill.archive.run_file import write_run_file
+from gristmill.archive.trained import TrainedGroup, TrainedSequence
+from gristmill.view import rollouts
+from gristmill.view.folders import RunFolder, RunMissingError, list_runs
+from gristmill.view.rollouts import SCHEMA, Completeness, SqlError, build
+
+
+def groups(*ids: str) -> list[gristmill.TrajectoryGroup]:
+    return [make_group(one, seed=int(one[1:]), lengths=((3, 12), (3, 9))) for one in ids]
+
+
+def rows(run: RunFolderWriter, where: str = "true") -> list[dict[str, Any]]:
+    query = f"SELECT * FROM rollouts WHERE {where} ORDER BY group_id, sequence"
+    found: list[dict[str, Any]] = gristmill.sql(run.path, query).to_pylist()
+    return found
+
+
+def counts(found: Completeness) -> dict[str, int]:
+    names = ("trained", "lost", "dropped", "dead", "leased", "evaluations", "rows", "without_record", "unaccounted")
+    return {name: getattr(found, name) for name in names if getattr(found, name)}
+
+
+def test_trained_group_has_a_row_per_completion_with_both_log_probabilities(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.tokenizer()
+    (group,) = groups("g00000000")
+    record = record_of(group, step=1)
+    run.trained(record)
+    run.archive(group)
+    found = rows(run)
+    assert [row["sequence"] for row in found] == [0, 1]
+    start = 0
+    for index, row in enumerate(found):
+        piece = slice(start, start := start + int(group.lengths[index]))
+        sequence = record.sequences[index]
+        assert row["tokens"] == group.tokens[piece].tolist()
+        assert row["mask"] == group.mask[piece].tolist()
+        np.testing.assert_array_equal(np.array(row["sampler_logprobs"], np.float32), group.logprobs[piece])
+        of_trainer = np.array(row["trainer_logprobs"], np.float32)
+        np.testing.assert_array_equal(of_trainer[sequence.mask], sequence.logprobs)
+        assert not of_trainer[~sequence.mask].any()
+        np.testing.assert_array_equal(np.array(row["entropy"], np.float32)[sequence.mask], sequence.entropy)
+        assert row["advantage"] == pytest.approx(float(sequence.advantages[0]), rel=1e-6)
+        assert row["advantages"] is None
+        ratio = np.exp(sequence.logprobs.astype(float) - group.logprobs[piece][sequence.mask])  # type: ignore[union-attr]
+        assert row["ratio"] == pytest.approx(ratio.mean(), rel=1e-5)
+        assert row["ratio_max"] == pytest.approx(ratio.max(), rel=1e-5)
+        assert row["prompt"] == " ".join(f"t{token}" for token in group.tokens[piece][:3])
+        assert row["completion"] == " ".join(f"t{token}" for token in group.tokens[piece][3:])
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (3, len(sequence.mask) - 3)
+        assert (row["reward"], dict(row["reward_parts"])) == (
+            pytest.approx(float(group.rewards[index])),
+            {"length": pytest.approx(float(group.rewards[index]))},
+        )
+        facts = ("run", "creation", "step", "row", "staleness", "turns", "finish_reason", "outcome", "acked")
+        assert [row[name] for name in facts] == ["test", CREATED, 1, 0, 0, 1, "stop", "trained", True]
+    assert pq.read_schema(next((run.path / "dataset").glob("part-*.parquet"))).metadata == SCHEMA.metadata
+
+
+def test_sequences_that_the_trainer_left_out_say_why(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    kept, whole = groups("g00000000", "g00000001")
+    record = record_of(kept, step=1)
+    nothing = np.zeros(0, np.float32)
+    left_out = TrainedSequence("logprobs", np.zeros(0, np.bool_), None, nothing, None)
+    sequences = {0: record.sequences[0], 1: left_out}
+    run.trained(TrainedGroup(kept.group_id, 1, "1.1", None, sequences))
+    run.trained(TrainedGroup(whole.group_id, 1, "1.1", "stale", {}))
+    run.archive(kept, whole)
+    assert [(row["outcome"], row["outcome_reason"], row["acked"], row["advantage"] is None) for row in rows(run)] == [
+        ("trained", None, True, False),
+        ("dropped", "logprobs", True, True),
+        ("dropped", "stale", True, True),
+        ("dropped", "stale", True, True),
+    ]
+
+
+def test_advantages_that_differ_by_token_are_kept_for_each_token(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    (group,) = groups("g00000000")
+    record = record_of(group, step=1)
+    several = np.arange(12, dtype=np.float32)
+    first = record.sequences[0]
+    changed = TrainedSequence("trained", first.mask, first.logprobs, several, None)
+    run.trained(TrainedGroup(group.group_id, 1, "1.1", None, {**record.sequences, 0: changed}))
+    run.archive(group)
+    found = rows(run)[0]
+    assert found["advantages"] == [0.0] * 3 + several.tolist()
+    assert found["advantage"] == pytest.approx(5.5)
+    assert found["entropy"] is None
+
+
+def test_groups_without_content_have_rows_that_say_what_became_of_them(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.drop("dropped", "g00000000", reason="same_scores")
+    run.drop("dead", "g00000001", "g00000002", "g00000003", reason="undeliverable")
+    run.drop("replayed", "g00000002", reason="replayed")
+    run.drop("dropped", "g00000003", reason="purged")
+    run.drop("let_go", "g00000004", reason="disk")
+    (group,) = groups("g00000005")
+    run.trained(record_of(group, step=3))
+    columns = ("group_id", "sequence", "outcome", "outcome_reason", "acked", "step", "tokens")
+    assert [tuple(row[name] for name in columns) for row in rows(run)] == [
+        ("g00000000", None, "dropped", "same_scores", False, None, None),
+        ("g00000001", None, "dead", "undeliverable", False, None, None),
+        ("g00000003", None, "dropped", "purged", False, None, None),
+        ("g00000004", None, "lost", "disk", True, None, None),
+        ("g00000005", 0, "leased", None, False, 3, None),
+        ("g00000005", 1, "leased", None, False, 3, None),
+    ]
+    expected = {"lost": 1, "dropped": 2, "dead": 1, "leased": 1, "rows": 6, "without_record": 1, "unaccounted": 1}
+    assert counts(build(run.path)) == expected
+    assert build(run.path).unaccounted_rows == [2]
+
+
+def test_lost_group_with_a_record_has_a_row_per_sequence(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    (group,) = groups("g00000000")
+    run.trained(record_of(group, step=2))
+    run.drop("let_go", "g00000000", reason="max_bytes")
+    found = rows(run)
+    assert [(row["sequence"], row["outcome"], row["step"]) for row in found] == [(0, "lost", 2), (1, "lost", 2)]
+    assert all(row["advantage"] is not None for row in found)
+
+
+def test_updates_read_only_what_is_new_and_settle_what_was_open(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    first, second, third = groups("g00000000", "g00000001", "g00000002")
+    run.trained(record_of(first, step=1), record_of(second, step=1))
+    run.archive(first)
+    run.drop("dead", "g00000002", reason="undeliverable")
+    assert counts(build(run.path)) == {"trained": 1, "dead": 1, "leased": 1, "rows": 5}
+    run.archive(second, third)  # The dead letter was covered by a checkpoint. Its record is late.
+    assert counts(build(run.path)) == {"trained": 3, "rows": 6, "without_record": 1}
+    run.trained(record_of(third, step=2))
+    run.archive(third)  # A crash of the API may write a group twice.
+    assert counts(build(run.path)) == {"trained": 3, "rows": 6}
+    assert [row["step"] for row in rows(run)] == [1, 1, 1, 1, 2, 2]
+    state = (run.path / "dataset" / "state.json").read_bytes()
+    assert counts(build(run.path)) == {"trained": 3, "rows": 6}
+    changed = (run.path / "dataset" / "state.json").read_bytes()
+    assert state.replace(b'"opened":4', b"") == changed.replace(b'"opened":5', b"")
+
+
+def test_last_record_of_a_group_counts(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    (group,) = groups("g00000000")
+    run.trained(record_of(group, step=5, version="1.5"), record_of(group, step=4, version="2.4"))
+    run.archive(group)
+    assert {row["step"] for row in rows(run)} == {4}
+
+
+def test_update_after_a_crash_between_part_and_state_gives_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.archive(*groups("g00000000"))
+    build(run.path)
+    run.archive(*groups("g00000001"))
+    write = rollouts._write
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rollouts, "_write", crash)
+    with pytest.raises(KeyboardInterrupt):
+        build(run.path)
+    assert len(gristmill.dataset(run.path, update=False).to_table()) == 2
+    monkeypatch.setattr(rollouts, "_write", write)
+    run.archive(*groups("g00000002"))
+    assert len(rows(run)) == 6
+
+
+def test_many_small_updates_leave_few_files(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    for number in range(40):
+        run.archive(*groups(f"g{number:08d}"))
+        build(run.path)
+    assert len(rollouts._files(RunFolder.open(run.path), update=False)) < 20
+    assert [row["row"] for row in rows(run, "sequence = 0")] == list(range(40))
+
+
+def test_table_of_another_schema_version_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.archive(*groups("g00000000"))
+    build(run.path)
+    monkeypatch.setattr(rollouts, "SCHEMA_VERSION", 99)
+    assert counts(build(run.path)) == {"trained": 1, "rows": 2, "without_record": 1}
+
+
+def test_run_that_was_deleted_and_created_again_has_the_rows_of_both(tmp_path: Path) -> None:
+    older = RunFolderWriter(tmp_path)
+    older.archive(*groups("g00000000"))
+    build(older.path)
+    newer = RunFolderWriter(tmp_path, created_ms=CREATED + 5)
+    newer.archive(*groups("g00000000", "g00000001"))
+    newer.drop("dropped", "g00000002", reason="stale")
+    assert counts(build(newer.path)) == {"trained": 2, "dropped": 1, "rows": 7, "without_record": 2}
+    assert [row["creation"] for row in rows(newer)] == [CREATED + 5] * 5
+    both = gristmill.sql(newer.path, "SELECT creation, count(*) AS n FROM all_rollouts GROUP BY 1 ORDER BY 1")
+    assert both["n"].to_pylist() == [2, 5]
+
+
+def test_segments_that_the_archive_removes_are_lost_rows_unless_they_were_read(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path, max_bytes=40_000)
+    for number in range(120):
+        run.archive(make_group(f"g{number:08d}", lengths=((3, 120), (3, 120)), seed=number))
+    found = build(run.path)
+    assert (found.trained + found.lost, found.unaccounted) == (120, 0)
+    assert found.lost > 60
+    assert {row["outcome_reason"] for row in rows(run, "outcome = 'lost'")} == {"max_bytes"}
+    for number in range(120, 200):
+        run.archive(make_group(f"g{number:08d}", lengths=((3, 120), (3, 120)), seed=number))
+        build(run.path)
+    assert (build(run.path).lost, build(run.path).trained) == (found.lost, 200 - found.lost)
+
+
+def test_group_of_atropos_protocol_has_rows_without_versions(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    body = {"tokens": [[1, 2, 3], [1, 2, 4]], "masks": [[-100, 2, 3], [-100, 2, 4]], "scores": [1.0, 0.0]}
+    run.archive_atropos("0f3a", {**body, "inference_logprobs": [[1.0, -0.5, -1.0], [1.0, -0.25, -2.0]]})
+    found = rows(run)
+    assert [(row["group_id"], row["row"], row["tokens"], row["mask"]) for row in found] == [
+        ("0f3a", -1, [1, 2, 3], [False, True, True]),
+        ("0f3a", -1, [1, 2, 4], [False, True, True]),
+    ]
+    assert found[0]["sampler_logprobs"] == [0.0, -0.5, -1.0]
+    assert (found[0]["version_first"], found[0]["reward"]) == (None, 1.0)
+    assert build(run.path).rows_issued is None
+
+
+def test_evaluation_has_rows_that_are_final_when_it_is_finished(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.evaluation("step-000020", "1.20", prompts=3, finished=False)
+    assert counts(build(run.path)) == {"evaluations": 3, "rows": 3}
+    run.evaluation("step-000020", "1.20", prompts=4)
+    assert counts(build(run.path)) == {"evaluations": 4, "rows": 4}
+    assert counts(build(run.path)) == {"evaluations": 4, "rows": 4}
+    found = rows(run)[0]
+    names = ("group_id", "step", "outcome", "extracted", "answer", "reward", "reward_parts", "version_first")
+    expected = ["step-000020/0", 20, "evaluation", "4", "4", 1.0, [("accuracy", 1.0)], "1.20"]
+    assert [found[name] for name in names] == expected
+
+
+def test_repeated_and_garbled_completions_are_measured(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.tokenizer()
+    group = make_group("g00000000", lengths=((3, 40), (3, 40)))
+    tokens = group.tokens.copy()
+    tokens[3:43] = 5
+    run.archive(gristmill.TrajectoryGroup(**{**vars(group), "tokens": tokens}))
+    first, second = rows(run)
+    assert first["repeated"] == pytest.approx(36 / 37)
+    assert second["repeated"] == pytest.approx(0.0, abs=0.1)
+    assert first["garbled"] == 0.0
+
+
+def test_files_in_several_roots_make_one_table(tmp_path: Path) -> None:
+    of_api, of_trainer = RunFolderWriter(tmp_path / "api"), RunFolderWriter(tmp_path / "trainer")
+    (group,) = groups("g00000000")
+    of_api.archive(group)
+    of_trainer.trained(record_of(group, step=7))
+    for folder in ((of_trainer.path / "rollouts"), (of_api.path / "trained")):
+        folder.rmdir()
+    found = gristmill.sql("test", "SELECT step FROM rollouts", roots=[tmp_path / "api", tmp_path / "trainer"])
+    assert found["step"].to_pylist() == [7, 7]
+    assert [one.run_id for one in list_runs([tmp_path / "api", tmp_path / "trainer"])] == ["test"]
+
+
+def test_run_without_a_tokenizer_has_no_texts_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_MODELS_DIR", str(tmp_path))
+    run = RunFolderWriter(tmp_path)
+    run.archive(*groups("g00000000"))
+    with caplog.at_level(logging.WARNING):
+        assert rows(run)[0]["completion"] is None
+    assert "tokenizer" in caplog.text
+
+
+def test_damaged_segment_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path, max_bytes=40_000)
+    for number in range(12):
+        run.archive(make_group(f"g{number:08d}", lengths=((3, 120), (3, 120)), seed=number))
+    segments = sorted((run.path / "rollouts").glob("*.gmz"))
+    content = bytearray(segments[1].read_bytes())
+    content[len(content) // 2] ^= 255
+    segments[1].write_bytes(content)
+    found = build(run.path)
+    assert found.damaged == [str(segments[1])]
+    assert 0 < found.unaccounted == 12 - found.trained
+    assert "00000000" in str(rows(run)[0]["group_id"])
+    assert f"g{11:08d}" in {row["group_id"] for row in rows(run)}
+
+
+def synchronous(run: RunFolderWriter, max_staleness: int = 0, created_ms: int = CREATED) -> None:
+    """Writes the run's record."""
+    write_run_file(run.path, record(run_id="test", max_staleness=max_staleness, created_at=created_ms / 1000))
+
+
+def test_step_of_a_synchronous_run_without_records_is_known_from_the_weights(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    synchronous(run)
+    run.archive(*(make_group(f"g{n:08d}", version=f"1.{n}", seed=n) for n in range(2)))
+    append_drops(run.path, [Drop(creation=CREATED, group_id="g00000002", row=2, what="let_go", step=2, time_ms=1)])
+    found = rows(run)
+    assert [(row["group_id"], row["step"], row["staleness"], row["outcome"]) for row in found] == [
+        ("g00000000", 1, 0, "trained"),
+        ("g00000000", 1, 0, "trained"),
+        ("g00000001", 2, 0, "trained"),
+        ("g00000001", 2, 0, "trained"),
+        ("g00000002", 3, None, "lost"),
+    ]
+    assert build(run.path).without_record == 3
+
+
+@pytest.mark.parametrize(("max_staleness", "created_ms"), [(1, CREATED), (0, CREATED + 5)])
+def test_step_without_a_record_is_unknown_if_the_run_was_ahead_or_is_another(
+    tmp_path: Path, max_staleness: int, created_ms: int
+) -> None:
+    run = RunFolderWriter(tmp_path)
+    synchronous(run, max_staleness, created_ms)
+    run.archive(*groups("g00000000"))
+    assert {row["step"] for row in rows(run)} == {None}
+
+
+def test_conversations_and_the_replies_of_several_turns_are_kept(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    one, several = groups("g00000000", "g00000001")
+    mask = several.mask.copy()
+    mask[7:9] = False  # The environment's turn in the first sequence.
+    logprobs = np.where(mask, several.logprobs, np.float32(0))
+    conversation = [{"role": "user", "content": "7?"}, {"role": "assistant", "content": "é"}]
+    sent = [conversation, [{"role": "user", "content": b"not JSON"}]]
+    run.archive(
+        one, gristmill.TrajectoryGroup(**{**vars(several), "mask": mask, "logprobs": logprobs, "messages": sent})
+    )
+    found = rows(run)
+    assert [(row["turns"], row["replies"], row["messages"] is None) for row in found] == [
+        (1, None, True),
+        (1, None, True),
+        (2, [3, 7, 9, 15], False),
+        (1, None, True),
+    ]
+    assert json.loads(found[2]["messages"]) == conversation
+
+
+def test_conversations_of_atropos_protocol_are_kept(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    body = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [1.0, 0.0]}
+    run.archive_atropos("a", {**body, "messages": [[{"role": "assistant", "content": "x"}], []]})
+    run.archive_atropos("b", {**body, "messages": "text"})
+    assert [row["messages"] for row in rows(run)] == ['[{"role": "assistant", "content": "x"}]', "[]", None, None]
+
+
+def test_folder_without_anything_is_an_empty_table(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    assert gristmill.sql(tmp_path / "test", "SELECT * FROM rollouts, steps").num_rows == 0
+    assert gristmill.dataset(tmp_path / "test").schema == SCHEMA
+
+
+def test_run_that_does_not_exist_and_names_outside_the_roots_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("missing", "..", "../runs", "", "a/b"):
+        with raises(RunMissingError, "run_folder_missing"):
+            RunFolder.open(name, [tmp_path / "runs"])
+
+
+def test_queries_that_duckdb_refuses_are_errors(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    with raises(SqlError, "sql_failed"):
+        gristmill.sql(run.path, "SELECT nothing FROM rollouts")
+    with raises(SqlError, "sql_without_result"):
+        gristmill.sql(run.path, "")
+
+
+def test_metrics_of_steps_have_flat_names(tmp_path: Path) -> None:
+    run = RunFolderWriter(tmp_path)
+    run.metrics([{"step": 1, "seconds": {"train": 0.5}, "policy_version": "1.1"}, {"step": 2, "reward_mean": 1}])
+    found = gristmill.sql(run.path, "SELECT * FROM steps ORDER BY step").to_pylist()
+    assert found == [
+        {"step": 1, "seconds_train": 0.5, "policy_version": "1.1", "reward_mean": None},
+        {"step": 2, "seconds_train": None, "policy_version": None, "reward_mean": 1.0},
+    ]
