@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -56,7 +56,7 @@ quick: $(DEV_READY) ## run the fast unit tests: less than a minute on two cores
 	$(VENV)/pytest tests/unit $(SLOW_UNIT:%=--ignore=tests/unit/%) -m "not long" -p no:schemathesis -n 2
 
 # The cheapest failure first.
-test: lint types unit integration e2e ## run what CI runs: lint, types, unit, integration and end-to-end tests
+test: lint types unit browser integration e2e ## run what CI runs: lint, types, unit, page, integration and end-to-end tests
 
 lint: $(DEV_READY) ## check the style of Python and shell files, and which packages import which
 	$(VENV)/ruff check .
@@ -70,7 +70,13 @@ types: $(DEV_READY) ## check the types of all Python files with mypy
 unit: $(DEV_READY) ## run the unit tests
 	$(VENV)/pytest tests/unit -m "not long" -n 2
 
-integration: dev ## run the tests with a real Redis and a real vLLM
+browser: $(DEV_READY) ## run the page's tests in a real Chromium, over synthetic runs
+	scripts/prepare_package.sh chromium
+	$(VENV)/pytest tests/browser -m "not long"
+
+integration: dev ## run the tests with a real Redis, a real vLLM, a real Prometheus and a real Chromium
+	scripts/prepare_package.sh prometheus
+	scripts/prepare_package.sh chromium
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
 	  -m "not long" -n 2 --dist loadfile
 	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
@@ -104,6 +110,13 @@ bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an h
 
 bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
+
+bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records; needs gristmill[view]
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/rollouts.py --results benchmarks/results $(ARGS)
+
+bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, bytes, first paint; ten minutes, needs Chromium
+	scripts/prepare_package.sh chromium
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/page.py --results benchmarks/results $(ARGS)
 
 clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

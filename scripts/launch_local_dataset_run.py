@@ -12,6 +12,9 @@ The launcher first checks everything that can be checked without a service. A mo
 port is used as it is (--publisher none if its weights may not be updated). After `make secure` the API asks for tokens
 and Redis for a password; the launcher gives them to the services that it starts. It stops all of these services at the
 end or on Ctrl-C, and keeps their full output in runs/<run>/logs/. Exit code 0: the run is finished.
+
+A terminal shows a live view of the run. Without a terminal the launcher prints one line per step and the warnings, and
+with --verbose the output of all services. A summary with the next commands ends the run.
 """
 
 from __future__ import annotations
@@ -26,13 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from rich.console import Console
+from rich.text import Text
+
 from gristmill import ApiError, Deployment, GristmillError, PolicyVersion, RunState, SyncClient
 from gristmill.metrics import METRICS_FILE, read_jsonl
 from gristmill.settings import load_yaml, merge, parse
+from gristmill.view.terminal import Command
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.session import Task
 from gristmill_model.settings import named
 from gristmill_trainer.settings import TrainerSettings
+from local_output import LocalRun, MergedLogs, Output, choose, next_commands, show_context
 from local_processes import LocalStack, LocalStackError, Service, answers, free_port, listens
 from redis_binary import RedisMissingError, redis_command, redis_server
 from secure import ACL, PASSWORD, Secrets, SecretsError
@@ -76,9 +84,11 @@ class Launcher:
             "GRISTMILL_MODELS_DIR": str(self.state / "models"),
             "GRISTMILL_WEIGHTS_DIR": str(self.state / "weights"),
             "GRISTMILL_RUNS_DIR": str(self.runs_dir),
+            "API_VIEW_SERVERS": self.model_url,
             "GRISTMILL_RUN_ID": options.run_id or "",
         }
         self.secrets = Secrets.find(ROOT)
+        self.output: Output = MergedLogs()
 
     # --- Checks that need no service ------------------------------------------------------------------------
     def check(self) -> tuple[str, int]:
@@ -184,13 +194,37 @@ class Launcher:
             raise LocalStackError("setup_missing", f"no {MODEL_PYTHON}: run `make setup` first", path=MODEL_PYTHON)
 
     # --- Commands -------------------------------------------------------------------------------------------
-    def run(self, stack: LocalStack, run_id: str, training_steps: int) -> None:
+    def train(self, run_id: str, training_steps: int) -> None:
+        """Runs the services until the run is finished, shows the run meanwhile, and prints a summary at the end."""
+        folder = self.runs_dir / run_id
+        run = LocalRun(run_id, training_steps, folder, self.state / "models", self.model_url)
+        self.output = choose(run, folder / "logs", verbose=self.options.verbose)
+        lines: list[Text] = []
+        try:
+            with self.output, LocalStack(self.output.line, folder / "logs", self.output.say) as stack:
+                run.attach(stack)
+                try:
+                    self.run(stack, run, training_steps)
+                    run.wait_for_report()
+                    lines = run.end(self._next_commands(run_id, training_steps))
+                finally:
+                    self.output.stopping()
+        except LocalStackError as error:
+            if not self.options.verbose:
+                show_context(error.values.get("log"))
+            raise
+        console = Console(highlight=False)
+        for line in lines:
+            console.print(line, soft_wrap=True)
+
+    def run(self, stack: LocalStack, run: LocalRun, training_steps: int) -> None:
         """Starts the services in order and waits for the end of the run."""
         self.start_store(stack)
         if self.options.fresh:
-            self.discard(run_id)
+            self.discard(run.run_id)
         else:
-            self.check_store(run_id, training_steps)
+            self.check_store(run.run_id, training_steps)
+        run.connect(self._admin(patience=0))
         self._start_model(stack)
         python = sys.executable
         trainer = stack.start(
@@ -229,7 +263,7 @@ class Launcher:
             for path in folder.iterdir():
                 if path.name != "logs":  # This start already writes into the logs folder.
                     path.rename(apart / path.name)
-            print(f"the files of the run before are in {apart}")
+            self.output.say(f"the files of the run before are in {apart}")
 
     # --- Services -------------------------------------------------------------------------------------------
     def start_store(self, stack: LocalStack) -> None:
@@ -242,7 +276,7 @@ class Launcher:
     def _start_model(self, stack: LocalStack) -> None:
         url = f"{self.model_url}/v1/models"
         if answers(url):
-            print(f"using the model server that already answers at {self.model_url}")
+            self.output.say(f"using the model server that already answers at {self.model_url}")
             return
         service = stack.start(
             "model",
@@ -251,9 +285,20 @@ class Launcher:
         )
         stack.wait_until(service, lambda: answers(url), MODEL_TIMEOUT)
 
-    def _admin(self) -> SyncClient:
+    def _admin(self, patience: float = 10) -> SyncClient:
         token = Deployment.read(token_file("admin", self.secrets)).api_token
-        return SyncClient(self.api_url, patience=10, token=token)
+        return SyncClient(self.api_url, patience=patience, timeout=10, token=token)
+
+    def _next_commands(self, run_id: str, training_steps: int) -> list[Command]:
+        return next_commands(
+            run_id=run_id,
+            folder=self.runs_dir / run_id,
+            root=ROOT,
+            config=self.options.config,
+            given=self._command(),
+            steps=training_steps,
+            model_port=self.options.model_port,
+        )
 
     def _env_flags(self) -> list[str]:
         # The environment records the number of steps, so that the trainer and a later start agree on it.
@@ -338,15 +383,14 @@ def main() -> int:
                 launcher.close(stack, options.close)
             return 0
         run_id, training_steps = launcher.check()
-        folder = launcher.runs_dir / run_id
-        with LocalStack(logs=folder / "logs") as stack:
-            launcher.run(stack, run_id, training_steps)
+        launcher.train(run_id, training_steps)
     except KeyboardInterrupt:
         print("stopped everything; start again to continue the run")
         return 130
     except (GristmillError, RedisMissingError, SecretsError) as error:
         print(f"error [{error.code}]: {error}", file=sys.stderr)
         return 1
+    folder = launcher.runs_dir / run_id
     print(f"run {run_id} is finished; metrics, checkpoints, the final model and logs are in {folder}")
     return 0
 
@@ -362,6 +406,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--resume", help="auto (default), never, or a checkpoint's folder; see docs/operations.md")
     parser.add_argument("--publisher", choices=["filesystem", "none"], help="none: the server may not be updated")
     parser.add_argument("--fresh", action="store_true", help="start the run again; its files so far are set apart")
+    parser.add_argument("--verbose", action="store_true", help="print the output of all services")
     parser.add_argument("--close", metavar="RUN", help="end a run and exit: no training")
     parser.add_argument("--api_port", type=int, default=8000)
     parser.add_argument("--model_port", type=int, default=9001)
@@ -374,7 +419,8 @@ def _options() -> argparse.Namespace:
     options.given = {
         name: value
         for name, value in vars(options).items()
-        if name not in ("training_steps", "resume", "fresh", "close") and value not in (None, parser.get_default(name))
+        if name not in ("training_steps", "resume", "fresh", "close", "verbose")
+        and value not in (None, parser.get_default(name))
     }
     preset = PRESETS[options.preset]
     options.config = options.config or preset.config

@@ -52,6 +52,8 @@ class Service:
     last_line: str = ""
     echoed: bool = True
     """Whether the stack shows the output. The log file receives the output in any case."""
+    ready: bool = False
+    """Whether `LocalStack.wait_until` saw the service ready."""
 
     @property
     def exit_code(self) -> int | None:
@@ -88,14 +90,17 @@ class Service:
         text = self.last_error or self.last_line or "it printed nothing"
         return text, f" (log: {self.log})" if self.log else ""
 
-    def stop(self, grace: float) -> None:
-        """Sends SIGTERM to the process and waits up to `grace` seconds. Then sends SIGKILL to its whole group."""
+    def stop(self, grace: float, complain: Callable[[str], None] | None = None) -> None:
+        """Sends SIGTERM to the process and waits up to `grace` seconds. Then sends SIGKILL to its whole group.
+
+        `complain`: receives a message if the process did not stop. The default prints the message to standard error.
+        """
         if self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(grace)
             except subprocess.TimeoutExpired:
-                sys.stderr.write(f"{self.name} did not stop within {grace:.0f} s; killing it\n")
+                (complain or _print_error)(f"{self.name} did not stop within {grace:.0f} s; killing it")
         # A server's workers are in its process group and may outlive the server.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -106,13 +111,19 @@ class Service:
 class LocalStack:
     """A context that starts services in order and stops them in reverse order."""
 
-    def __init__(self, say: Callable[[str, str], None] | None = None, logs: Path | None = None) -> None:
+    def __init__(
+        self,
+        say: Callable[[str, str], None] | None = None,
+        logs: Path | None = None,
+        complain: Callable[[str], None] | None = None,
+    ) -> None:
         """`say(name, line)` receives every line of output. The default prints the line after the service's name.
 
         `logs`: a folder in which each service's output is appended to <name>.log. Known harmless lines are then only in
-        the file.
+        the file. `complain` receives messages of the stack itself; the default prints them to standard error.
         """
-        self._say = say or _print_line
+        self._say = say or print_line
+        self._complain = complain or _print_error
         self._logs = logs
         self._services: list[Service] = []
         if logs is not None:
@@ -145,6 +156,7 @@ class LocalStack:
         while True:
             ended = service.exit_code  # read before ready(): a process may become ready by ending
             if ready():
+                service.ready = True
                 return
             if ended is not None:
                 raise service.failure()
@@ -161,7 +173,7 @@ class LocalStack:
         while self._services:
             service = self._services.pop()
             service.echoed = service.log is None or service.name not in _SERVERS
-            service.stop(grace)
+            service.stop(grace, self._complain)
 
     def __enter__(self) -> LocalStack:
         return self
@@ -190,9 +202,14 @@ class LocalStack:
                     self._say(service.name, text)
 
 
-def _print_line(name: str, text: str) -> None:
+def print_line(name: str, text: str) -> None:
+    """Prints a line of a service's output after the service's name."""
     sys.stdout.write(f"{name:<7} | {text}\n")
     sys.stdout.flush()
+
+
+def _print_error(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def answers(url: str) -> bool:

@@ -33,8 +33,8 @@ BY_THE_STORE = """
 """
 """Commands that the API sends itself."""
 
-BY_THE_ARCHIVER = "SET GET DEL PEXPIRE LLEN LRANGE"
-"""Commands for the archiver's lock, which is redis-py's, and for its queue."""
+BY_THE_ARCHIVER = "SET GET DEL PEXPIRE LLEN LRANGE LPOP"
+"""Commands for the archiver's lock, which is redis-py's, and for its queues."""
 
 BY_METRICS = "INFO"
 """Command for memory in use and delayed fsyncs in /metrics."""

@@ -1,0 +1,365 @@
+"""The output of `make local` while it trains, and at the end.
+
+On a terminal it is one live view. Without a terminal it is one line per step and the warnings, and with --verbose the
+merged output of all services. The services' full output is in runs/<run>/logs/ in any case.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from gristmill import ApiError, ErrorCode, GristmillError, Manifest, RunState, SyncClient
+from gristmill.archive.run_file import RUN_FILE
+from gristmill.group import Tokenizer
+from gristmill.logs import escaped
+from gristmill.metrics import METRICS_FILE, read_jsonl
+from gristmill.view.facts import ApiReader, Facts, Service, read_files
+from gristmill.view.folders import REPORT_FILE
+from gristmill.view.overview import current_rows, overview
+from gristmill.view.phases import ANSWERS, Meaning, meaning
+from gristmill.view.samples import Sample, load_tokenizer, read_samples
+from gristmill.view.terminal import Command, LiveView, Screen, redraws, summary
+from local_processes import LocalStack, print_line
+
+ORDER: Final = ("redis", "api", "model", "trainer", "env")
+_SAMPLES_AT_END = 3
+_SAMPLE_EVERY = 2.0
+"""Seconds."""
+_REPEATS = 3
+"""How often the same warning is shown."""
+_DIGITS = re.compile(r"\d+")
+_REPORT_SECONDS = 30.0
+"""Longest wait for the report of the run, which the API writes."""
+_CONTEXT_LINES = 12
+"""Lines of a failed service's log that are shown before its error."""
+
+
+class Output(Protocol):
+    """Receives everything that the launcher and its services say."""
+
+    def line(self, service: str, text: str) -> None:
+        """Receives a line of a service's output. Reader threads call it."""
+
+    def say(self, text: str) -> None:
+        """Shows a message of the launcher."""
+
+    def stopping(self) -> None:
+        """Shows that the services stop."""
+
+    def __enter__(self) -> Output: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+class MergedLogs:
+    """--verbose: every line of every service, after the service's name."""
+
+    def line(self, service: str, text: str) -> None:
+        print_line(service, text)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def stopping(self) -> None:
+        pass
+
+    def __enter__(self) -> MergedLogs:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+
+class Warnings:
+    """Decides which warnings are shown: each of them a few times, however its numbers change."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def show(self, service: str, text: str) -> str | None:
+        """Returns the line to show, or None."""
+        with self._lock:
+            self._seen[key := f"{service} {_DIGITS.sub('N', text)}"] += 1
+            count = self._seen[key]
+        more = "" if count < _REPEATS else " (further lines like this one are only in the log)"
+        return None if count > _REPEATS else f"{service}: {text}{more}"
+
+
+class StepLines:
+    """Without a terminal: the phases of the start, one line per step, and warnings."""
+
+    def __init__(self) -> None:
+        self._warnings = Warnings()
+        self._phases: dict[str, str] = {}
+
+    def line(self, service: str, text: str) -> None:
+        found = meaning(text)
+        if found.step:
+            self.say(found.step)
+        elif problem := found.warning or found.error:
+            if (shown := self._warnings.show(service, problem)) is not None:
+                self.say(shown)
+        # A server that answers loads weights again at every publication, which is no news.
+        elif found.phase and self._phases.get(service) not in (ANSWERS, kind := _DIGITS.sub("N", found.phase)):
+            self._phases[service] = kind
+            self.say(f"{service}: {found.phase}")
+
+    def say(self, text: str) -> None:
+        print(escaped(text), flush=True)
+
+    def stopping(self) -> None:
+        pass
+
+    def __enter__(self) -> StepLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+
+class LocalRun:
+    """The run of this launcher, as the view and the summary read it."""
+
+    def __init__(self, run_id: str, training_steps: int, folder: Path, models_dir: Path, model_url: str) -> None:
+        """`folder`: of the run. `models_dir`: the folder of the model service's manifest."""
+        self.run_id = run_id
+        self._steps = training_steps
+        self._folder = folder
+        self._models_dir = models_dir
+        self._model_url = model_url
+        self._stack: LocalStack | None = None
+        self._client: SyncClient | None = None
+        self._reader: ApiReader | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._phases: dict[str, str] = {}
+        self._stepped = False
+        self._closing = False
+        self._reading = threading.Lock()
+        self._facts = Facts(run=run_id, state=RunState.OPEN, steps=training_steps)
+        self._began = time.monotonic()
+        self._started_at = time.time()
+        self._waits_for_report = False
+
+    def attach(self, stack: LocalStack) -> None:
+        """Shows the services of `stack` from now on."""
+        self._stack = stack
+
+    def connect(self, client: SyncClient) -> None:
+        """Reads the run from the API from now on. `client`: with a short patience."""
+        self._client = client
+        self._reader = ApiReader(client, self.run_id, model_urls=[self._model_url])
+
+    def heard(self, service: str, found: Meaning) -> None:
+        """Notes the phase that a line of a service names."""
+        if found.phase:
+            self._phases[service] = found.phase
+        self._stepped = self._stepped or bool(found.step)
+
+    def close(self) -> None:
+        """The services stop: the view keeps what it has."""
+        self._closing = True
+
+    def facts(self) -> Facts:
+        """Returns what is known now: the API's answer if there is one, else only the services."""
+        with self._reading:
+            if self._reader is not None and not self._closing:
+                try:
+                    self._facts = self._reader.read()
+                except ApiError as error:
+                    if error.code != ErrorCode.RUN_MISSING:
+                        raise
+        services = self._services(self._facts.services)
+        steps = self._facts.steps or self._steps
+        return replace(self._facts, services=services, phase=self._phase(), steps=steps)
+
+    def samples(self, limit: int) -> list[Sample]:
+        """Returns the newest completions as text; none before the first group, and none without a tokenizer."""
+        if self._client is None or self._closing:
+            return []
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._tokenizer_folder(), self._folder / "model")
+        if self._tokenizer is None:
+            return []
+        try:
+            return read_samples(self._client, self.run_id, self._tokenizer, limit)
+        except ApiError as error:
+            if error.code != ErrorCode.RUN_MISSING:
+                raise
+            return []
+
+    def wait_for_report(self, seconds: float = _REPORT_SECONDS) -> None:
+        """Waits until the API has written the report of the run. Without an archive the API writes none."""
+        self._waits_for_report = True
+        deadline = time.monotonic() + seconds
+        while self._report() is None and (self._folder / RUN_FILE).exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._waits_for_report = False
+
+    def _report(self) -> Path | None:
+        """Returns the report of this start, or None. An extended run may have an earlier one."""
+        path = self._folder / REPORT_FILE
+        return path if path.exists() and path.stat().st_mtime >= self._started_at else None
+
+    def end(self, commands: list[Command]) -> list[Text]:
+        """Returns the lines of the summary. Reads the API for the last time, so call it before the services stop."""
+        try:
+            facts, samples = self.facts(), self.samples(_SAMPLES_AT_END)
+        except GristmillError:  # the run is finished, whether or not the API still answers
+            facts, samples = read_files(self.run_id, [self._folder.parent]), []
+        found = overview(facts)
+        metrics = self._folder / METRICS_FILE
+        rows = read_jsonl(metrics) if metrics.exists() else current_rows(facts)
+        places = {"model": self._folder / "model", "report": self._report(), "logs": self._folder / "logs"}
+        seconds = time.monotonic() - self._began
+        encoding = (sys.stdout.encoding or "").lower()
+        return list(
+            summary(
+                found, rows, samples, seconds=seconds, commands=commands, plain=encoding not in ("utf-8", "utf8"),
+                places={label: str(path) for label, path in places.items() if path is not None},
+            )
+        )  # fmt: skip
+
+    def _tokenizer_folder(self) -> Path | None:
+        with suppress(GristmillError):  # the model server was not started here, or its manifest is elsewhere
+            return Path(Manifest.read(self._models_dir).tokenizer_path)
+        return None
+
+    def _phase(self) -> str:
+        if self._closing:
+            return "stopping the services"
+        if self._waits_for_report:
+            return "writing the report"
+        env = self._phases.get("env", "")
+        if env.startswith("evaluates"):
+            return env
+        if self._stepped:
+            return ""
+        started = [service.name for service in self._stack.services] if self._stack is not None else []
+        if not started:
+            return "starting"
+        working = ["trainer", "env"] if "trainer" in started else started[-1:]
+        for name in working:
+            if phase := self._phases.get(name):
+                return f"{name}: {phase}"
+        return f"{working[0]}: starts"
+
+    def _services(self, reported: Sequence[Service]) -> list[Service]:
+        known: Mapping[str, Service] = {service.name.partition(" ")[0]: service for service in reported}
+        running = {} if self._stack is None else {service.name: service for service in self._stack.services}
+        found = []
+        for name in ORDER:
+            process, other = running.get(name), known.get(name)
+            if process is None:
+                found.append(other if other is not None and not self._closing else Service(name=name, state="unknown"))
+                continue
+            code = process.exit_code
+            if code is not None:
+                state, detail = ("done", "") if code == 0 else ("down", process.last_error or process.last_line)
+            elif other is not None and other.state in ("up", "waiting"):
+                state, detail = other.state, other.detail or ("" if self._stepped else self._phases.get(name, ""))
+            else:
+                state = "up" if process.ready else "waiting"
+                detail = "" if process.ready else self._phases.get(name, "starts")
+            version = other.version if other is not None else None
+            found.append(Service(name=name, state=state, version=version, detail=detail))
+        return found
+
+
+class LiveOutput:
+    """On a terminal: the live view of the run."""
+
+    def __init__(self, run: LocalRun, console: Console, footer: str) -> None:
+        self._run = run
+        self._console = console
+        self._footer = footer
+        self._warnings = Warnings()
+        self._notes: deque[str] = deque(maxlen=3)
+        self._sample: Sample | None = None
+        self._sampled = 0.0
+        self._view = LiveView(console, self.screen)
+
+    def line(self, service: str, text: str) -> None:
+        found = meaning(text)
+        self._run.heard(service, found)
+        problem = found.warning or found.error
+        if problem and (shown := self._warnings.show(service, problem)) is not None:
+            self._notes.append(shown)
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(escaped(text)), soft_wrap=True)
+
+    def stopping(self) -> None:
+        self._run.close()
+        self._view.redraw()
+
+    def screen(self) -> Screen:
+        """Returns what the view shows now."""
+        facts = self._run.facts()
+        if time.monotonic() - self._sampled > _SAMPLE_EVERY and facts.status is not None and facts.status.accepted:
+            self._sampled = time.monotonic()
+            self._sample = next(iter(self._run.samples(1)), self._sample)
+        return Screen(overview(facts), current_rows(facts), self._sample, tuple(self._notes), self._footer)
+
+    def __enter__(self) -> LiveOutput:
+        self._view.refresh()
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._view.__exit__(kind, error, at)
+
+
+def choose(run: LocalRun, logs: Path, *, verbose: bool) -> Output:
+    """Returns the output that fits the options and the terminal. `logs`: the folder that the view's footer names."""
+    if verbose:
+        return MergedLogs()
+    console = Console()
+    if not redraws(console):
+        return StepLines()
+    return LiveOutput(run, console, f"logs: {logs}   Ctrl-C stops; the same command continues")
+
+
+def show_context(log: Path | None) -> None:
+    """Shows the last lines of a failed service's log, which the calm views did not show. The error comes after them."""
+    if log is None or not log.exists():
+        return
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_CONTEXT_LINES:]
+    print("\n".join(f"  {escaped(line)}" for line in lines), flush=True)
+
+
+def next_commands(
+    *, run_id: str, folder: Path, root: Path, config: str, given: str, steps: int, model_port: int
+) -> list[Command]:
+    """Returns the commands that a user probably wants after a run. `given`: the launcher's flags of this start."""
+    model = shlex.quote(str(folder / "model"))
+    python, serve = ".venv/bin/python", ".venv-model/bin/python -m gristmill_model"
+    port = "" if model_port == 9001 else f" MODEL_PORT={model_port}"
+    ask = (
+        f"curl http://127.0.0.1:{model_port}/v1/chat/completions -H 'Content-Type: application/json' -d "
+        f"""'{{"model": "{folder / "model"}", "messages": [{{"role": "user", "content": "What is 17 + 8?"}}]}}'"""
+    )
+    address = "" if model_port == 9001 else f" --base_url http://127.0.0.1:{model_port}"
+    runs = "" if folder.parent == root / "runs" else f" --runs {shlex.quote(str(folder.parent))}"
+    return [
+        Command("chat with it", [f"MODEL={model}{port} {serve}   # then, in another terminal:", ask]),
+        Command("evaluate it", [f"{python} -m gristmill_env evaluate --config {shlex.quote(config)}{address}"]),
+        Command("train longer", [f'make local ARGS="{(given + f" --training_steps {2 * steps}").strip()}"']),
+        Command("see it", [f".venv/bin/gristmill{runs} view {run_id}"]),
+    ]

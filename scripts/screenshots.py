@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Makes the screenshots in docs/images of README.md and the docs, from synthetic runs: the same on every machine.
+
+    PYTHONPATH=. .venv/bin/python scripts/screenshots.py                 all of them
+    PYTHONPATH=. .venv/bin/python scripts/screenshots.py overview group  some of them
+
+Needs Debian's package chromium (or CHROMIUM) and playwright from PyPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from playwright.sync_api import sync_playwright
+from tests.support.demo_runs import DemoSource
+
+from gristmill.view.app import create_app
+
+ROOT = Path(__file__).parent.parent
+PORT = 8497
+ELAPSED_S = 180.0
+"""Seconds for which the live run has trained."""
+WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 400, "height": 860}
+SHOTS: dict[str, tuple[str, dict[str, int], str]] = {
+    "overview": ("/view/training", WIDE, "light"),
+    "overview-dark": ("/view/training", WIDE, "dark"),
+    "overview-phone": ("/view/training", PHONE, "light"),
+    "overview-trouble": ("/view/crashed", WIDE, "light"),
+    "step": ("/view/quickstart/step/24", WIDE, "light"),
+    "group": ("/view/quickstart/group/g00000377?shade=sampler#s2t2", WIDE, "light"),
+    "group-dark": ("/view/quickstart/group/g00000377?shade=sampler#s2t2", WIDE, "dark"),
+    "group-phone": ("/view/quickstart/group/g00000377", PHONE, "dark"),
+    "hostile": ("/view/hostile/group/g00000000", WIDE, "light"),
+    "rollouts": ("/view/long/rollouts?reward_max=0.3&order=-completion_tokens", WIDE, "light"),
+    "rollouts-phone": ("/view/quickstart/rollouts", PHONE, "light"),
+    "compare": ("/view/compare?runs=quickstart,quickstart-lr3", WIDE, "light"),
+    "long": ("/view/long", WIDE, "dark"),
+    "runs": ("/view", WIDE, "light"),
+}
+"""Name of a file to path, size and theme."""
+IN_DOCS = ("overview", "overview-dark", "group", "compare")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHOTS)}; by default those of the docs")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    ticks = itertools.chain([0.0], itertools.repeat(ELAPSED_S))
+    source = DemoSource(lambda: next(ticks))  # the live run stands still, so that two screenshots are the same
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(source), port=PORT, log_level="warning", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name in options.names or IN_DOCS:
+            _shoot(browser, name, options.out / f"{name}.png")
+        browser.close()
+    server.should_exit = True
+    thread.join(5)
+
+
+def _shoot(browser: Any, name: str, path: Path) -> None:
+    address, size, theme = SHOTS[name]
+    context = browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
+    page = context.new_page()
+    page.on("console", lambda message: print(f"{name}: {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: print(f"{name}: {error}"))
+    page.goto(f"http://127.0.0.1:{PORT}{address}")
+    page.wait_for_selector("main:not([aria-busy])")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=path)
+    context.close()
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
