@@ -45,6 +45,7 @@ class Case:
         dataset = settings["dataset"]
         dataset["dataset_path"] = str(source.parent / dataset["dataset_path"])
         settings["dataset"] = {**dataset, "shuffle_dataset": True, "seed": self.seed}
+        settings["steps_per_eval"] = 0  # The measured times contain no evaluation.
         settings["trainer"] = {**settings.get("trainer", {}), **self.trainer, "seed": self.seed}
         (folder / f"{self.name}.yaml").write_text(yaml.safe_dump(settings))
 
