@@ -142,7 +142,7 @@ def watch(url: str, run: str) -> None:
         with httpx.Client(timeout=None) as client:
             client.get(f"{url}/view/api/runs")
             client.get(at)
-            last = client.get(f"{at}/series?points=600&names={NAMES}").json()["step"][-1]
+            last = client.get(f"{at}/series?points=500&names={NAMES}").json()["step"][-1]
             with client.stream("GET", f"{at}/events?after={last}") as stream:
                 for _ in stream.iter_raw():
                     pass
@@ -277,7 +277,7 @@ def paint(rounds: int) -> list[str]:
                 time.sleep(0.1)
             with chromium() as browser:
                 loads = [loaded(browser, f"{url}/view/long") for _ in range(rounds + 1)]
-            packed = transferred(f"{url}/view/api/runs/long/series?points=600&names={NAMES}")
+            packed = transferred(f"{url}/view/api/runs/long/series?points=500&names={NAMES}")
         finally:
             server.terminate()
             server.wait()

@@ -257,7 +257,7 @@ class _Api:
 
     async def series(self, request: Request) -> Response:
         names = [name for name in request.query_params.get("names", "").split(",") if name]
-        points = _whole(request, "points", 600, least=10, most=_MOST_POINTS)
+        points = _whole(request, "points", 500, least=10, most=_MOST_POINTS)
         found = await self._source.series(_run(request), names, points)
         series = {
             name: {way: _rounded(values) for way, values in band.items()} for name, band in found["series"].items()

@@ -36,7 +36,7 @@ export async function view({ main, signal, search, go, title }) {
   const [comparison, overviews, series] = await Promise.all([
     get(`compare${query(chosen)}`, signal),
     Promise.all(chosen.map((run) => get(`runs/${encodeURIComponent(run)}`, signal))),
-    Promise.all(chosen.map((run) => get(`runs/${encodeURIComponent(run)}/series?points=600&names=${names}`, signal))),
+    Promise.all(chosen.map((run) => get(`runs/${encodeURIComponent(run)}/series?points=500&names=${names}`, signal))),
   ]);
   const board = new Board();
   const steps = [...new Set(series.flatMap((one) => one.step))].sort((a, b) => a - b);

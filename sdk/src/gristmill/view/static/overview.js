@@ -4,7 +4,7 @@ import { Board } from "./charts.js";
 import { announce, fill, h, NONE, say, visible } from "./dom.js";
 import { count, duration, figure, links, moment, percent, plural, reward, signed, words } from "./format.js";
 
-const POINTS = 600;
+const POINTS = 500;
 const MOST_POINTS = 3 * POINTS;
 const PANELS = [
   { key: "reward", title: "Reward", wide: true, height: 250, format: reward, lines: [["reward_mean", "mean"]], spread: "reward_std", marks: true,
