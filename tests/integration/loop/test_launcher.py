@@ -132,7 +132,9 @@ def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
     command, port = launch_command(tmp_path, vllm, "--training_steps", "500")
     terminal = Terminal(command)
     deadline = time.monotonic() + 120
-    while not re.search(r"step ([2-9]|\d\d+) of 500", terminal.shown):  # the view may be drawn less often than once a step
+    while not re.search(
+        r"step ([2-9]|\d\d+) of 500", terminal.shown
+    ):  # the view may be drawn less often than once a step
         assert terminal.process.poll() is None, terminal.shown
         assert time.monotonic() < deadline, terminal.shown
         time.sleep(0.2)
