@@ -30,7 +30,8 @@ from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelSer
 from local_processes import LocalStack, listens
 
 FILES = {
-    "metrics.jsonl", "checkpoints", "model", "trained", "rollouts", "evaluations", "logs", "run.json", "report.html",
+    "metrics.jsonl", "checkpoints", "digests.jsonl", "model", "trained", "rollouts", "evaluations", "logs", "run.json",
+    "report.html",
 }  # fmt: skip
 """Files of a finished local run. A run that dropped a group has drops.jsonl too."""
 
@@ -132,7 +133,9 @@ def test_terminal_is_restored_by_ctrl_c(vllm: Vllm, tmp_path: Path) -> None:
     command, port = launch_command(tmp_path, vllm, "--training_steps", "500")
     terminal = Terminal(command)
     deadline = time.monotonic() + 120
-    while not re.search(r"step ([2-9]|\d\d+) of 500", terminal.shown):  # the view may be drawn less often than once a step
+    while not re.search(
+        r"step ([2-9]|\d\d+) of 500", terminal.shown
+    ):  # the view may be drawn less often than once a step
         assert terminal.process.poll() is None, terminal.shown
         assert time.monotonic() < deadline, terminal.shown
         time.sleep(0.2)
