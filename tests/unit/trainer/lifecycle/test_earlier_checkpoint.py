@@ -41,6 +41,10 @@ def test_training_continues_from_an_earlier_checkpoint(earlier: Path) -> None:
     found = training.policy.served_tensors()
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
+        if name.endswith("k_proj.bias"):
+            # Softmax removes the bias of the keys: its gradient is rounding, which depends on the processor, and AdamW
+            # scales that up to a whole step.
+            continue
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
