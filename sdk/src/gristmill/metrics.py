@@ -86,6 +86,16 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles of the importance weight against the rollout policy before its cap, per token or per sequence."""
     importance_capped_share: float | None = None
     """Share of trained tokens whose importance weight is above the cap."""
+    receipts: dict[str, int] = msgspec.field(default_factory=dict)
+    """Receipts of model servers since the previous row, by state: ok, failed, unproven (docs/receipts.md). They are of
+    the publication before the step."""
+    receipt_difference: float | None = None
+    """Largest difference of these receipts: root mean square of the server's log-probabilities of the probes minus the
+    trainer's, in nats."""
+    receipt_change: float | None = None
+    """Smallest change of a server's answers since its receipt before, in nats."""
+    receipt_seconds: float | None = None
+    """Longest time that a server took to answer the probes. It is part of `seconds.publish`."""
     tokens_per_second: float = 0.0
     """Trained and prompt tokens per second of the train phase."""
     mfu: float | None = None

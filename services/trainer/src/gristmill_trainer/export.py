@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gristmill.deployment import read_secret
+from gristmill.receipts import Proven
 from gristmill.redaction import redact_arguments, redact_text
 from gristmill_trainer.disk import sync, writing
 from gristmill_trainer.dist_context import DistContext
@@ -94,6 +95,8 @@ class RunFacts:
     """Command line from `public_command`."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the packages, by name."""
+    receipts: Proven | None = None
+    """None without receipts, because the trainer published no weights."""
 
 
 def public_command(program: str, arguments: Sequence[str]) -> str:
@@ -113,7 +116,7 @@ def model_card(facts: RunFacts) -> str:
     if _HUB_ID.fullmatch(base):
         head.insert(0, f"base_model: {base}")
     reward = "not known" if facts.final_reward is None else f"{facts.final_reward:.4f}"
-    rows: Mapping[str, str] = {
+    rows = {
         "Base model": base,
         "Dataset": _public(facts.dataset),
         "Rewards": ", ".join(facts.rewards) or "none",
@@ -123,6 +126,8 @@ def model_card(facts: RunFacts) -> str:
         "Policy version": facts.policy_version,
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items())),
     }
+    if facts.receipts is not None:
+        rows["Receipts"] = f"{facts.receipts.proven} of {facts.receipts.publications} publications proven"
     table = "\n".join(f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items())
     front = "\n".join(head)
     return (

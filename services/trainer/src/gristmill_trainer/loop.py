@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
+import msgspec
 import torch
 
 from gristmill import ApiError, ErrorCode, LeaseSession, PolicyVersion
@@ -41,6 +42,7 @@ from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
 from gristmill_trainer.publish import Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
+from gristmill_trainer.receipts import Expectation, Probes, Receipts, own_scores
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.settings import TrainerSettings
 from gristmill_trainer.stop import StoppedError, StopRequest
@@ -111,12 +113,22 @@ class MainRank:
     peak_tflops: float | None
     records: TrainedRecords | None = None
     """None: `record_rollouts` is off."""
+    receipts: Receipts | None = None
+    """None: this trainer publishes no weights."""
     batch: Batch | None = None
     """The batch of the current step."""
 
     def version(self, step: int) -> PolicyVersion:
         """Returns the version of the weights after `step` steps."""
         return PolicyVersion(self.session.incarnation, step)
+
+
+@dataclass
+class Probing:
+    """The probes of the receipts, the same on every rank."""
+
+    probes: Probes | None = None
+    """None until the first batch of a run."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,8 @@ class Training:
     run_dir: Path
     main: MainRank | None
     """None except on rank 0."""
+    probing: Probing | None = None
+    """None: this trainer publishes no weights."""
 
     def on_main(self, call: Callable[Concatenate[MainRank, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Returns the result of `call(main, ...)` on every rank, although only rank 0 executes it.
@@ -162,6 +176,8 @@ def train(training: Training) -> None:
             on_main(wait_for_batch, step + 1)
         with phases("pack"):
             samples = on_main(batch_samples)
+        with phases("publish"):
+            begin_receipts(training, samples, step)
         learning_rate = learner.learning_rate
         with phases("train"):
             try:
@@ -179,7 +195,7 @@ def train(training: Training) -> None:
                 checkpoint(training, step)
         on_main(lambda main: main.skipped.raise_if_too_many())
         with phases("publish"), checkpoint_on_stop(training, step):
-            publish(training, step)
+            publish(training, step, moved=learning_rate > 0 and result.moved)
         with checkpoint_on_stop(training, step):
             on_main(call_hook, metrics)
 
@@ -281,6 +297,8 @@ def report(
         devices=main.devices,
         peak=main.peak_tflops,
     )
+    if main.receipts is not None:
+        metrics = msgspec.structs.replace(metrics, **main.receipts.take().metrics())
     values = metrics.values()
     with writing(run_dir / METRICS_FILE):
         main.metrics.append({"step": step, **values})
@@ -351,10 +369,39 @@ def progress(main: MainRank, step: int) -> Progress:
     )
 
 
-def publish(training: Training, step: int) -> None:
-    """Gathers the weights from every rank, and publishes them on rank 0."""
+def publish(training: Training, step: int, *, moved: bool = False) -> None:
+    """Gathers the weights from every rank, and publishes them on rank 0. `moved`: the step changed the weights."""
     tensors = training.state.served_tensors()
+    expect_scores(training, step, moved=moved)
     training.on_main(lambda main: main.publisher.publish(tensors, main.version(step)))
+
+
+def begin_receipts(training: Training, samples: list[Sample], step: int) -> None:
+    """Chooses the probes of a new run from its first batch, and asks for receipts of the served weights.
+
+    `step`: steps done, so that the weights are still the published ones.
+    """
+    probing = training.probing
+    if probing is None or probing.probes is not None:
+        return
+    probing.probes = Probes.choose(samples)
+    if probing.probes is not None:
+        expect_scores(training, step, moved=False)
+        training.on_main(lambda main: main.publisher.prove())
+
+
+def expect_scores(training: Training, step: int, *, moved: bool) -> None:
+    """Computes the probes' scores for the version after `step` steps, now that the weights are of this version."""
+    probes = None if training.probing is None else training.probing.probes
+    if probes is None:
+        return
+    expectation = Expectation(own_scores(training.learner.policy, probes), moved)
+
+    def expect(main: MainRank) -> None:
+        assert main.receipts is not None
+        main.receipts.expect(probes, main.version(step), expectation)
+
+    training.on_main(expect)
 
 
 def call_hook(main: MainRank, metrics: StepMetrics) -> None:
@@ -376,7 +423,8 @@ def finish(training: Training, step: int, reward: float | None) -> None:
 
 
 def final_facts(main: MainRank, step: int, reward: float | None) -> RunFacts:
-    return replace(main.facts, policy_version=str(main.version(step)), final_reward=reward)
+    found = None if main.receipts is None else main.receipts.proven()
+    return replace(main.facts, policy_version=str(main.version(step)), final_reward=reward, receipts=found)
 
 
 def finish_run(main: MainRank, step: int, model: Path) -> None:

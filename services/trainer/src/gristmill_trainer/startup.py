@@ -37,7 +37,7 @@ from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.export import Hub, RunFacts, public_command
 from gristmill_trainer.hooks import load_hook
 from gristmill_trainer.learner_factory import LearnerPlan, build_learner
-from gristmill_trainer.loop import MainRank, Phases, Training
+from gristmill_trainer.loop import MainRank, Phases, Probing, Training
 from gristmill_trainer.metrics import peak_of
 from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
@@ -51,6 +51,7 @@ from gristmill_trainer.publish import (
     claim_publishing,
 )
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps
+from gristmill_trainer.receipts import LiveDiagnosis, Probes, Receipts, rounding_of
 from gristmill_trainer.records import TrainedRecords
 from gristmill_trainer.run import announce, noticing_replacement, open_atropos_run, raise_if_replaced, wait_for_run
 from gristmill_trainer.settings import (
@@ -97,6 +98,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str], dist: DistContex
             first_step=plan.first_step,
             run_dir=plan.run_dir,
             main=rank_0.main,
+            probing=plan.probing,
         )
 
 
@@ -108,6 +110,7 @@ class _Plan:
     resumption: Resumption | None
     checkpoints: CheckpointStore
     run_dir: Path
+    probing: Probing | None
 
     @property
     def first_step(self) -> int:
@@ -176,7 +179,10 @@ class _MainStart:
             self._skipped.raise_if_too_many()
         weights = None if resumption is None else str(resumption.checkpoint.path)
         learner = LearnerPlan(source, weights, settings, longest_completion(run))
-        return _Plan(learner, resumption, checkpoints, run_dir)
+        probing = None if settings.publisher == "none" else Probing()
+        if probing is not None and resumption is not None:
+            probing.probes = Probes.read(run_dir)
+        return _Plan(learner, resumption, checkpoints, run_dir, probing)
 
     def take_run(self, plan: _Plan, policy: Policy) -> None:
         """Takes the run, and opens everything that only rank 0 uses."""
@@ -207,7 +213,13 @@ class _MainStart:
                     server.authorize(token)
                 raise_if_replaced(self._api, run)
             ahead = settings.max_staleness > 0
-            transport = _transport(settings, self._servers, weights_dir / run.run_id, policy, stop)
+            receipts = None
+            if plan.probing is not None:
+                diagnosis = LiveDiagnosis(source, policy.publishes_adapters)
+                since = None if resumption is None else first_step
+                receipts = Receipts(plan.run_dir, rounding_of(policy), diagnosis, plan.probing.probes, since)
+                stack.callback(receipts.close)
+            transport = _transport(settings, self._servers, weights_dir / run.run_id, policy, stop, receipts)
             publisher = Publisher(transport, partial(announce, session), stop, background=ahead)
             stack.callback(publisher.close)
             limits = Limits(
@@ -259,6 +271,7 @@ class _MainStart:
                 devices=self._ranks,
                 peak_tflops=peak_of(policy.device, settings.peak_tflops),
                 records=records,
+                receipts=receipts,
             )
 
 
@@ -271,14 +284,20 @@ def _manifest(models_dir: Path) -> Manifest | None:
 
 
 def _transport(
-    settings: TrainerSettings, servers: Sequence[ModelServer], folder: Path, policy: Policy, stop: StopRequest
+    settings: TrainerSettings,
+    servers: Sequence[ModelServer],
+    folder: Path,
+    policy: Policy,
+    stop: StopRequest,
+    receipts: Receipts | None,
 ) -> WeightTransport:
-    if settings.publisher == "none":
+    if receipts is None:
         return NoTransport()
     together = ModelServers(
         servers,
         wait_for_all=settings.max_staleness == 0,
         closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
+        proof=receipts,
     )
     describe = policy.describe_adapters if policy.publishes_adapters else None
     return FilesystemTransport(together, folder, policy.source.served_weights, describe)

@@ -45,6 +45,9 @@ class WeightTransport(Protocol):
         Raises PublishError.
         """
 
+    def prove(self) -> None:
+        """Returns when each server has proven that it serves the last weights. Raises PublishError."""
+
     def close(self) -> None:
         """Ends the background work."""
 
@@ -100,6 +103,11 @@ class Publisher:
         self.wait()
         self._transport.ensure()
 
+    def prove(self) -> None:
+        """Asks the servers for receipts of the last publication, after it is announced. Raises PublishError."""
+        self.wait()
+        self._transport.prove()
+
     def wait(self) -> None:
         """Returns when the last publication is served and announced.
 
@@ -138,6 +146,9 @@ class NoTransport:
     def ensure(self) -> None:
         """Does nothing."""
 
+    def prove(self) -> None:
+        """Does nothing."""
+
     def close(self) -> None:
         """Does nothing."""
 
@@ -155,6 +166,7 @@ class FilesystemTransport:
         """`served_weights`: the folder that the server first loaded; publications must have its shapes.
         `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
         self._servers = servers
+        self._last: tuple[Path, PolicyVersion] | None = None
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
@@ -165,11 +177,16 @@ class FilesystemTransport:
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         path = self._write(tensors, version)
         self._check(path)
+        self._last = path, version
         self._servers.load(path, version)
         self._prune()
 
     def ensure(self) -> None:
         self._servers.ensure()
+
+    def prove(self) -> None:
+        if self._last is not None:
+            self._servers.load(*self._last)
 
     def close(self) -> None:
         self._servers.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -27,6 +27,10 @@ CALL_TIMEOUT = 30.0
 LOAD_TIMEOUT = 600.0
 # Seconds between two attempts at a server that does not answer or did not load the weights.
 _PAUSE = 0.5
+RECEIPT_FAILED = "receipt_failed"
+"""Code of the error that `Proof.explain` returns."""
+UNPROVEN = "unproven"
+"""Label of a server whose receipt failed. It is not a policy version, so environments do not sample from the server."""
 
 
 class ModelServer:
@@ -131,6 +135,10 @@ class ModelServer:
                 served=found,
             )
 
+    def leave_out(self) -> None:
+        """Labels the served weights `UNPROVEN`, until the next publication. Raises PublishError."""
+        self.call("POST", "/update_weight_version", json={"new_version": UNPROVEN})
+
     @contextmanager
     def _understanding(self, method: str, path: str) -> Iterator[None]:
         try:
@@ -145,6 +153,23 @@ class ModelServer:
             ) from error
 
 
+class Proof(Protocol):
+    """Checks after a publication that a server computes with the published weights (receipts/)."""
+
+    def expects(self, version: PolicyVersion) -> bool:
+        """Whether the version can be checked."""
+
+    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
+        """Whether the server computes with the weights of `version`. `attempt`: of its publication, from 1.
+
+        Raises PublishError if the server does not answer.
+        """
+
+    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
+        """Returns the error of a server for which `holds` was False. `path`: of the published weights; `label`: what
+        the server called its weights."""
+
+
 @dataclass
 class _Standing:
     """State of one server, guarded by `ModelServers._changed`."""
@@ -156,6 +181,10 @@ class _Standing:
     problem: PublishError | None = None
     """Why the last attempt failed; None if the version is served or was not tried yet."""
     away_since: float | None = None
+    proven: PolicyVersion | None = None
+    """The newest version that was checked."""
+    left_out: PolicyVersion | None = None
+    """The version that the server does not serve, although it was published to it twice."""
 
 
 class ModelServers:
@@ -171,10 +200,13 @@ class ModelServers:
         *,
         wait_for_all: bool = True,
         closing: Callable[[], float] = lambda: 1.0,
+        proof: Proof | None = None,
     ) -> None:
         """`wait_for_all`: `load` returns only when every server has the version, as a synchronous run needs.
         Otherwise `load` returns when every server that answers has the version, and at least one. `closing`: seconds
-        that `close` may wait for a server that is loading."""
+        that `close` may wait for a server that is loading. `proof`: checks each publication. A server that fails the
+        check twice is left out until the next version."""
+        self._proof = proof
         self._wait_for_all = wait_for_all
         self._closing = closing
         self._standings = [_Standing(server) for server in servers]
@@ -191,7 +223,9 @@ class ModelServers:
     def load(self, path: Path, version: PolicyVersion) -> None:
         """Returns when the weights in `path` are served as `version`.
 
-        Raises PublishError if a server refuses, or if a server takes longer than its patience to answer or to load.
+        A second call with the same version only checks it, if `proof` expects the version since the first call. Raises
+        PublishError if a server refuses, if a server takes longer than its patience to answer or to load, or if no
+        server is left that serves the version.
         """
         with self._changed:
             self._wanted, since = (path, version), time.monotonic()
@@ -226,8 +260,15 @@ class ModelServers:
     def _enough(self, version: PolicyVersion, since: float) -> bool:
         """Whether enough servers have the version. Needs the lock. Raises errors that further waiting cannot fix."""
         self._raise_what_is_permanent()
-        missing = [standing for standing in self._standings if standing.served != version]
-        served = len(missing) < len(self._standings)
+        left_out = [standing for standing in self._standings if standing.left_out == version]
+        if len(left_out) == len(self._standings) and left_out[0].problem is not None:
+            raise left_out[0].problem
+        missing = [
+            standing
+            for standing in self._standings
+            if standing.left_out != version and (standing.served != version or self._unproven(standing, version))
+        ]
+        served = len(missing) + len(left_out) < len(self._standings)
         if not missing:
             return True
         if served and not self._wait_for_all:
@@ -267,11 +308,20 @@ class ModelServers:
                     return
                 (path, version), standing.check_due = self._wanted, False
                 there = standing.served == version
-            problem, served = _attempt(standing.server, path, version, there=there)
+                proof = self._proof if not there or self._unproven(standing, version) else None
+                if proof is not None and not proof.expects(version):
+                    proof = None
+            problem, served = _attempt(standing.server, path, version, proof, there=there)
             with self._changed:
                 standing.served, standing.problem = served, problem
                 if problem is None:
                     standing.away_since = None
+                    if served is not None and proof is not None:
+                        standing.proven = version
+                elif problem.code == RECEIPT_FAILED:
+                    standing.left_out = version
+                    self._changed.notify_all()
+                    continue
                 elif standing.away_since is None:
                     standing.away_since = time.monotonic()
                     _LOG.warning("publishing version %s: %s; trying again", version, problem)
@@ -282,14 +332,23 @@ class ModelServers:
                     self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
 
     def _work_for(self, standing: _Standing) -> bool:
-        return self._wanted is not None and (standing.check_due or standing.served != self._wanted[1])
+        if self._wanted is None or standing.left_out == self._wanted[1]:
+            return False
+        version = self._wanted[1]
+        return standing.check_due or standing.served != version or self._unproven(standing, version)
+
+    def _unproven(self, standing: _Standing, version: PolicyVersion) -> bool:
+        """Whether the version can be checked on the server, and was not."""
+        return self._proof is not None and standing.proven != version and self._proof.expects(version)
 
 
 def _attempt(
-    server: ModelServer, path: Path, version: PolicyVersion, *, there: bool
+    server: ModelServer, path: Path, version: PolicyVersion, proof: Proof | None, *, there: bool
 ) -> tuple[PublishError | None, PolicyVersion | None]:
-    """Checks a version that was loaded before (`there`), else loads it. Returns a problem or None, and the version
-    that the server serves now."""
+    """Checks the label of a version that was loaded before (`there`), else loads it; then asks for the `proof`.
+
+    Returns a problem or None, and the version that the server serves now.
+    """
     try:
         if not there:
             server.publish(path, version)
@@ -300,6 +359,9 @@ def _attempt(
                 version,
             )
             return None, None
+        problem = None if proof is None else _prove(server, path, version, proof)
+        if problem is not None:
+            return problem, None
     except PublishError as error:
         return error, None
     except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: they would wait for ever.
@@ -313,3 +375,16 @@ def _attempt(
         failure.__cause__ = error
         return failure, None
     return None, version
+
+
+def _prove(server: ModelServer, path: Path, version: PolicyVersion, proof: Proof) -> PublishError | None:
+    """Returns None if the server serves the version, if necessary after a second publication; else leaves it out."""
+    for attempt in (1, 2):
+        if proof.holds(server, version, attempt):
+            return None
+        label = server.served_version()
+        server.leave_out()
+        problem = proof.explain(server, path, label)
+        if attempt == 1:
+            server.publish(path, version)
+    return problem

@@ -1,0 +1,25 @@
+"""Receipts: after each publication, each model server proves that it serves the trainer's weights.
+
+`probes` chooses the questions, `receipts` judges the answers, and `diagnosis` names the cause of a wrong answer.
+"""
+
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, PublishedWeights, diagnose
+from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, own_scores, served_scores
+from gristmill_trainer.receipts.receipts import Expectation, Receipts, rounding_of
+
+__all__ = [
+    "Case",
+    "Cause",
+    "Diagnosis",
+    "Expectation",
+    "LiveDiagnosis",
+    "Probe",
+    "ProbeScores",
+    "Probes",
+    "PublishedWeights",
+    "Receipts",
+    "diagnose",
+    "own_scores",
+    "rounding_of",
+    "served_scores",
+]

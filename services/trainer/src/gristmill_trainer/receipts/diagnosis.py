@@ -1,0 +1,430 @@
+"""Names the cause of a failed receipt.
+
+Each hypothesis computes the scores that a server with one certain fault would give. The first hypothesis whose scores
+agree with the server's to rounding is the cause. Hypotheses that need no computation come first, then experiments with
+the server, then weights that are put together from published files: the version itself with one kind of tensor of the
+version before or of version 0.
+
+Without a server to ask (`Case.ask`) and without files (`weights`), their hypotheses are left out. A saved case can
+therefore be diagnosed as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from gristmill import PolicyVersion
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.policy.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from gristmill_trainer.publish.servers import ModelServer
+from gristmill_trainer.receipts.probes import F64, Probe, Probes, ProbeScores, distance, served_scores
+
+Tensors = dict[str, torch.Tensor]
+_HEAD: Final = "lm_head.weight"
+
+
+class Cause(StrEnum):
+    """Why a server's scores differ from the trainer's. docs/receipts.md lists the remedies."""
+
+    VERSION_0 = "version_0_served"
+    VERSION_BEFORE = "version_before_served"
+    LABEL_WITHOUT_WEIGHTS = "label_without_weights"
+    ADAPTER = "adapter_not_applied"
+    TEMPERATURE = "temperature_not_applied"
+    RAW = "raw_logprobs"
+    TRUNCATION = "sampling_truncated"
+    TOKENIZED_AGAIN = "text_tokenized_again"
+    PREFIX_CACHE = "prefix_cache_stale"
+    TIED_HEAD = "tied_head_stale"
+    TENSORS = "tensors_missing"
+    DTYPE = "dtype_differs"
+    UNKNOWN = "unexplained"
+
+
+_RESTART = "restart the model server; if the cause comes back, its publication does not work with this version of vLLM"
+_REMEDIES: Final = {
+    Cause.VERSION_0: "look at the model server's log: it was restarted, or its publication fails without an error",
+    Cause.VERSION_BEFORE: "look at the model server's log: it confirmed a publication that it did not carry out; check "
+    "that GRISTMILL_WEIGHTS_DIR is the same volume for trainer and model server",
+    Cause.LABEL_WITHOUT_WEIGHTS: "look for another program that sets the label (POST /update_weight_version), and "
+    "check that GRISTMILL_WEIGHTS_DIR is the same volume for trainer and model server",
+    Cause.ADAPTER: "start the model server by `python -m gristmill_model`, which sends requests for the model through "
+    "the adapter, and look for 'load_adapter' in its log",
+    Cause.TEMPERATURE: "remove settings that override the temperature of requests from the model server",
+    Cause.RAW: "start the model server with --logprobs-mode processed_logprobs, as `python -m gristmill_model` does",
+    Cause.TRUNCATION: "remove top_p, top_k and min_p from the model server's settings and its generation_config.json",
+    Cause.TOKENIZED_AGAIN: "remove the proxy or plug-in that converts tokens to text between trainer and model server",
+    Cause.PREFIX_CACHE: "start the model server with --no-enable-prefix-caching, and report the version of vLLM",
+    Cause.TIED_HEAD: "serve the model with a separate head, as `python -m gristmill_model` does",
+    Cause.TENSORS: _RESTART,
+    Cause.DTYPE: "start the model server with the dtype of its manifest, and without quantization",
+    Cause.UNKNOWN: "look at the model server's log; train with --publisher none only if the difference is harmless",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The cause of a failed receipt."""
+
+    cause: Cause
+    text: str
+    """What the server does, as a clause."""
+    residual: float
+    """Root mean square difference that is left under the cause, in nats."""
+    tensors: str | None = None
+    """For `tensors_missing`: the kind of tensor, with `*` for the number of the layer."""
+
+    @property
+    def remedy(self) -> str:
+        return _REMEDIES[self.cause]
+
+
+class Ask(Protocol):
+    """Asks the server for its scores, with other sampling parameters."""
+
+    def __call__(self, probes: Probes, cache_salt: str | None = None, **sampling: Any) -> list[ProbeScores]: ...
+
+
+class Weights(Protocol):
+    """Computes scores from files of weights."""
+
+    def current(self) -> Tensors: ...
+    def before(self) -> Tensors | None: ...
+    def first(self) -> Tensors: ...
+    def scores(self, tensors: Tensors, probes: Probes, dtype: torch.dtype = torch.float32) -> list[ProbeScores]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A failed receipt, and what a diagnosis may use."""
+
+    probes: Probes
+    served: list[ProbeScores]
+    own: list[ProbeScores]
+    before: list[ProbeScores] | None
+    """The trainer's scores for the version before."""
+    bound: float
+    """Nats. Hypotheses explain the gap if their scores differ from the server's by at most this."""
+    rounding: float
+    """Rounding unit times the size of the scores, in nats."""
+    version: str
+    label: str = ""
+    """The server's label of its weights."""
+    adapters: bool = False
+    """Whether adapters are published instead of whole weights."""
+    tied: bool = False
+    """Whether the trained model's head is its embedding table."""
+    tokenize_again: Callable[[Sequence[int]], list[int]] | None = None
+    """Returns the tokens of the tokens' text."""
+    ask: Ask | None = None
+    weights: Weights | None = None
+
+
+class _Found(NamedTuple):
+    cause: Cause
+    scores: list[ProbeScores]
+    """What a server with this fault answers; `Case.served` itself if its answer alone shows the fault."""
+    text: str
+    tensors: str | None = None
+
+
+@dataclass(frozen=True)
+class LiveDiagnosis:
+    """Diagnoses failed receipts of a running training: it can ask the server, and has the published files."""
+
+    source: ModelSource
+    adapters: bool
+    """Whether adapters are published instead of whole weights."""
+
+    def __call__(self, case: Case, server: ModelServer, path: Path) -> Diagnosis:
+        """`path`: folder of the published weights."""
+        weights = PublishedWeights(self.source, path, case.version)
+        return diagnose(
+            replace(
+                case,
+                adapters=self.adapters,
+                tied=weights.tied,
+                tokenize_again=self._tokenize_again,
+                ask=partial(served_scores, server),
+                weights=weights,
+            )
+        )
+
+    def _tokenize_again(self, tokens: Sequence[int]) -> list[int]:
+        tokenizer: Any = _tokenizer(self.source.tokenizer)
+        found: list[int] = tokenizer.encode(tokenizer.decode(list(tokens)), add_special_tokens=False)
+        return found
+
+
+@cache
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """Returns the first cause that explains the case, else `unexplained` with the closest hypothesis in its text."""
+    closest = Diagnosis(Cause.UNKNOWN, "", float("inf"))
+    for hypotheses in (_tokens, _stored, _sampling, _experiments, _older_weights, _dtypes):
+        found = [_judged(one, case) for one in hypotheses(case)]
+        # Of several kinds of tensors, the best counts: a kind may change the scores by little more than the bound.
+        best = min(found, key=lambda one: one.residual, default=closest)
+        if best.residual <= case.bound:
+            return best
+        closest = min(closest, best, key=lambda one: one.residual)
+    gap = distance(case.served, case.own)
+    text = f"no known cause explains the difference of {gap:.2g} nats"
+    if closest.residual < 0.5 * gap:
+        text += f" (closest is {closest.cause}, which leaves {closest.residual:.2g})"
+    return Diagnosis(Cause.UNKNOWN, text, gap)
+
+
+def _judged(found: _Found, case: Case) -> Diagnosis:
+    # An experiment or the server's own tokens show the cause without computed scores.
+    residual = 0.0 if found.scores is case.served else distance(case.served, found.scores)
+    return Diagnosis(found.cause, found.text, residual, found.tensors)
+
+
+# --- Without any computation -------------------------------------------------------------------------------------
+def _tokens(case: Case) -> Iterator[_Found]:
+    """The server scored other tokens. The tokens in its answer show it, if it scores prompts; else a computation."""
+    if any(scores.tokens is not None for scores in case.served):
+        yield _Found(Cause.TOKENIZED_AGAIN, case.served, "it converts the tokens of a request to text and back")
+
+
+def _stored(case: Case) -> Iterator[_Found]:
+    """The server's scores are the trainer's scores of an older version."""
+    step = PolicyVersion.parse(case.version).step
+    first = case.probes.first_scores() if step > 0 else None
+    if case.adapters and first is not None:
+        # New adapters change nothing, so the base model's scores are those of version 0.
+        yield _Found(Cause.ADAPTER, first, "it answers as the model without the adapter")
+    if case.before is not None:
+        text = f"it has the weights of the version before under the label {case.label or 'unknown'}"
+        cause = Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
+        yield _Found(cause, case.before, text)
+    if first is not None and not case.adapters:
+        yield _Found(Cause.VERSION_0, first, "it has the weights with which it was started")
+
+
+# --- The distribution that the server samples from ----------------------------------------------------------------
+def _sampling(case: Case) -> Iterator[_Found]:
+    """Another distribution at the sampled part, of the same weights: the prompt parts agree."""
+    if not _prompts_agree(case):
+        return
+    fit = _temperature(case)
+    if fit is not None:
+        temperature, fitted = fit
+        if abs(temperature - 1) < 1e-2 and _ignores_top_k(case):
+            yield _Found(
+                Cause.RAW, fitted, "it returns log-probabilities of the logits before it applies the temperature"
+            )
+        else:
+            text = f"it samples at temperature {temperature:.3g}, and requests ask for {case.probes.temperature:g}"
+            yield _Found(Cause.TEMPERATURE, fitted, text)
+    shifted = _truncated(case)
+    if shifted is not None:
+        yield _Found(Cause.TRUNCATION, shifted, "it cuts off unlikely tokens, although requests ask for all of them")
+
+
+def _prompts_agree(case: Case) -> bool:
+    served = [replace(one, sampled=np.zeros(0)) for one in case.served if len(one.prompt)]
+    own = [replace(one, sampled=np.zeros(0)) for one in case.own if len(one.prompt)]
+    return not served or distance(served, own) <= case.bound
+
+
+def _temperature(case: Case) -> tuple[float, list[ProbeScores]] | None:
+    """Returns the temperature that fits best, and the scores under it; None if a token has no finite score.
+
+    A log-probability is z / T minus a constant of the position. Centred scores are therefore proportional to 1 / T.
+    """
+    served, own = ([one.sampled for one in scores] for scores in (case.served, case.own))
+    if not all(np.isfinite(values).all() for values in served):
+        return None
+    left, right = (np.concatenate([values - values.mean() for values in scores]) for scores in (served, own))
+    ratio = float(left @ right) / max(float(right @ right), 1e-30)
+    spread = float(np.sqrt(np.mean(right**2)))
+    if ratio <= 0 or abs(ratio - 1) * spread <= case.bound:
+        return None
+    fitted = [
+        replace(one, sampled=mine.mean() + ratio * (other.sampled - other.sampled.mean()))
+        for one, mine, other in zip(case.own, served, case.own, strict=True)
+    ]
+    return case.probes.temperature / ratio, fitted
+
+
+def _ignores_top_k(case: Case) -> bool:
+    """Whether log-probabilities are of the logits before processing: with top_k 1, processed ones are 0 or infinite."""
+    if case.ask is None:
+        return False
+    answers = case.ask(case.probes, top_k=1)
+    return all(np.isfinite(one.sampled).all() for one in answers)
+
+
+def _truncated(case: Case) -> list[ProbeScores] | None:
+    """Returns the own scores with the server's cut-off tokens, and the rest raised by the same constant per probe."""
+    scores, cut = [], False
+    for served, own in zip(case.served, case.own, strict=True):
+        there = np.isfinite(served.sampled)
+        rise = float(np.mean(served.sampled[there] - own.sampled[there])) if there.any() else 0.0
+        if rise < -case.bound:
+            return None
+        cut |= not there.all() or rise > case.bound
+        scores.append(replace(own, sampled=np.where(there, own.sampled + rise, served.sampled)))
+    return scores if cut else None
+
+
+# --- Experiments with the server ------------------------------------------------------------------------------------
+def _experiments(case: Case) -> Iterator[_Found]:
+    if case.ask is not None and _prompts_agree(case):
+        salted = case.ask(case.probes, cache_salt=f"receipt-{case.version}")
+        if distance(salted, case.own) <= case.bound:
+            text = "it continues from keys and values of older weights in its prefix cache"
+            yield _Found(Cause.PREFIX_CACHE, case.served, text)
+    if case.tokenize_again is None or case.weights is None:
+        return
+    again = tuple(
+        Probe(tuple(case.tokenize_again(probe.tokens)), probe.ids, prompt=False) for probe in case.probes.probes
+    )
+    if all(one.tokens == probe.tokens for one, probe in zip(again, case.probes.probes, strict=True)):
+        return
+    scores = case.weights.scores(case.weights.current(), Probes(again, case.probes.temperature))
+    text = "it converts the tokens of a request to text and back"
+    prompts = [replace(one, sampled=mine.sampled) for one, mine in zip(case.served, scores, strict=True)]
+    yield _Found(Cause.TOKENIZED_AGAIN, prompts, text)
+
+
+# --- Weights from files -----------------------------------------------------------------------------------------------
+def _older_weights(case: Case) -> Iterator[_Found]:
+    """The version itself, with one kind of tensor of the version before or of version 0."""
+    if case.weights is None:
+        return
+    now, first = case.weights.current(), case.weights.first()
+    older = [("the version before", case.weights.before()), ("version 0", first)]
+    for name, old in older:
+        if old is None:
+            continue
+        for kind in dict.fromkeys(_kind(tensor) for tensor in now if tensor in old):
+            members = [tensor for tensor in now if tensor in old and _kind(tensor) == kind]
+            if all(torch.equal(now[tensor], old[tensor]) for tensor in members):
+                continue
+            mixed = {**now, **{tensor: old[tensor] for tensor in members}}
+            head = kind == _HEAD and case.tied
+            text = f"its {'tied head' if head else f'tensors {kind}'} are of {name}"
+            cause = Cause.TIED_HEAD if head else Cause.TENSORS
+            yield _Found(cause, case.weights.scores(mixed, case.probes), text, None if head else kind)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _dtypes(case: Case) -> Iterator[_Found]:
+    """The server rounds the weights, or computes, in another dtype. Two programs in a short dtype do not agree exactly.
+
+    A dtype explains the gap if it leaves at most half of it and the gap has the size of its rounding.
+    """
+    if case.weights is None:
+        return
+    now, gap = case.weights.current(), distance(case.served, case.own)
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        rounded = {tensor: value.to(dtype).to(value.dtype) for tensor, value in now.items()}
+        yield _Found(Cause.DTYPE, case.weights.scores(rounded, case.probes), f"its weights are rounded to {name}")
+        scores = case.weights.scores(now, case.probes, dtype)
+        rounding = distance(scores, case.own)
+        left = distance(scores, case.served)
+        if left <= max(0.5 * gap, 2 * case.bound) and 0.2 * rounding <= gap <= 5 * rounding:
+            yield _Found(Cause.DTYPE, case.served, f"it computes in {name}")
+
+
+class PublishedWeights:
+    """The published files of a run, and a copy of its model on the CPU that computes scores with them."""
+
+    def __init__(self, source: ModelSource, path: Path, version: str) -> None:
+        """`path`: folder of the published `version`, next to the folder of the version before."""
+        self._source, self._path = source, path
+        parsed = PolicyVersion.parse(version)
+        self._before = path.with_name(str(PolicyVersion(parsed.incarnation, parsed.step - 1)))
+        self._model: Any = None
+        self._base: Tensors | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the trained model's head is its embedding table."""
+        from transformers import AutoConfig
+
+        return bool(AutoConfig.from_pretrained(self._source.weights).tie_word_embeddings)
+
+    def current(self) -> Tensors:
+        return self._read(self._path)
+
+    def before(self) -> Tensors | None:
+        return self._read(self._before) if self._before.is_dir() else None
+
+    def first(self) -> Tensors:
+        """Returns the weights of the model before any training. New adapters do not change the model."""
+        if self._base is None:
+            from transformers import AutoModelForCausalLM
+
+            # Loading may draw random numbers for tensors that it then overwrites; the training keeps its own.
+            with torch.random.fork_rng(devices=[]):
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    self._source.weights, dtype=torch.float32, trust_remote_code=False
+                )
+            model.train(False)
+            head = model.get_output_embeddings()
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            self._model = model
+            self._base = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        return self._base
+
+    def _read(self, folder: Path) -> Tensors:
+        """Returns whole weights in float32; adapters are merged into the first weights."""
+        base = self.first()
+        if not (folder / ADAPTER_CONFIG).is_file():
+            found = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+            return {**base, **found}
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        factor = float(config["lora_alpha"]) / float(config["r"])
+        adapters = load_file(folder / ADAPTER_WEIGHTS)
+        merged = dict(base)
+        for name, left in adapters.items():
+            if ".lora_B." in name:
+                right = adapters[name.replace(".lora_B.", ".lora_A.")]
+                plain = re.sub(r"^base_model\.model\.|\.lora_B(\.default)?", "", name)
+                merged[plain] = base[plain] + factor * (left.float() @ right.float())
+        return merged
+
+    def scores(self, tensors: Tensors, probes: Probes, dtype: torch.dtype = torch.float32) -> list[ProbeScores]:
+        """Computes the scores of `probes` with `tensors`. `dtype`: of the arithmetic."""
+        self.first()
+        self._model.load_state_dict(tensors, strict=False)
+        model = self._model.to(dtype)
+        try:
+            with torch.no_grad():
+                return [_scores(model, probe, probes.temperature) for probe in probes.probes]
+        finally:
+            self._model = model.float()
+
+
+def _scores(model: Any, probe: Probe, temperature: float) -> ProbeScores:
+    tokens = torch.tensor([probe.tokens])
+    logits = model(input_ids=tokens, use_cache=False).logits[0].double()
+    prompt: F64 = np.zeros(0)
+    if probe.prompt:
+        prompt = logits[:-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].numpy()
+    sampled = (logits[-1] / temperature).log_softmax(-1)[list(probe.ids)].numpy()
+    return ProbeScores(prompt, sampled)

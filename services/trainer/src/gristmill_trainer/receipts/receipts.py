@@ -1,0 +1,299 @@
+"""Judges each server's answers to the probes, and writes receipts.jsonl.
+
+`difference` is the root mean square, over all scores of all probes, of the server's log-probability minus the
+trainer's. The first receipt of a server measures the difference d0 of two programs that compute with the same weights.
+With the rounding unit eps of the coarser of the two dtypes, and s the root mean square of the log-probabilities (at
+least 1):
+
+    first receipt:     ok if  d0 <= 1024 eps s          the server surely computes another function above it
+    bound              = max(4 d0, 8 eps s)             rounding of other values is up to a few times larger
+    later receipts:    ok if  difference <= bound
+
+A step that changed the trainer's own scores by more than 2 bound is then proven to be on the server: an answer within
+the bound cannot be the answer of the version before. A smaller change is `unproven`, although the answers agree.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import torch
+
+from gristmill import PolicyVersion
+from gristmill.logs import line
+from gristmill.metrics import JsonlWriter
+from gristmill.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, proven, read_receipts
+from gristmill_trainer.disk import writing
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy import Policy
+from gristmill_trainer.publish.servers import RECEIPT_FAILED, ModelServer
+from gristmill_trainer.receipts.diagnosis import Case, Diagnosis
+from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
+
+_LOG = logging.getLogger(__name__)
+_FIRST_UNITS: Final = 1024
+"""Rounding units by which a first receipt may differ. float32: 1.2e-4 s. Kernels differ by 10 to 100 units."""
+_FLOOR_UNITS: Final = 8
+_TIMES_FIRST: Final = 4
+_KEPT: Final = 4
+"""Versions whose scores are kept: a server in the background may be a version or two behind."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The trainer's scores for one version."""
+
+    scores: list[ProbeScores]
+    moved: bool
+    """Whether the step before this version applied a gradient that was not zero."""
+
+
+@dataclass
+class Tally:
+    """Receipts since the last row of metrics."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """By state."""
+    difference: float | None = None
+    """Largest."""
+    change: float | None = None
+    """Smallest."""
+    seconds: float = 0.0
+    """Longest."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the fields of StepMetrics."""
+        if not self.counts:
+            return {}
+        return {
+            "receipts": self.counts,
+            "receipt_difference": self.difference,
+            "receipt_change": self.change,
+            "receipt_seconds": self.seconds,
+        }
+
+
+class Diagnose(Protocol):
+    """Names the cause of a failed receipt."""
+
+    def __call__(self, case: Case, server: ModelServer, path: Path) -> Diagnosis:
+        """`path`: the folder of the published weights."""
+
+
+class Receipts:
+    """The receipts of one training, on rank 0. The threads that publish to the servers call it.
+
+    It implements `publish.servers.Proof`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rounding: float,
+        diagnose: Diagnose,
+        probes: Probes | None = None,
+        first_step: int | None = None,
+    ) -> None:
+        """`folder`: the run's. `rounding`: `rounding_of` the policy. `probes`: of a resumed run. `first_step`: receipts
+        of later steps, which a resumed training repeats, are removed; None removes all, for a training that begins."""
+        self._folder, self._rounding, self._diagnose = folder, rounding, diagnose
+        self._file = JsonlWriter(
+            folder / RECEIPTS_FILE, keep=lambda row: first_step is not None and bool(row["step"] <= first_step)
+        )
+        self._written = read_receipts(folder / RECEIPTS_FILE)
+        self._bounds = {one.server: one.bound for one in self._written if one.state is not ReceiptState.FAILED}
+        self._probes = probes
+        self._expected: dict[PolicyVersion, Expectation] = {}
+        self._served: dict[str, tuple[PolicyVersion, list[ProbeScores]]] = {}
+        """By server, the answers of its last receipt that did not fail."""
+        self._failed: dict[str, tuple[Case, Receipt]] = {}
+        self._tally = Tally()
+        self._lock = threading.Lock()
+        self._unable: set[str] = set()
+
+    def expect(self, probes: Probes, version: PolicyVersion, expectation: Expectation) -> None:
+        """Sets the trainer's scores for `version`. Call it before the publication.
+
+        The first call of a run writes the probes and its scores to the run's folder.
+        """
+        with self._lock:
+            if self._probes is None:
+                first = tuple(tuple(one.flat().tolist()) for one in expectation.scores)
+                self._probes = msgspec.structs.replace(probes, first=first)
+                self._probes.write(self._folder)
+            self._expected[version] = expectation
+            for old in sorted(self._expected, key=lambda one: (one.incarnation, one.step))[:-_KEPT]:
+                del self._expected[old]
+
+    def expects(self, version: PolicyVersion) -> bool:
+        """Whether the trainer's scores for `version` are known, so that a server can be asked for a receipt."""
+        with self._lock:
+            return version in self._expected
+
+    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
+        """Asks the server for its receipt, and returns False if the receipt fails. `explain` then completes it.
+
+        `attempt`: 1, or 2 after the version was published again. Raises PublishError if the server does not answer.
+        """
+        with self._lock:
+            expectation, probes = self._expected[version], self._probes
+            before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
+            last = self._served.get(server.url)
+            bound = self._bounds.get(server.url)
+        assert probes is not None
+        started = time.monotonic()
+        try:
+            served = served_scores(server, probes)
+        except PublishError as error:
+            if error.code != "probe_refused":
+                raise
+            self._unanswered(server, version, attempt, bound or 0.0, error)
+            return True
+        seconds = time.monotonic() - started
+        difference = distance(served, expectation.scores)
+        unit = self._rounding * scale(expectation.scores)
+        allowed = _FIRST_UNITS * unit if bound is None else bound
+        if bound is None and difference <= allowed:
+            bound = max(_TIMES_FIRST * difference, _FLOOR_UNITS * unit)
+        wanted = None if before is None else distance(expectation.scores, before.scores)
+        receipt = Receipt(
+            step=version.step,
+            version=str(version),
+            server=server.url,
+            state=_state(expectation.moved, difference, allowed, wanted, bound),
+            difference=difference if difference < float("inf") else None,
+            bound=allowed if bound is None else bound,
+            change=None if last is None else _finite(distance(served, last[1])),
+            wanted_change=wanted,
+            seconds=seconds,
+            attempt=attempt,
+        )
+        if receipt.state is ReceiptState.FAILED:
+            case = Case(
+                probes=probes,
+                served=served,
+                own=expectation.scores,
+                before=None if before is None else before.scores,
+                bound=receipt.bound,
+                rounding=unit,
+                version=str(version),
+            )
+            with self._lock:
+                self._failed[server.url] = case, receipt
+            return False
+        with self._lock:
+            self._served[server.url] = version, served
+            if bound is not None:
+                self._bounds[server.url] = bound
+        self._write(receipt)
+        return True
+
+    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
+        """Diagnoses the server's failed receipt, writes it, and returns its error. `path`: of the published weights.
+
+        `label`: the server's label of its weights before it was left out.
+        """
+        with self._lock:
+            case, receipt = self._failed[server.url]
+        found = self._diagnose(replace(case, label=label), server, path)
+        detail = f"{found.text}; {found.remedy}"
+        receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
+        self._write(receipt)
+        _LOG.error(
+            line(
+                "receipt",
+                state="failed",
+                version=receipt.version,
+                server=server.url,
+                cause=found.cause,
+                difference=receipt.difference,
+                bound=receipt.bound,
+                detail=detail,
+            )
+        )
+        return PublishError(
+            RECEIPT_FAILED,
+            f"the model server at {server.url} does not serve version {receipt.version}, which was published to it: "
+            f"{found.text} [{found.cause}]. Remedy: {found.remedy}",
+            url=server.url,
+            version=receipt.version,
+            cause=found.cause,
+            difference=receipt.difference,
+            bound=receipt.bound,
+        )
+
+    def take(self) -> Tally:
+        """Returns the receipts since the last call."""
+        with self._lock:
+            taken, self._tally = self._tally, Tally()
+        return taken
+
+    def proven(self) -> Proven:
+        """Counts the run's publications with receipts, and the proven publications among them."""
+        with self._lock:
+            return proven(self._written)
+
+    def close(self) -> None:
+        """Closes receipts.jsonl."""
+        self._file.close()
+
+    def _unanswered(
+        self, server: ModelServer, version: PolicyVersion, attempt: int, bound: float, error: PublishError
+    ) -> None:
+        if server.url not in self._unable:
+            _LOG.warning("no receipts of the model server at %s: %s", server.url, error)
+            self._unable.add(server.url)
+        self._write(
+            Receipt(
+                step=version.step,
+                version=str(version),
+                server=server.url,
+                state=ReceiptState.UNPROVEN,
+                difference=None,
+                bound=bound,
+                attempt=attempt,
+                detail=str(error),
+            )
+        )
+
+    def _write(self, receipt: Receipt) -> None:
+        with self._lock:
+            with writing(self._folder / RECEIPTS_FILE):
+                self._file.append(receipt)
+            self._written.append(receipt)
+            tally = self._tally
+            tally.counts[str(receipt.state)] = tally.counts.get(str(receipt.state), 0) + 1
+            tally.difference = _combined(max, tally.difference, receipt.difference)
+            tally.change = _combined(min, tally.change, receipt.change)
+            tally.seconds = max(tally.seconds, receipt.seconds)
+
+
+def rounding_of(policy: Policy) -> float:
+    """Returns the rounding unit (torch.finfo.eps) of the coarser of the server's and the trainer's dtypes."""
+    trainer = torch.bfloat16 if policy.device.type == "cuda" else torch.float32
+    return max(torch.finfo(dtype).eps for dtype in (trainer, policy.served_dtype))
+
+
+def _state(moved: bool, difference: float, allowed: float, wanted: float | None, bound: float | None) -> ReceiptState:
+    if not difference <= allowed or bound is None:
+        return ReceiptState.FAILED
+    if moved and (wanted is None or wanted <= 2 * bound):
+        return ReceiptState.UNPROVEN
+    return ReceiptState.OK
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+def _combined(choose: Callable[[float, float], float], left: float | None, right: float | None) -> float | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return choose(left, right)
