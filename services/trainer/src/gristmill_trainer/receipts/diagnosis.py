@@ -112,8 +112,9 @@ class Case:
     probes: Probes
     served: list[ProbeScores]
     own: list[ProbeScores]
-    before: list[ProbeScores] | None
-    """The trainer's scores for the version before."""
+    older: dict[str, list[ProbeScores]]
+    """Scores of older versions by their label, the newest first: the version before, as the trainer computed it, and
+    the last version that this server proved."""
     bound: float
     """Nats. Hypotheses explain the gap if their scores differ from the server's by at most this."""
     rounding: float
@@ -211,10 +212,11 @@ def _stored(case: Case) -> Iterator[_Found]:
     if case.adapters and first is not None:
         # New adapters change nothing, so the base model's scores are those of version 0.
         yield _Found(Cause.ADAPTER, first, "it answers as the model without the adapter")
-    if case.before is not None:
-        text = f"it has the weights of the version before under the label {case.label or 'unknown'}"
-        cause = Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
-        yield _Found(cause, case.before, text)
+    cause = Cause.LABEL_WITHOUT_WEIGHTS if case.label == case.version else Cause.VERSION_BEFORE
+    for version, scores in case.older.items():
+        yield _Found(
+            cause, scores, f"it has the weights of version {version} under the label {case.label or 'unknown'}"
+        )
     if first is not None and not case.adapters:
         yield _Found(Cause.VERSION_0, first, "it has the weights with which it was started")
 
@@ -322,7 +324,7 @@ def _older_weights(case: Case) -> Iterator[_Found]:
                 continue
             mixed = {**now, **{tensor: old[tensor] for tensor in members}}
             head = kind == _HEAD and case.tied
-            text = f"its {'tied head' if head else f'tensors {kind}'} are of {name}"
+            text = f"its tied head is of {name}" if head else f"its tensors {kind} are of {name}"
             cause = Cause.TIED_HEAD if head else Cause.TENSORS
             yield _Found(cause, case.weights.scores(mixed, case.probes), text, None if head else kind)
 

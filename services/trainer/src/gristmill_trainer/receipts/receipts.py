@@ -34,7 +34,7 @@ from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import Policy
 from gristmill_trainer.publish.servers import RECEIPT_FAILED, ModelServer
-from gristmill_trainer.receipts.diagnosis import Case, Diagnosis
+from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
 
 _LOG = logging.getLogger(__name__)
@@ -114,6 +114,8 @@ class Receipts:
         self._served: dict[str, tuple[PolicyVersion, list[ProbeScores]]] = {}
         """By server, the answers of its last receipt that did not fail."""
         self._failed: dict[str, tuple[Case, Receipt]] = {}
+        self._causes: dict[str, Diagnosis] = {}
+        """By server, the cause of its first failed receipt since its last proven version."""
         self._tally = Tally()
         self._lock = threading.Lock()
         self._unable: set[str] = set()
@@ -180,7 +182,7 @@ class Receipts:
                 probes=probes,
                 served=served,
                 own=expectation.scores,
-                before=None if before is None else before.scores,
+                older=_older(version, before, last),
                 bound=receipt.bound,
                 rounding=unit,
                 version=str(version),
@@ -190,6 +192,7 @@ class Receipts:
             return False
         with self._lock:
             self._served[server.url] = version, served
+            self._causes.pop(server.url, None)
             if bound is not None:
                 self._bounds[server.url] = bound
         self._write(receipt)
@@ -203,6 +206,10 @@ class Receipts:
         with self._lock:
             case, receipt = self._failed[server.url]
         found = self._diagnose(replace(case, label=label), server, path)
+        with self._lock:
+            if found.cause is Cause.UNKNOWN:  # The files of the versions that the server mixes may be pruned by now.
+                found = self._causes.get(server.url, found)
+            self._causes.setdefault(server.url, found)
         detail = f"{found.text}; {found.remedy}"
         receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
         self._write(receipt)
@@ -287,6 +294,18 @@ def _state(moved: bool, difference: float, allowed: float, wanted: float | None,
     if moved and (wanted is None or wanted <= 2 * bound):
         return ReceiptState.UNPROVEN
     return ReceiptState.OK
+
+
+def _older(
+    version: PolicyVersion, before: Expectation | None, last: tuple[PolicyVersion, list[ProbeScores]] | None
+) -> dict[str, list[ProbeScores]]:
+    """Returns the scores of the version before, and of the last version that the server proved."""
+    found = {}
+    if before is not None:
+        found[str(PolicyVersion(version.incarnation, version.step - 1))] = before.scores
+    if last is not None and last[0] != version:
+        found.setdefault(str(last[0]), last[1])
+    return found
 
 
 def _finite(value: float) -> float | None:

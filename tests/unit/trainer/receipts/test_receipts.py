@@ -1,0 +1,142 @@
+"""Receipts of model servers: no alarm without a fault, and the right cause with a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from tests.support.errors import raises
+from tests.unit.trainer.receipts.torch_server import FAULTS, TorchServer
+from tests.unit.trainer.receipts.training import Run
+
+from gristmill.receipts import Proven, ReceiptState, failing, proven
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.loop import publish
+from gristmill_trainer.receipts import Cause, Probes
+
+Serve = Callable[..., TorchServer]
+Begin = Callable[..., Run]
+
+CAUSES = {
+    "stale_version": Cause.VERSION_0,
+    "swallowed_update": Cause.VERSION_BEFORE,
+    "missing_kind": Cause.TENSORS,
+    "stale_head": Cause.TIED_HEAD,
+    "no_adapter": Cause.ADAPTER,
+    "temperature": Cause.TEMPERATURE,
+    "raw_logprobs": Cause.RAW,
+    "top_p": Cause.TRUNCATION,
+    "tokenizes_again": Cause.TOKENIZED_AGAIN,
+    "stale_prefix_cache": Cause.PREFIX_CACHE,
+    "label_only": Cause.LABEL_WITHOUT_WEIGHTS,
+    "bfloat16": Cause.DTYPE,
+}
+WHOLE = [(fault, "") for fault in FAULTS if fault != "no_adapter"]
+MERGED = [(fault, "merged") for fault in ("stale_version", "swallowed_update", "label_only", "missing_kind")]
+ADAPTERS = [(fault, "adapters") for fault in ("no_adapter", "swallowed_update", "label_only", "temperature")]
+
+
+@pytest.mark.parametrize(("fault", "lora"), [*WHOLE, *MERGED, *ADAPTERS])
+def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault: str, lora: str) -> None:
+    server = serve(fault)
+    run = begin([server], lora=lora)
+    with raises(PublishError, "receipt_failed", cause=CAUSES[fault], version="1.2", url=server.url):
+        run.train(4)
+    states = [(row.version, row.state, row.attempt) for row in run.rows()]
+    assert states == [("1.0", "ok", 1), ("1.1", "ok", 1), ("1.2", "failed", 1), ("1.2", "failed", 2)]
+    assert [row.cause for row in run.rows()[2:]] == [CAUSES[fault]] * 2
+    assert server.label == "unproven", "an environment samples only under the label of a version"
+    assert server.loads == ["1.0", "1.1", "1.2", "1.2"]
+    assert run.announced == ["1.0", "1.1"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clean_runs_prove_every_publication(serve: Serve, begin: Begin, seed: int) -> None:
+    run = begin([serve()], seed=seed, lora=("", "merged", "adapters")[seed % 3])
+    run.train(6)
+    rows = run.rows()
+    assert [row.state for row in rows] == [ReceiptState.OK] * 7
+    assert proven(rows) == Proven(7, 7)
+    assert all(row.difference is not None and row.difference <= row.bound < 1e-4 for row in rows)
+    for row in rows[1:]:
+        assert row.change is not None
+        assert row.wanted_change is not None
+        assert abs(row.change - row.wanted_change) <= 2 * row.bound
+        assert row.change > 2 * row.bound
+
+
+def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Begin) -> None:
+    server = serve("label_only", times=1)
+    run = begin([server])
+    run.train(4)
+    rows = [row for row in run.rows() if row.version == "1.2"]
+    assert [(row.state, row.attempt) for row in rows] == [("failed", 1), ("ok", 2)]
+    assert rows[0].cause == Cause.LABEL_WITHOUT_WEIGHTS
+    assert proven(run.rows()) == Proven(5, 5)
+    assert not failing(run.rows())
+
+
+@pytest.mark.parametrize("wait_for_all", [True, False])
+@pytest.mark.parametrize("fault", ["stale_head", "label_only"])
+def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, wait_for_all: bool) -> None:
+    """The cause is known at later versions too, although the files of the mixed versions are removed by then."""
+    good, bad = serve(), serve(fault)
+    run = begin([good, bad], wait_for_all=wait_for_all)
+    run.train(4)
+    run.close()
+    assert good.label == "1.4"
+    assert bad.label == "unproven"
+    assert {row.cause for row in run.rows() if row.state is ReceiptState.FAILED} == {CAUSES[fault]}
+    assert {row.server for row in failing(run.rows())} == {bad.url}
+    assert all(row.state is ReceiptState.OK for row in run.rows() if row.server == good.url)
+
+
+def test_training_has_the_same_bits_with_and_without_receipts(serve: Serve, begin: Begin) -> None:
+    weights = []
+    for receipts in (True, False):
+        torch.manual_seed(7)
+        run = begin([serve()], receipts=receipts)
+        run.train(3)
+        weights.append((run.weights(), torch.get_rng_state(), run.learner.policy.model.training))
+    (with_receipts, state, mode), (without, other_state, other_mode) = weights
+    assert all(torch.equal(with_receipts[name], tensor) for name, tensor in without.items())
+    assert torch.equal(state, other_state)
+    assert mode == other_mode
+
+
+def test_step_without_a_gradient_needs_no_change(serve: Serve, begin: Begin) -> None:
+    run = begin([serve()])
+    run.train(1)
+    publish(run.training, 2, moved=False)
+    publish(run.training, 3, moved=True)
+    last = run.rows()[-2:]
+    assert [row.state for row in last] == [ReceiptState.OK, ReceiptState.UNPROVEN]
+    assert [row.change for row in last] == [0.0, 0.0]
+    assert proven(run.rows()) == Proven(3, 4)
+
+
+def test_probes_come_from_the_first_batch_and_stay_in_the_run_folder(
+    serve: Serve, begin: Begin, tmp_path: Path
+) -> None:
+    run = begin([serve()])
+    run.train(1)
+    probes = Probes.read(run.folder)
+    assert probes is not None
+    assert probes == msgspec.structs.replace(run.training.probing.probes, first=probes.first)  # type: ignore[union-attr, type-var]
+    assert [probe.prompt for probe in probes.probes] == [False, True, True]
+    assert probes.temperature == 0.8
+    assert [len(row) for row in probes.first] == [
+        len(probe.ids) + (len(probe.tokens) - 1 if probe.prompt else 0) for probe in probes.probes
+    ]
+
+
+def test_server_without_probes_is_unproven_and_training_continues(serve: Serve, begin: Begin) -> None:
+    server = serve()
+    server._generate = lambda body: {"choices": []}  # type: ignore[method-assign]
+    run = begin([server])
+    run.train(2)
+    assert [row.state for row in run.rows()] == [ReceiptState.UNPROVEN] * 3
+    assert proven(run.rows()) == Proven(0, 3)
