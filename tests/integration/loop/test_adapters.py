@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
+from gristmill.receipts import RECEIPTS_FILE, read_receipts
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack
@@ -131,6 +132,9 @@ def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: P
     assert fresh
     assert max(row["rollout_logprob_diff_max"] for row in fresh) < 1e-3
     assert max(row["rollout_logprob_diff_max"] for row in rows) < 1.0
+    receipts = read_receipts(tmp_path / "runs" / "adapters" / RECEIPTS_FILE)
+    assert [(one.version, one.state) for one in receipts] == [(f"1.{step}", "ok") for step in range(9)]
+    assert min(one.change for one in receipts[1:] if one.change is not None) > 2 * receipts[0].bound
     (last,) = (server.weights_dir / "adapters").glob("1.8")
     assert load_file(last / "adapter_model.safetensors").keys()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "adapters" / "model")
