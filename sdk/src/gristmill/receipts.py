@@ -15,6 +15,8 @@ import msgspec
 from gristmill.metrics import read_jsonl
 
 RECEIPTS_FILE: Final = "receipts.jsonl"
+UNPROVEN: Final = "unproven"
+"""Label of a server whose receipt failed. It is not a policy version, so environments do not sample from the server."""
 
 
 class ReceiptState(StrEnum):

@@ -24,6 +24,7 @@ import msgspec
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE
+from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
 from gristmill.view.folders import RunFolder
@@ -83,6 +84,8 @@ class Facts:
     services: Sequence[Service] = ()
     servers: Sequence[ServerFacts] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    receipts: Sequence[Receipt] = ()
+    """From the run's files; a live API has their counts in `rows` only."""
     seconds: float | None = None
     """Time of all steps, if the reader knows it without adding up all rows."""
     warnings: Sequence[str] = ()
@@ -325,6 +328,7 @@ def read_files(run_id: str, roots: Sequence[Path], clock: Callable[[], float] = 
             key=lambda service: _ORDER.index(service.name) if service.name in _ORDER else len(_ORDER),
         ),
         dropped=_dropped(source, rows),
+        receipts=_receipts(source),
         warnings=[warning for log in logs.values() for warning in log.warnings][-20:],
         phase=next((log.phase for name in ("env", "trainer", "model") if (log := logs.get(name)) and log.phase), "")
         if starting
@@ -385,6 +389,11 @@ def _dropped(run: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str, int
     for row in rows:
         counts.update(row.get("rejected", {}))
     return dict(counts)
+
+
+def _receipts(run: RunFolder) -> list[Receipt]:
+    path = run.find(RECEIPTS_FILE)
+    return [] if path is None else parse_receipts(read_growing_jsonl(path))
 
 
 def _modified(*paths: Path) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gristmill.group import PolicyVersion
 from gristmill.metrics import pace
+from gristmill.receipts import proven
 from gristmill.run import RunState
 from gristmill.view.facts import Facts, Service, row_seconds, trainer_has_batch
 from gristmill.view.trouble import ASKS_WITHIN, Trouble, troubles
@@ -55,6 +56,13 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class Receipts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many publications model servers have proven (docs/receipts.md)."""
+
+    proven: int
+    publications: int
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run."""
 
@@ -82,6 +90,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     queue: Queue
     dropped: dict[str, int]
     """Dropped groups by reason."""
+    receipts: Receipts | None
+    """None if the run has no receipts."""
     waiting: list[Waiting]
     trouble: Trouble | None
     """The most important trouble."""
@@ -135,6 +145,7 @@ def overview(facts: Facts) -> Overview:
             dropped=sum(facts.dropped.values()),
         ),
         dropped=dict(facts.dropped),
+        receipts=_receipts(facts, rows),
         waiting=_waiting(facts, step),
         trouble=found[0] if found else None,
         troubles=found,
@@ -161,6 +172,22 @@ def current_rows(facts: Facts) -> list[Mapping[str, Any]]:
     if facts.status is None or facts.version is None:
         return list(facts.rows)
     return [row for row in facts.rows if row["step"] <= _version_step(facts) + 1]
+
+
+def _receipts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> Receipts | None:
+    """Counts publications by the run's receipts, else by the rows of metrics, which count the step before."""
+    if facts.receipts:
+        found = proven(facts.receipts)
+        return Receipts(proven=found.proven, publications=found.publications)
+    counts = [row.get("receipts") or _flat_receipts(row) for row in rows]
+    counts = [count for count in counts if count]
+    if not counts:
+        return None
+    return Receipts(proven=sum({*count} == {"ok"} for count in counts), publications=len(counts))
+
+
+def _flat_receipts(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.partition(".")[2]: value for name, value in row.items() if name.startswith("receipts.")}
 
 
 def _version_step(facts: Facts) -> int:

@@ -291,6 +291,8 @@ def summary(
         yield _held_out(found.evaluations)
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(found.dropped.items(), key=lambda p: -p[1]))
     yield _line("groups", f"{found.queue.trained} trained, {dropped + ' dropped' if dropped else 'none dropped'}")
+    if found.receipts is not None:
+        yield _line("receipts", f"{found.receipts.proven} of {found.receipts.publications} publications proven")
     for trouble in found.troubles:
         yield _line("trouble", f"{one_line(trouble.text)} [{trouble.code}]", "yellow")
         yield _line("", one_line(trouble.remedy))

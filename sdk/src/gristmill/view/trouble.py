@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gristmill.group import PolicyVersion
+from gristmill.receipts import UNPROVEN, failing
 from gristmill.run import RunState
 from gristmill.view.facts import Facts
 
@@ -143,6 +144,25 @@ def _server_behind(facts: Facts, rows: Rows) -> Trouble | None:
     return None
 
 
+def _receipt_failed(facts: Facts, rows: Rows) -> Trouble | None:
+    """A server's last receipt failed; or, without the run's files, a server has the label of a failed receipt."""
+    for receipt in failing(facts.receipts):
+        return Trouble(
+            "receipt_failed",
+            f"the model server at {receipt.server} does not serve version {receipt.version} [{receipt.cause}]: "
+            f"{receipt.detail}",
+            f"docs/receipts.md, '{receipt.cause}'",
+        )
+    left_out = [server for server in facts.servers if server.version == UNPROVEN]
+    if not left_out or facts.state != RunState.OPEN:
+        return None
+    return Trouble(
+        "receipt_failed",
+        f"the model server at {left_out[0].url} is left out, because it does not serve the weights that were published",
+        "the trainer's log and the run's receipts.jsonl name the cause; docs/receipts.md has the remedy",
+    )
+
+
 def _no_groups(facts: Facts, rows: Rows) -> Trouble | None:
     status = facts.status
     if status is None or facts.state != RunState.OPEN or _complete(facts) or not status.outstanding:
@@ -261,6 +281,7 @@ def _atropos(facts: Facts) -> bool:
 
 
 _RULES: Final[tuple[Callable[[Facts, Rows], Trouble | None], ...]] = (
+    _receipt_failed,
     _rewards_failing,
     _server_away,
     _server_paused,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gristmill import RunStatus, SyncClient
+from gristmill.receipts import UNPROVEN
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.publish.servers import ModelServer
 
@@ -137,6 +138,12 @@ def _problem(server: ServerState, version: str | None, publishing: bool) -> Diag
         return Diagnosis(
             "model_server_paused",
             f"the model server at {server.url} is paused; POST {server.url}/resume lets it go on",
+        )
+    if other and server.version == UNPROVEN:
+        return Diagnosis(
+            "receipt_failed",
+            f"the model server at {server.url} does not serve the weights that were published and is left out; "
+            "receipts.jsonl in the run's folder names the cause",
         )
     if other:
         return Diagnosis(

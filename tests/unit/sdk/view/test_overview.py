@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 from tests.support.errors import raises
 from tests.unit.sdk.view.recorded import LOGS, record, rows, status, write_run
 
 from gristmill import GristmillError, RunState
 from gristmill.archive.run_file import write_run_file
+from gristmill.receipts import Receipt
 from gristmill.view.facts import Facts, ServerFacts, Service, read_files
 from gristmill.view.overview import evaluation_point, overview, series, to_json
 
@@ -27,6 +29,35 @@ def live(**changes: Any) -> Facts:
         settings=record().env, started=1795412941.0,
     )  # fmt: skip
     return replace(facts, **changes)
+
+
+def receipt(version: str, state: str, **changes: Any) -> Receipt:
+    step = int(version.partition(".")[2])
+    values = {"step": step, "version": version, "server": "http://127.0.0.1:9001", "bound": 1e-5, "difference": 1e-6}
+    return convert({**values, "state": state, **changes}, Receipt)
+
+
+def test_overview_counts_proven_publications_by_file_or_else_by_metrics() -> None:
+    receipts = [
+        receipt("1.0", "ok"),
+        receipt("1.1", "failed"),
+        receipt("1.1", "ok", attempt=2),
+        receipt("1.2", "failed"),
+    ]
+    found = overview(live(receipts=receipts))
+    assert to_json(found)["receipts"] == {"proven": 2, "publications": 3}
+    assert overview(live()).receipts is None
+    counted = overview(live(rows=rows(receipts={"ok": 2}))).receipts
+    assert counted is not None
+    assert counted.proven == counted.publications == 8
+    doubtful = overview(live(rows=rows(receipts={"ok": 1, "unproven": 1}))).receipts
+    assert doubtful is not None
+    assert doubtful.proven == 0
+
+
+def test_trouble_of_a_receipt_ends_when_the_server_proves_a_later_version() -> None:
+    found = overview(live(receipts=[receipt("1.7", "failed", cause="tied_head_stale"), receipt("1.8", "ok")]))
+    assert found.trouble is None
 
 
 def test_overview_of_a_live_run_has_progress_speed_and_remaining_time() -> None:
@@ -95,6 +126,8 @@ SERVER = "http://127.0.0.1:9001"
         ("model_server_paused", {
             "servers": [ServerFacts(SERVER, version="1.8", paused=True)], "status": status(last_submit_s=70.0),
         }),
+        ("receipt_failed", {"servers": [ServerFacts(SERVER, version="unproven")]}),
+        ("receipt_failed", {"receipts": [receipt("1.8", "failed")]}),
         ("server_behind", {"servers": [ServerFacts(SERVER, version="1.5")]}),
         ("server_behind", {"servers": [ServerFacts(SERVER, version="default")]}),
         ("scores_equal", {"rows": rows(zero_advantage_share=1.0)}),

@@ -255,7 +255,9 @@ class Page {
       return h("tr", { title: QUEUE[name] }, h("th", { scope: "row" }, name), h("td", {}, count(queue[name] ?? 0)),
         h("td", { class: "fillbar" }, ["ready", "leased"].includes(name) ? bar : note));
     };
+    const { receipts } = this.now;
     fill(this.queue,
+      receipts ? h("p", { class: "soft receipts" }, `${count(receipts.proven)} of ${count(receipts.publications)} publications proven`) : null,
       h("table", {}, h("tbody", {}, row("ready"), row("leased"), row("trained"),
         row("dropped", Object.entries(dropped).map(([reason, number]) => `${count(number)} ${visible(words(reason))}`).join(", ")), row("dead"))),
       h("p", { class: "waiting soft" }, waiting.length ? waiting.map((wait) => `${visible(wait.who)} waits for ${visible(wait.for)}.`).join(" ") : "No service waits."));

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import httpx
 
 from gristmill import PolicyVersion
+from gristmill.receipts import UNPROVEN
 from gristmill_trainer.errors import PublishError
 
 _LOG = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ LOAD_TIMEOUT = 600.0
 _PAUSE = 0.5
 RECEIPT_FAILED = "receipt_failed"
 """Code of the error that `Proof.explain` returns."""
-UNPROVEN = "unproven"
-"""Label of a server whose receipt failed. It is not a policy version, so environments do not sample from the server."""
 
 
 class ModelServer:
