@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -117,6 +117,9 @@ bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the 
 bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, bytes, first paint; ten minutes, needs Chromium
 	scripts/prepare_package.sh chromium
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/page.py --results benchmarks/results $(ARGS)
+
+bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five minutes; ARGS="--model smollm2 --steps 4" for 135M
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/receipts.py --results benchmarks/results $(ARGS)
 
 clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

@@ -165,8 +165,8 @@ class Proof(Protocol):
         """
 
     def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
-        """Returns the error of a server for which `holds` was False. `path`: of the published weights; `label`: what
-        the server called its weights."""
+        """Returns the error of a server for which `holds` was False. `path`: of the published weights; `label`: of
+        the server's weights."""
 
 
 @dataclass

@@ -79,7 +79,7 @@ class Diagnosis:
 
     cause: Cause
     text: str
-    """What the server does, as a clause."""
+    """The server's behaviour, as a clause."""
     residual: float
     """Root mean square difference that is left under the cause, in nats."""
     tensors: str | None = None
@@ -107,7 +107,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A failed receipt, and what a diagnosis may use."""
+    """A failed receipt, and everything that a diagnosis may use."""
 
     probes: Probes
     served: list[ProbeScores]
@@ -135,7 +135,7 @@ class Case:
 class _Found(NamedTuple):
     cause: Cause
     scores: list[ProbeScores]
-    """What a server with this fault answers; `Case.served` itself if its answer alone shows the fault."""
+    """Scores of a server with this fault; `Case.served` itself if the answer alone shows the fault."""
     text: str
     tensors: str | None = None
 
