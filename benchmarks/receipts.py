@@ -2,7 +2,7 @@
 
 Trains the quickstart with real services. The trainer's process measures the time of the two parts of a receipt: its own
 log-probabilities of the probes (`own_scores`), and the server's answer with the comparison and the file
-(`Receipts.holds`). The share is their time per step divided by the step's wall time. Steps before `_WARM` do not count.
+(`Receipts.holds`). The share is the median of their time divided by the median of the step's wall time. Steps before `_WARM` do not count.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _page(model: str, folder: Path, steps: int) -> str:
     run = folder / "runs" / "quickstart"
     rows, receipts = read_jsonl(run / "metrics.jsonl"), read_receipts(run / RECEIPTS_FILE)
     # The publication of a step is in the row of the next step.
-    step = statistics.fmean(sum(row["seconds"].values()) for row in rows[_WARM:])
-    parts = {name: statistics.fmean(values[_WARM:]) for name, values in times.items()}
+    step = statistics.median(sum(row["seconds"].values()) for row in rows[_WARM:])
+    parts = {name: statistics.median(values[_WARM:]) for name, values in times.items()}
     cost, count = sum(parts.values()), proven(receipts)
     lines = [
         f"# Receipts of {model}",
@@ -78,7 +78,7 @@ def _page(model: str, folder: Path, steps: int) -> str:
         "|---|---|",
         f"| steps | {len(rows)} |",
         f"| publications proven | {count.proven} of {count.publications} |",
-        f"| wall time per step | {step:.3f} s |",
+        f"| wall time per step (medians here and below) | {step:.3f} s |",
         f"| trainer's own log-probabilities | {1000 * parts['own']:.1f} ms |",
         f"| server's answer, comparison and file | {1000 * parts['server']:.1f} ms |",
         f"| share of the step | {100 * cost / step:.2f} % |",
