@@ -8,14 +8,15 @@ The trajectory API writes the rollouts. The module `segment` defines the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.archive import segment
 from gristmill.archive.segment import ArchivedGroup, ArchiveError
 from gristmill.group import TrajectoryGroup
 
-__all__ = ["ArchiveError", "ArchivedGroup", "read_archive", "read_rollouts", "segments"]
+__all__ = ["ArchiveError", "ArchivedGroup", "GroupIndex", "read_archive", "read_rollouts", "segments"]
 
 
 def read_rollouts(folder: str | Path) -> Iterator[TrajectoryGroup]:
@@ -75,3 +76,45 @@ def segments(folder: str | Path) -> list[Path]:
             folder=folder,
         )
     return segment.files(rollouts)
+
+
+@dataclass(frozen=True)
+class _Place:
+    path: Path
+    start: int
+    size: int
+    head_size: int
+
+
+class GroupIndex:
+    """The groups of one creation of a run by id. Reads all segments once, and afterwards only the groups asked for."""
+
+    def __init__(self, paths: Iterable[Path], created_ms: int) -> None:
+        """`paths`: segments, oldest first. `created_ms`: the run's creation. Raises ArchiveError."""
+        self._places: dict[str, _Place] = {}
+        for path in paths:
+            with path.open("rb") as file:
+                opening = segment.read_opening(file, str(path))
+                if opening is None or opening.created_ms != created_ms:
+                    continue
+                for frames, head_size, end in segment.read_frames(file, str(path)):
+                    place = _Place(path, end - len(frames), len(frames), head_size)
+                    self._places.setdefault(segment.parse_id(frames, head_size), place)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._places
+
+    def group(self, group_id: str) -> TrajectoryGroup:
+        """Returns a group. Raises KeyError for an unknown id, and ArchiveError for a group of Atropos' schema."""
+        place = self._places[group_id]
+        with place.path.open("rb") as file:
+            file.seek(place.start)
+            found = segment.parse(file.read(place.size), place.head_size)
+        if found.schema != "group":
+            raise ArchiveError(
+                "archive_schema",
+                f"group {group_id} in {place.path} has the schema {found.schema!r}, which has no policy versions; only "
+                "groups that a trainer of /v1 leased can be read as TrajectoryGroups",
+                schema=found.schema,
+            )
+        return TrajectoryGroup.decode(found.body)

@@ -8,6 +8,7 @@ gristmill view [RUN]        the page, from the files of runs
 gristmill report RUN        one HTML file about a run
 gristmill sql "SELECT ..."  a query over a run's completions and steps
 gristmill doctor            checks of this machine, with lines for .env
+gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
 """
 
 from __future__ import annotations
@@ -35,10 +36,19 @@ from gristmill.view.overview import overview
 from gristmill.view.samples import one_line
 from gristmill.view.status import Place, status, tail
 
+TRAIN_AGAIN = {
+    "retrain": "train a run again from its archive",
+}
+"""Commands of the package gristmill_trainer."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code: 0, 1 for an error, 2 for a wrong command line, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command is not train_again:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     run: Callable[[argparse.Namespace, Place, Console], int] = options.command
     try:
@@ -223,6 +233,20 @@ def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
     return 1 if any(check.state == "failed" for check in found) else 0
 
 
+def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Runs a command of the trainer's package, which needs torch."""
+    try:
+        commands = importlib.import_module("gristmill_trainer.replay.commands")
+    except ImportError as error:
+        raise GristmillError(
+            "trainer_missing",
+            f"`gristmill {options.name}` needs the trainer's package and torch ({error.name} is not installed): run it "
+            "in the environment of `make setup` or in the trainer's container, or pip install ./services/trainer",
+            package=error.name or "",
+        ) from error
+    return int(commands.main(options.name, options.rest, place.roots, place.models_dir))
+
+
 def _imported(name: str) -> Any:
     """Imports a module that needs the extra `gristmill[view]`."""
     try:
@@ -311,6 +335,9 @@ def _parser() -> argparse.ArgumentParser:
     asked.add_argument("--run", help="id or folder of a run (default: the one that was written last)")
     asked.add_argument("--json", action="store_true", help="one JSON object per line")
     command("doctor", examine, "checks of this machine, with lines for .env")
+    for name, text in TRAIN_AGAIN.items():
+        # The trainer's package parses the other arguments, and --help.
+        commands.add_parser(name, help=text, add_help=False).set_defaults(command=train_again, name=name)
     return parser
 
 

@@ -29,6 +29,7 @@ from gristmill.metrics import METRICS_FILE, JsonlWriter, StepMetrics
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, BatchSource
 from gristmill_trainer.checkpoint import CheckpointStore, Progress
+from gristmill_trainer.checkpoint.digests import DigestWriter
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.disk import writing
 from gristmill_trainer.display import Display
@@ -96,6 +97,7 @@ class MainRank:
     watchdog: Watchdog
     guard: StallGuard
     metrics: JsonlWriter
+    digests: DigestWriter
     observers: Observers
     hook: Hook | None
     model_urls: tuple[str, ...]
@@ -259,6 +261,7 @@ def record_outcome(main: MainRank, step: int, result: StepResult) -> None:
     """Records the outcome of the step's groups. Quarantines the groups if nothing was trained or an update left out."""
     assert main.batch is not None
     main.session.trained(step)
+    main.digests.trained(step, [group.group_id for group in main.batch.groups])
     problem = result.skipped or result.problem
     if problem is None:
         main.skipped.trained()
@@ -353,7 +356,8 @@ def checkpoint(training: Training, step: int) -> None:
 
 def save(training: Training, step: int) -> None:
     """Writes the weights to disk, with the ids of the groups trained since the last ack."""
-    training.checkpoints.save(training.state, training.on_main(progress, step))
+    digests = None if training.main is None else training.main.digests
+    training.checkpoints.save(training.state, training.on_main(progress, step), digests)
 
 
 def progress(main: MainRank, step: int) -> Progress:

@@ -30,6 +30,7 @@ from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
 from gristmill_trainer.batch_source import OnDemand, Prefetch
 from gristmill_trainer.checkpoint import CheckpointStore, Resumption, find_resumption
+from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.data.checks import Limits, staleness_bound
 from gristmill_trainer.data.samples import Prepared, to_samples
 from gristmill_trainer.display import Display
@@ -242,6 +243,17 @@ class _MainStart:
             stack.callback(batches.close)
             observers = open_observers(run.run_id, settings, plan.run_dir, first_step, self._environ, self._registry)
             stack.callback(observers.close)
+            facts = TrainerFacts.of(
+                settings,
+                source,
+                policy.device,
+                ranks=self._ranks,
+                max_staleness=limits.max_staleness,
+                max_completion_length=plan.learner.max_completion_length,
+            )
+            resumed = None if resumption is None or not resumption.own else resumption.checkpoint.progress.version
+            digests = DigestWriter(plan.run_dir, facts, run.created_at, None if resumed is None else str(resumed))
+            stack.callback(digests.close)
             records = None
             if settings.record_rollouts:
                 records = stack.enter_context(TrainedRecords(plan.run_dir / TRAINED_FOLDER, run, source.tokenizer))
@@ -258,6 +270,7 @@ class _MainStart:
                 metrics=stack.enter_context(
                     JsonlWriter(plan.run_dir / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
                 ),
+                digests=digests,
                 observers=observers,
                 hook=self._hook,
                 model_urls=tuple(server.url for server in self._servers),

@@ -22,6 +22,7 @@ from gristmill.metrics import METRICS_FILE, JsonlWriter, read_jsonl
 from gristmill.stall import StallGuard
 from gristmill_trainer.batch_source import Batch, OnDemand
 from gristmill_trainer.checkpoint import CheckpointStore, find_resumption
+from gristmill_trainer.checkpoint.digests import DigestWriter, TrainerFacts
 from gristmill_trainer.display import Display
 from gristmill_trainer.dist_context import DistContext
 from gristmill_trainer.errors import PublishError, TrainerError
@@ -77,8 +78,14 @@ class Trainer:
         first_step = 0 if resumption is None else resumption.step
         metrics = JsonlWriter(self.folder / METRICS_FILE, keep=lambda row: bool(row["step"] <= first_step))
         guard = StallGuard("trainer", STALL)
+        facts = TrainerFacts.of(
+            self.settings, self.source, learner.policy.device, ranks=1, max_staleness=None, max_completion_length=None
+        )
+        resumed = None if resumption is None else str(resumption.checkpoint.progress.version)
+        digests = DigestWriter(self.folder, facts, 0.0, resumed)
         with (
             contextlib.closing(guard),
+            contextlib.closing(digests),
             LeaseSession(self.api.client, "run", {}, creation="c0ffee") as session,
             stop.stop_on_timeout(),
             metrics,
@@ -93,6 +100,7 @@ class Trainer:
                 watchdog=Watchdog(self.api.client, "run", Wanted(2), []),
                 guard=guard,
                 metrics=metrics,
+                digests=digests,
                 observers=Observers(),
                 hook=self.hook,
                 model_urls=(),

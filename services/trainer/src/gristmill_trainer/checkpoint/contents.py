@@ -86,21 +86,7 @@ def write_manifest(folder: Path) -> None:
 
 def verify(folder: Path) -> None:
     """Raises CheckpointError with the path of a file that is missing or changed."""
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            "checkpoint_manifest_missing",
-            f"checkpoint {folder} has no {MANIFEST}: it was written before checkpoints were checked, or by something "
-            f"else. {remedy(folder)}",
-            path=folder / MANIFEST,
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(
-            "checkpoint_unreadable",
-            f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",
-            path=folder / MANIFEST,
-        ) from error
+    manifest = read_manifest(folder)
     found = _files(folder)
     for name, written in manifest.files.items():
         there = found.get(name)
@@ -117,6 +103,25 @@ def verify(folder: Path) -> None:
                 f"written were {written.size}, {written.sha256[:12]}...). {remedy(folder)}",
                 path=folder / name,
             )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads the manifest without a check of the files. Raises CheckpointError."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            "checkpoint_manifest_missing",
+            f"checkpoint {folder} has no {MANIFEST}: it was written before checkpoints were checked, or by something "
+            f"else. {remedy(folder)}",
+            path=folder / MANIFEST,
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(
+            "checkpoint_unreadable",
+            f"{folder / MANIFEST} is not readable ({error}). {remedy(folder)}",
+            path=folder / MANIFEST,
+        ) from error
 
 
 def remedy(folder: Path) -> str:

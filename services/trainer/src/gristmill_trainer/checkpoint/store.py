@@ -26,6 +26,7 @@ from gristmill_trainer.checkpoint.contents import (
     verify,
     write_manifest,
 )
+from gristmill_trainer.checkpoint.digests import DigestWriter
 from gristmill_trainer.disk import sync, writing
 from gristmill_trainer.errors import CheckpointError, FencedError
 from gristmill_trainer.model_state import LearnerState
@@ -87,8 +88,10 @@ class CheckpointStore:
         verify(path)
         return Checkpoint(path, read_progress(path))
 
-    def save(self, learner: LearnerState, progress: Progress) -> Checkpoint:
+    def save(self, learner: LearnerState, progress: Progress, digests: DigestWriter | None = None) -> Checkpoint:
         """Writes a checkpoint and returns when it is on disk under its name. Every rank calls it; rank 0 writes.
+
+        `digests`: receives the checkpoint's row, on rank 0.
 
         Raises CheckpointError if it cannot be written. Raises FencedError if a newer trainer of the run has already
         written this step: this trainer was replaced, as while its machine slept.
@@ -102,10 +105,10 @@ class CheckpointStore:
         except CheckpointError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        learner.dist.on_main(lambda: self._rename(partial, path, progress))
+        learner.dist.on_main(lambda: self._rename(partial, path, progress, digests))
         return Checkpoint(path, progress)
 
-    def _rename(self, partial: Path, path: Path, progress: Progress) -> None:
+    def _rename(self, partial: Path, path: Path, progress: Progress, digests: DigestWriter | None) -> None:
         """Gives a whole checkpoint its name `path`, in place of one of the same step, and removes old checkpoints."""
         name = path.name
         replaced = path.with_name(f".{name}.replaced")
@@ -125,6 +128,8 @@ class CheckpointStore:
                 )
             else:  # The run resumed from an older checkpoint and reached this step again.
                 path.rename(replaced)
+        if digests is not None:
+            digests.append(partial, progress)
         partial.rename(path)
         sync(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)

@@ -24,6 +24,8 @@ class ModelSource:
     """Highest rank of LoRA adapters that the server takes instead of whole weights; 0: it takes whole weights."""
     served_dtype: str = "float32"
     """torch's name of the dtype that the server computes in. Weights are published in this dtype."""
+    sha256: str | None = None
+    """Digest of the original's weight files, from the manifest; None without a manifest."""
 
     @classmethod
     def of(cls, model: str, max_model_len: int = 2048) -> ModelSource:
@@ -55,6 +57,7 @@ def find_model(model_name: str | None, manifest: Manifest | None, served: dict[s
             longest,
             manifest.lora_rank,
             manifest.dtype,
+            manifest.sha256,
         )
     if model_name is None:
         raise ModelError(

@@ -1,0 +1,197 @@
+"""The digests of every checkpoint of a run, with everything that determined its bytes: `<run>/digests.jsonl`.
+
+Old checkpoints are removed, and their rows stay. A row names the groups of each step since the checkpoint before it, so
+the rows and the run's archive are together the program of the training: `gristmill retrain` executes it again.
+
+The rows of a run are a tree. A trainer that was killed may have written rows after the checkpoint from which the next
+trainer continued, and a row names the checkpoint that it follows. The newest version and the rows that it follows are
+the run's training.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from gristmill import Hyperparameters
+from gristmill.metrics import JsonlWriter
+from gristmill_trainer.checkpoint.contents import Progress, read_manifest
+from gristmill_trainer.disk import writing
+from gristmill_trainer.errors import CheckpointError
+from gristmill_trainer.policy import ModelSource
+from gristmill_trainer.settings import TrainerSettings
+
+DIGESTS_FILE: Final = "digests.jsonl"
+_SETTINGS = frozenset({*Hyperparameters.model_fields, "ref_model", "device"})
+"""The settings that may change a checkpoint's bytes. No other setting is in the file, so it has no secrets."""
+
+
+class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs of a trainer, except the groups."""
+
+    settings: dict[str, Any]
+    model: str
+    """Folder or hub id of the weights before any training."""
+    model_sha256: str | None
+    """`Manifest.sha256` of the model; None if the trainer had no manifest of it."""
+    max_model_len: int
+    """Tokens: the longest sequence that the model server takes."""
+    max_staleness: int | None
+    """The run's staleness bound in steps; None: no bound."""
+    max_completion_length: int | None
+    """Tokens: the environment's `max_tokens`; None if unknown."""
+    software: dict[str, str]
+    """Version of each package by name."""
+    hardware: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        settings: TrainerSettings,
+        source: ModelSource,
+        device: torch.device,
+        *,
+        ranks: int,
+        max_staleness: int | None,
+        max_completion_length: int | None,
+    ) -> TrainerFacts:
+        return cls(
+            settings=settings.model_dump(include=set(_SETTINGS)),
+            model=source.weights,
+            model_sha256=source.sha256,
+            max_model_len=source.max_model_len,
+            max_staleness=max_staleness,
+            max_completion_length=max_completion_length,
+            software=software(lora=settings.lora_rank > 0),
+            hardware=hardware(device, ranks),
+        )
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: a checkpoint."""
+
+    progress: Progress
+    files: dict[str, str]
+    """SHA-256 of each file by its path in the checkpoint's folder."""
+    batches: dict[int, list[str]]
+    """Ids of the groups of each step after the checkpoint that this one follows, in the order of the lease. A skipped
+    step has its groups too."""
+    after: str | None
+    """Policy version of the checkpoint that this one follows. None: the model's first weights, or the checkpoint of
+    another run that `progress.origin` names."""
+    created_ms: int
+    """Time of the run's creation, as the archive's segments have it."""
+    trainer: TrainerFacts
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    @property
+    def version(self) -> str:
+        return str(self.progress.version)
+
+
+class DigestWriter:
+    """Writes the rows of one trainer. Only rank 0 has one."""
+
+    def __init__(self, run_dir: Path, trainer: TrainerFacts, created_at: float, after: str | None) -> None:
+        """`created_at`: of the run, Unix time in seconds. `after`: version of the own checkpoint that the trainer
+        resumed from."""
+        self._path = run_dir / DIGESTS_FILE
+        self._writer = JsonlWriter(self._path)
+        self._trainer = trainer
+        self._created_ms = round(created_at * 1000)
+        self._after = after
+        self._batches: dict[int, list[str]] = {}
+
+    def trained(self, step: int, group_ids: Sequence[str]) -> None:
+        """Records the groups of a step; the next checkpoint contains the step."""
+        self._batches[step] = list(group_ids)
+
+    def append(self, folder: Path, progress: Progress) -> None:
+        """Writes the row of a checkpoint. The row is on disk when this returns. Raises CheckpointError.
+
+        `folder`: a complete checkpoint. The checkpoint gets its name after this call: every checkpoint has a row, and
+        a row without a checkpoint is followed by no other row.
+        """
+        if str(progress.version) == self._after:  # The same checkpoint again, because its ack was refused.
+            return
+        record = CheckpointRecord(
+            progress=progress,
+            files=file_digests(folder),
+            batches=self._batches,
+            after=self._after,
+            created_ms=self._created_ms,
+            trainer=self._trainer,
+        )
+        with writing(self._path, CheckpointError):
+            self._writer.append(record)
+        self._after, self._batches = record.version, {}
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of each file of a checkpoint, as its manifest has it. Raises CheckpointError."""
+    return {name: file.sha256 for name, file in read_manifest(folder).files.items()}
+
+
+def read_digests(path: Path) -> list[CheckpointRecord]:
+    """Returns the rows of a digests.jsonl, without a torn last line. Raises CheckpointError and OSError."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [msgspec.json.decode(line, type=CheckpointRecord) for line in lines]
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(
+            "digests_unreadable",
+            f"{path} is not readable ({error}). A newer Gristmill may have written it: install its version",
+            path=path,
+        ) from error
+
+
+def lineage(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
+    """Returns the checkpoints of the newest training among `records`, in order: the newest version, and all that it
+    follows. Records of an earlier run of the same id, and of checkpoints that were given up, are left out."""
+    if not records:
+        return []
+    creation = records[-1].progress.creation
+    known = {record.version: record for record in records if record.progress.creation == creation}
+    newest: CheckpointRecord | None = max(known.values(), key=lambda record: record.progress.version)
+    found: list[CheckpointRecord] = []
+    while newest is not None:
+        found.append(newest)
+        newest = None if newest.after is None else known[newest.after]
+    return found[::-1]
+
+
+def software(*, lora: bool) -> dict[str, str]:
+    """Returns the versions of Python and of the packages that compute a step."""
+    names = ("gristmill-trainer", "torch", "transformers", "numpy", *(("peft",) if lora else ()))
+    return {"python": platform.python_version(), **{name: version_of(name) for name in names}}
+
+
+def hardware(device: torch.device, ranks: int) -> dict[str, str]:
+    """Returns the properties of the machine that change rounding: the processor, its instructions, and the number of
+    threads and processes among which a sum is divided."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "ranks": str(ranks),
+    }
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

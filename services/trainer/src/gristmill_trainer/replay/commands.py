@@ -1,0 +1,92 @@
+"""The command lines of `gristmill retrain`, `gristmill bisect` and `gristmill fork`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from gristmill import Hyperparameters
+from gristmill.settings import parse_flags
+from gristmill.view.folders import RunFolder
+from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
+from gristmill_trainer.replay.retrain import Request, retrain, verify
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+def main(command: str, arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+    """Runs a command. Returns its exit code. Raises GristmillError.
+
+    `arguments`: without the command's name. `roots`: folders of runs. `models_dir`: folder with a model manifest.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
+    commands: dict[str, Callable[[Sequence[str], Sequence[Path], Path], int]] = {"retrain": _retrain}
+    return commands[command](arguments, roots, models_dir)
+
+
+def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+    parser = _parser(
+        "retrain",
+        "Trains a recorded run again, from its archive, without API, environment and model server. Every "
+        "hyperparameter is a flag too, such as --objective cispo or --learning_rate 1e-5; another value than the "
+        "recorded one makes the recorded completions off-policy.",
+    )
+    parser.add_argument("--verify", action="store_true", help="compare every checkpoint; exit code 1 if one differs")
+    parser.add_argument("--at", type=int, metavar="STEP", help="begin after this step; other settings act from there")
+    parser.add_argument("--until", type=int, metavar="STEP", help="the last step (default: the last checkpoint)")
+    parser.add_argument("--force", action="store_true", help="continue below an effective sample size of 10 %%")
+    parser.add_argument("--out", metavar="NAME", help="id of the retrained run (default: RUN-retrained)")
+    options, rest = parser.parse_known_args(arguments)
+    settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
+    request = Request(settings, options.at, options.until, options.force, options.model)
+    run = _open(options.run, roots)
+    if options.verify:
+        if settings:
+            raise ReplayError(
+                "verify_with_settings",
+                f"--verify trains with the recorded settings; leave out {', '.join(f'--{name}' for name in settings)}",
+                settings=sorted(settings),
+            )
+        verdict = verify(run, request, models_dir, _say)
+        for line in verdict.report():
+            _say(line)
+        return 0 if verdict.step is None else 1
+    name = options.out or f"{run.run_id}-retrained"
+    _check_run_id(name)
+    out = run.folder.folders[0].parent / name
+    found = retrain(run, request, out, models_dir, _say)
+    for line in [] if found is None else found.report():
+        _say(line)
+    _say(f"the retrained run: {out}")
+    _say(f"both curves on one page: gristmill view, then /view/compare?runs={run.run_id},{name}")
+    return 0
+
+
+def _parser(name: str, text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"gristmill {name}", description=text, allow_abbrev=False)
+    parser.add_argument("run", help="id or folder of the run")
+    parser.add_argument("--model", metavar="FOLDER", help="the model before any training (default: as recorded)")
+    return parser
+
+
+def _open(run: str, roots: Sequence[Path]) -> RecordedRun:
+    return RecordedRun.open(RunFolder.open(run, None if Path(run).is_dir() else roots))
+
+
+def _check_run_id(name: str) -> None:
+    if not _RUN_ID.fullmatch(name):
+        raise ReplayError(
+            "run_id_invalid",
+            f"{name!r} is not a valid run id: use at most 64 letters, digits, '.', '_' and '-'",
+            run=name,
+        )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - the command's output

@@ -1,0 +1,220 @@
+"""`gristmill retrain RUN`: trains a recorded run again, with the same settings or with others.
+
+With the same settings each checkpoint has the same SHA-256 as in the original. With other settings the recorded
+completions are off-policy data: the effective sample size of each step says how much of it still counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill import RunState
+from gristmill.archive.run_file import write_run_file
+from gristmill.metrics import METRICS_FILE, JsonlWriter
+from gristmill_trainer.metrics import step_metrics
+from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step, differences
+from gristmill_trainer.replay.retrainer import Change, Retrainer, TakenStep, changed
+
+Say = Callable[[str], None]
+"""Receives one line for a person."""
+RETRAIN_FILE = "retrain.json"
+"""A file in the folder of a retrained run: the recorded run, and the settings that differ."""
+LOW_SAMPLE_SIZE = 0.5
+"""Effective sample size, as a share of the completions, below which a step is reported as off-policy."""
+LEAST_SAMPLE_SIZE = 0.1
+"""Below this share the retraining stops, because a tenth of the completions decides the gradient."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a retraining."""
+
+    settings: Mapping[str, Any]
+    """Hyperparameters of the command line; those that equal the recorded ones change nothing."""
+    at: int | None = None
+    """Settings differ after this step. With the recorded settings, the retraining begins at the newest checkpoint on
+    disk up to this step. None: the first step."""
+    until: int | None = None
+    """The last step; None: the last step with a checkpoint's record."""
+    force: bool = False
+    """Continue below `LEAST_SAMPLE_SIZE`."""
+    model: str | None = None
+    """Folder or hub id of the model before any training; None: the recorded model."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison of a retraining with the original."""
+
+    compared: int
+    """Checkpoints that were compared."""
+    step: int | None
+    """The first step whose checkpoint differs; None: all are equal."""
+    files: list[str]
+    """Files of that checkpoint whose bytes differ."""
+    causes: Mapping[str, tuple[Any, Any]]
+    """Versions, hardware and model that differ, as (original, here), by name."""
+
+    def report(self) -> list[str]:
+        """Returns lines for a person."""
+        if self.step is None:
+            return [f"all {self.compared} checkpoints are equal, bit for bit"]
+        lines = [f"the checkpoint of step {self.step} differs in {', '.join(self.files)}"]
+        lines += [f"  {name}: {then} in the original, {now} here" for name, (then, now) in self.causes.items()]
+        if not self.causes:
+            lines.append("  model, settings, versions and hardware are the same as in the original")
+        return lines
+
+
+def verify(run: RecordedRun, request: Request, models_dir: Path, say: Say) -> Verdict:
+    """Trains again with the recorded settings up to the first checkpoint that differs. Leaves no files.
+
+    Raises ReplayError if the archive lacks groups, if the model is missing, or if no checkpoint is in the steps.
+    """
+    with tempfile.TemporaryDirectory(prefix="gristmill-retrain-") as folder:
+        trainer = Retrainer(run, Path(folder), request.model, models_dir, Change(0, {}))
+        compared = 0
+        for taken in _begun(trainer, request, say):
+            files = taken.differing_files()
+            if files is None:
+                continue
+            if files:
+                return Verdict(compared, taken.step, files, _causes(trainer, taken.step))
+            compared += 1
+            say(f"step {taken.step}: the checkpoint is equal")
+    if not compared:
+        raise ReplayError(
+            "nothing_compared",
+            f"the steps contain no checkpoint; the run has checkpoints after steps "
+            f"{', '.join(str(record.step) for record in run.checkpoints)}. Change --at or --until",
+            run=run.run_id,
+        )
+    return Verdict(compared, None, [], {})
+
+
+def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say: Say) -> Verdict | None:
+    """Trains again into the folder `out`, the folder of a new run. Returns the comparison if no setting differs.
+
+    An earlier retraining of the same run in `out` is replaced. Raises ReplayError if `out` has anything else, if the
+    archive lacks groups, or if the effective sample size of a step is too small.
+    """
+    after = request.at or 0
+    check_step("--at", after, 0, run.last_step - 1)
+    change = Change(after, changed(request.settings, run.settings(after + 1)))
+    _clear(out, run.run_id)
+    trainer = Retrainer(run, out / "checkpoints", request.model, models_dir, change)
+    _describe(out, run, request, change)
+    first: tuple[int, list[str]] | None = None
+    compared = 0
+    with JsonlWriter(out / METRICS_FILE) as metrics:
+        for taken in _begun(trainer, request, say):
+            metrics.append(_row(taken, trainer))
+            say(_line(taken))
+            _check_sample_size(taken, change, request.force, say)
+            files = taken.differing_files()
+            compared += files is not None
+            if files and first is None:
+                first = (taken.step, files)
+    if not change.is_empty:
+        return None
+    if first is None:
+        return Verdict(compared, None, [], {})
+    return Verdict(compared, *first, _causes(trainer, first[0]))
+
+
+def _begun(trainer: Retrainer, request: Request, say: Say) -> Iterator[TakenStep]:
+    """Begins the training and returns the iterator of its steps."""
+    run = trainer.run
+    say(f"run {run.run_id}: {run.coverage().report()}")
+    at, until = request.at or 0, run.last_step if request.until is None else request.until
+    check_step("--at", at, 0, run.last_step - 1)
+    check_step("--until", until, at + 1, run.last_step)
+    begun = trainer.begin(at)
+    source = trainer.learner.policy.source.weights if not begun else f"the checkpoint of step {begun}"
+    say(f"begins with {source}; trains steps {begun + 1} to {until}")
+    return trainer.steps(until)
+
+
+def _causes(trainer: Retrainer, step: int) -> dict[str, tuple[Any, Any]]:
+    then, now = trainer.run.facts(step), trainer.facts(step)
+    found = differences(then.software, now.software) | differences(then.hardware, now.hardware)
+    if then.model_sha256 != now.model_sha256:
+        found["model"] = (f"{then.model} ({then.model_sha256})", f"{now.model} ({now.model_sha256})")
+    return found
+
+
+def _check_sample_size(taken: TakenStep, change: Change, force: bool, say: Say) -> None:
+    """Warns of a small effective sample size, and raises ReplayError for a smaller one."""
+    if change.is_empty or taken.step <= change.after or taken.off_policy is None:
+        return
+    size = taken.off_policy.effective_sample_size
+    if size < LEAST_SAMPLE_SIZE and not force:
+        raise ReplayError(
+            "sample_size_too_small",
+            f"step {taken.step}: the effective sample size is {size:.1%} of the completions, below "
+            f"{LEAST_SAMPLE_SIZE:.0%}. The recorded completions do not represent this policy any more. End before: "
+            f"--until {taken.step - 1}; or continue: --force",
+            step=taken.step,
+            effective_sample_size=size,
+        )
+    if size < LOW_SAMPLE_SIZE:
+        say(f"warning: step {taken.step} is off-policy: {size:.0%} of its completions count (effective sample size)")
+
+
+def _row(taken: TakenStep, trainer: Retrainer) -> dict[str, Any]:
+    metrics = step_metrics(
+        taken.version,
+        taken.prepared.statistics,
+        taken.result,
+        {},
+        learning_rate=taken.learning_rate,
+        device=trainer.learner.policy.device,
+    )
+    row = {"step": taken.step, **metrics.values()}
+    if taken.off_policy is not None:
+        row["effective_sample_size"] = taken.off_policy.effective_sample_size
+        row["reward_estimate"] = taken.off_policy.reward
+    return row
+
+
+def _line(taken: TakenStep) -> str:
+    result = taken.result
+    text = f"step {taken.step}: loss {result.loss:.4g}, grad_norm {result.grad_norm:.4g}"
+    if taken.off_policy is not None:
+        text += f", effective sample size {taken.off_policy.effective_sample_size:.1%}"
+    files = taken.differing_files()
+    if files is None:
+        return text
+    return text + (f", checkpoint differs in {', '.join(files)}" if files else ", checkpoint equal")
+
+
+def _clear(out: Path, run_id: str) -> None:
+    """Removes an earlier retraining of the run. Raises ReplayError if the folder has anything else."""
+    if not out.exists():
+        return
+    file = out / RETRAIN_FILE
+    if not file.is_file() or json.loads(file.read_text())["run"] != run_id:
+        raise ReplayError(
+            "folder_taken",
+            f"{out} exists and is not a retraining of run {run_id}; name another run id: --out NAME",
+            folder=out,
+        )
+    shutil.rmtree(out)
+
+
+def _describe(out: Path, run: RecordedRun, request: Request, change: Change) -> None:
+    """Writes run.json, from which the page has the settings, and retrain.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    about = {"run": run.run_id, "at": change.after, "until": request.until, "settings": dict(change.settings)}
+    (out / RETRAIN_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    record = run.folder.record()
+    if record is not None:
+        trainer = {**(record.trainer or {}), **change.settings}
+        retrained = record.model_copy(update={"run_id": out.name, "state": RunState.FINISHED, "trainer": trainer})
+        write_run_file(out, retrained)

@@ -1,0 +1,138 @@
+"""`gristmill retrain`: a recorded run is trained again from its files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.recorded_run import EVERY, RUN, STEPS, record
+from tests.support.stack import Vllm
+
+from gristmill.archive import read_archive, segment, segments
+from gristmill.archive.writer import RunWriter
+from gristmill.metrics import read_jsonl
+from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
+
+
+@pytest.fixture(scope="module")
+def recorded(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(vllm, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the recorded run, alone in its folder of runs."""
+    return Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name))
+
+
+def gristmill(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `gristmill` in another process. No service answers at its addresses."""
+    environ = {**os.environ, "GRISTMILL_MODELS_DIR": str(run / "no-manifest"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
+    return done
+
+
+def code_of(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.rpartition("error [")[2].partition("]")[0]
+
+
+def keep_groups(run: Path, kept: set[str]) -> None:
+    """Removes all other groups from the archive, as API_ARCHIVE_MAX_BYTES does."""
+    segments_of_run = segments(run)
+    with segments_of_run[0].open("rb") as file:
+        opening = segment.read_opening(file, "")
+    groups = [group for group in read_archive(run) if group.group_id in kept]
+    for path in segments_of_run:
+        path.unlink()
+    assert opening is not None
+    with contextlib.closing(RunWriter(run / "rollouts", opening.run_id, opening.created_ms, 1 << 30)) as writer:
+        for group in groups:
+            writer.append(group.group_id, group.schema, group.body)
+        writer.sync()
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    files: dict[str, Any] = json.loads((folder / "manifest.json").read_text())["files"]
+    return files
+
+
+def test_verify_finds_every_checkpoint_of_a_killed_run_equal(run: Path) -> None:
+    records = read_digests(run / DIGESTS_FILE)
+    assert [one.step for one in lineage(records)] == list(range(EVERY, STEPS + 1, EVERY))
+    assert {one.progress.version.incarnation for one in records} == {1, 2, 3}, "each kill gave another trainer"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    done = gristmill(run, "retrain", RUN, "--verify")
+    assert done.returncode == 0
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}, "a verification writes nothing"
+    assert [path.name for path in run.parent.iterdir()] == [RUN]
+
+
+def test_retrained_run_has_the_checkpoint_files_of_the_original(run: Path) -> None:
+    assert gristmill(run, "retrain", RUN).returncode == 0
+    retrained = run.parent / f"{RUN}-retrained"
+    for step in (STEPS - EVERY, STEPS):
+        name = f"checkpoints/step-{step:06d}"
+        assert manifest(retrained / name) == manifest(run / name)
+        for file in manifest(run / name):
+            assert (retrained / name / file).read_bytes() == (run / name / file).read_bytes()
+    rows, again = read_jsonl(run / "metrics.jsonl"), read_jsonl(retrained / "metrics.jsonl")
+    assert [(row["step"], row["loss"], row["grad_norm"], row["reward_mean"]) for row in again] == [
+        (row["step"], row["loss"], row["grad_norm"], row["reward_mean"]) for row in rows
+    ]
+    assert min(row["effective_sample_size"] for row in again) > 0.99, "the run was on policy"
+
+
+def test_verify_names_the_first_checkpoint_that_differs_and_the_software(run: Path) -> None:
+    file = run / DIGESTS_FILE
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["trainer"]["software"]["torch"] = "2.0.0"
+        if row["progress"]["step"] >= 4:
+            row["files"]["model.safetensors"] = "0" * 64
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = gristmill(run, "retrain", RUN, "--verify")
+    assert done.returncode == 1
+    assert "the checkpoint of step 4 differs in model.safetensors\n" in done.stdout
+    assert "torch: 2.0.0 in the original" in done.stdout
+
+
+def test_verify_from_a_checkpoint_on_disk_trains_the_steps_after_it(run: Path) -> None:
+    done = gristmill(run, "retrain", RUN, "--verify", "--at", "5")
+    assert done.returncode == 0
+    assert f"trains steps 5 to {STEPS}\n" in done.stdout
+
+
+def test_step_without_its_groups_is_refused_with_the_checkpoint_after_it(run: Path) -> None:
+    batches = {step: ids for one in lineage(read_digests(run / DIGESTS_FILE)) for step, ids in one.batches.items()}
+    keep_groups(run, {group_id for step, ids in batches.items() if step > 3 for group_id in ids})
+    done = gristmill(run, "retrain", RUN, "--verify")
+    assert (done.returncode, code_of(done)) == (1, "groups_missing")
+    assert f"the groups of {STEPS - 3} of {STEPS} steps; steps 1-3 lack 12 groups" in done.stderr
+    assert gristmill(run, "retrain", RUN, "--verify", "--at", "4").returncode == 0
+
+
+def test_run_without_digests_is_refused(run: Path) -> None:
+    (run / DIGESTS_FILE).unlink()
+    done = gristmill(run, "retrain", RUN, "--verify")
+    assert (done.returncode, code_of(done)) == (1, "run_not_recorded")
+
+
+def test_missing_model_is_named_with_its_remedy(run: Path) -> None:
+    file = run / DIGESTS_FILE
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    model = rows[0]["trainer"]["model"]
+    for row in rows:
+        row["trainer"]["model"] = str(run / "gone")
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = gristmill(run, "retrain", RUN, "--verify")
+    assert (done.returncode, code_of(done)) == (1, "model_missing")
+    assert gristmill(run, "retrain", RUN, "--verify", "--model", model).returncode == 0
