@@ -16,6 +16,7 @@ from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import Vllm
 
 from gristmill.archive import read_archive, segment, segments
+from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
@@ -136,3 +137,62 @@ def test_missing_model_is_named_with_its_remedy(run: Path) -> None:
     done = gristmill(run, "retrain", RUN, "--verify")
     assert (done.returncode, code_of(done)) == (1, "model_missing")
     assert gristmill(run, "retrain", RUN, "--verify", "--model", model).returncode == 0
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return read_jsonl(folder / "metrics.jsonl")
+
+
+def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Path) -> None:
+    done = gristmill(run, "retrain", RUN, "--objective", "cispo", "--learning_rate", "5e-4", "--at", "3", "--out", "b")
+    assert done.returncode == 0
+    rows, original = rows_of(run.parent / "b"), rows_of(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "no checkpoint up to step 3 is on disk"
+    assert [row["learning_rate"] for row in rows] == [1e-4] * 3 + [5e-4] * 3
+    assert [row["grad_norm"] for row in rows[:3]] == [row["grad_norm"] for row in original[:3]]
+    sizes = [row["effective_sample_size"] for row in rows]
+    assert min(sizes[:4]) > 0.95, "the policy before step 4 is the recorded policy"
+    assert sizes[5] < sizes[4] < sizes[3]
+    settings = json.loads((run.parent / "b" / "retrain.json").read_text())
+    assert settings == {
+        "run": RUN, "at": 3, "until": None, "settings": {"objective": "cispo", "learning_rate": 5e-4}
+    }  # fmt: skip
+    record = read_run_file(run.parent / "b" / "run.json")
+    assert (record.run_id, record.trainer or {}) == (
+        "b", {**(read_run_file(run / "run.json").trainer or {}), "objective": "cispo", "learning_rate": 5e-4}
+    )  # fmt: skip
+
+
+def test_retraining_stops_at_a_small_effective_sample_size_unless_forced(run: Path) -> None:
+    high = ["retrain", RUN, "--learning_rate", "0.01"]
+    done = gristmill(run, *high)
+    assert (done.returncode, code_of(done)) == (1, "sample_size_too_small")
+    sizes = [row["effective_sample_size"] for row in rows_of(run.parent / f"{RUN}-retrained")]
+    assert sizes[-1] < 0.1 < min(sizes[:-1])
+    assert gristmill(run, *high, "--force").returncode == 0
+    assert len(rows_of(run.parent / f"{RUN}-retrained")) == STEPS, "the second retraining replaces the first"
+
+
+def test_setting_with_the_recorded_value_changes_nothing(run: Path) -> None:
+    done = gristmill(run, "retrain", RUN, "--objective", "dapo", "--until", "2")
+    assert done.returncode == 0
+    assert "all 1 checkpoints are equal, bit for bit\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--verify", "--learning_rate", "1"], "verify_with_settings"),
+        (["--out", "../elsewhere"], "run_id_invalid"),
+        (["--out", RUN], "folder_taken"),
+        (["--until", "7"], "step_outside_run"),
+        (["--at", "6"], "step_outside_run"),
+        (["--verify", "--until", "1"], "nothing_compared"),
+        (["--objectiv", "cispo"], "unknown_flag"),
+        (["--learning_rate", "fast"], "invalid_settings"),
+    ],
+)
+def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str) -> None:
+    done = gristmill(run, "retrain", RUN, *arguments)
+    assert (done.returncode, code_of(done)) == (1, code)
+    assert [path.name for path in run.parent.iterdir()] == [RUN]

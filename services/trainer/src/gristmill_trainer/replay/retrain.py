@@ -105,7 +105,7 @@ def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say
     archive lacks groups, or if the effective sample size of a step is too small.
     """
     after = request.at or 0
-    check_step("--at", after, 0, run.last_step - 1)
+    _check_steps(run, request)
     change = Change(after, changed(request.settings, run.settings(after + 1)))
     _clear(out, run.run_id)
     trainer = Retrainer(run, out / "checkpoints", request.model, models_dir, change)
@@ -133,12 +133,18 @@ def _begun(trainer: Retrainer, request: Request, say: Say) -> Iterator[TakenStep
     run = trainer.run
     say(f"run {run.run_id}: {run.coverage().report()}")
     at, until = request.at or 0, run.last_step if request.until is None else request.until
-    check_step("--at", at, 0, run.last_step - 1)
-    check_step("--until", until, at + 1, run.last_step)
+    _check_steps(run, request)
     begun = trainer.begin(at)
     source = trainer.learner.policy.source.weights if not begun else f"the checkpoint of step {begun}"
     say(f"begins with {source}; trains steps {begun + 1} to {until}")
     return trainer.steps(until)
+
+
+def _check_steps(run: RecordedRun, request: Request) -> None:
+    at = request.at or 0
+    check_step("--at", at, 0, run.last_step - 1)
+    if request.until is not None:
+        check_step("--until", request.until, at + 1, run.last_step)
 
 
 def _causes(trainer: Retrainer, step: int) -> dict[str, tuple[Any, Any]]:

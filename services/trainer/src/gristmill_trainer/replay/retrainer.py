@@ -178,8 +178,9 @@ class Retrainer:
         self.learner, self.state = build_learner(plan, self._dist)
         if checkpoint is not None:
             self._store.restore(checkpoint, self.state, own=own)
-            if not own and step and self.learner.schedule is not None:
-                load_schedule(self.learner.schedule, {"last_epoch": step, "_step_count": step + 1})
+            schedule = self.learner.schedule
+            if not own and step and schedule is not None:  # The new schedule continues at this step.
+                load_schedule(schedule, {**schedule.state_dict(), "last_epoch": step, "_step_count": step + 1})
         self.settings, self.step, self._last = settings, step, checkpoint
 
     def _save(self, progress: Progress) -> Checkpoint:

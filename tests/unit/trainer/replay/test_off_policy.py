@@ -1,0 +1,39 @@
+"""The effective sample size and the estimated reward, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from tests.support.groups import make_group
+
+from gristmill import Hyperparameters, PolicyVersion
+from gristmill_trainer.data.checks import Limits
+from gristmill_trainer.data.samples import to_samples
+from gristmill_trainer.metrics import StepResult, TokenStats
+from gristmill_trainer.replay.retrainer import off_policy
+
+
+def test_effective_sample_size_and_reward_of_two_completions() -> None:
+    group = make_group(lengths=((3, 4), (3, 2)), rewards=(1.0, 0.0))
+    samples = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples
+    # The micro-batches have the second completion first: its weight is exp(2 * 0.5) = e, the first one's exp(0) = 1.
+    nothing = np.zeros(6, np.float32)
+    stats = TokenStats(*[nothing] * 11)
+    stats = dataclasses.replace(stats, old_logprobs=np.array([0.5, 0.5, 0, 0, 0, 0], np.float32) - 1,
+                                rollout_logprobs=nothing - 1)  # fmt: skip
+    result = StepResult(0.0, 0.0, stats, 12, 6, None, order=(1, 0))
+    found = off_policy([group], samples, result)
+    assert found is not None
+    assert found.effective_sample_size == pytest.approx((1 + math.e) ** 2 / (2 * (1 + math.e**2)))
+    assert found.reward == pytest.approx(1 / (1 + math.e))
+
+
+def test_step_without_log_probabilities_of_the_server_has_no_sample_size() -> None:
+    group = make_group()
+    made = to_samples([group], Limits(64, 100, PolicyVersion(1, 0)), Hyperparameters()).samples
+    samples = [dataclasses.replace(sample, rollout_known=False) for sample in made]
+    result = StepResult(0.0, 0.0, TokenStats(*[np.zeros(6, np.float32)] * 11), 12, 6, None, order=(0, 1))
+    assert off_policy([group], samples, result) is None
