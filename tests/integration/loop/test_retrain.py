@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
 from tests.support.stack import Vllm
 
-from gristmill.archive import read_archive, segment, segments
+from gristmill import TrajectoryGroup
+from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
@@ -48,10 +52,14 @@ def code_of(done: subprocess.CompletedProcess[str]) -> str:
 
 def keep_groups(run: Path, kept: set[str]) -> None:
     """Removes all other groups from the archive, as API_ARCHIVE_MAX_BYTES does."""
+    rewrite(run, [group for group in read_archive(run) if group.group_id in kept])
+
+
+def rewrite(run: Path, groups: list[ArchivedGroup]) -> None:
+    """Replaces the archive's groups."""
     segments_of_run = segments(run)
     with segments_of_run[0].open("rb") as file:
         opening = segment.read_opening(file, "")
-    groups = [group for group in read_archive(run) if group.group_id in kept]
     for path in segments_of_run:
         path.unlink()
     assert opening is not None
@@ -196,3 +204,31 @@ def test_wrong_arguments_are_refused(run: Path, arguments: list[str], code: str)
     done = gristmill(run, "retrain", RUN, *arguments)
     assert (done.returncode, code_of(done)) == (1, code)
     assert [path.name for path in run.parent.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize("metric", ["grad_norm", "kl_rollout"])
+def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -> None:
+    """The log-probabilities and the advantages of one sequence are spoilt in the archive."""
+    ids = next(one.batches[5] for one in lineage(read_digests(run / DIGESTS_FILE)) if 5 in one.batches)
+    groups = list(read_archive(run))
+    place = next(number for number, group in enumerate(groups) if group.group_id == sorted(ids)[2])
+    group = TrajectoryGroup.decode(groups[place].body)
+    start, end = int(group.lengths[:6].sum()), int(group.lengths[:7].sum())
+    advantages, logprobs = np.zeros(len(group.tokens), np.float32), group.logprobs.copy()
+    advantages[start:end] = 300.0
+    logprobs[start:end] -= 3.0
+    spoilt = dataclasses.replace(group, advantages=advantages, logprobs=np.where(group.mask, logprobs, 0))
+    groups[place] = dataclasses.replace(groups[place], body=spoilt.encode())
+    rewrite(run, groups)
+    done = gristmill(run, "bisect", RUN, "--metric", metric, "--step", "5")
+    assert done.returncode == 0
+    assert f"without group {group.group_id}: " in done.stdout
+    assert "without sequence 6 of this group: " in done.stdout
+    assert f"/view/{RUN}/group/{group.group_id}#s6\n" in done.stdout
+    value, usual, *rest = map(float, re.findall(r"(?: is|:) (\d[\d.e+-]*)(?:;|\n)", done.stdout)[-4:])
+    assert all(abs(left - usual) < 0.2 * abs(value - usual) for left in rest), done.stdout
+
+
+def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> None:
+    done = gristmill(run, "bisect", RUN, "--metric", "tokens_per_second", "--step", "5")
+    assert (done.returncode, code_of(done)) == (1, "metric_unknown")

@@ -9,6 +9,7 @@ gristmill report RUN        one HTML file about a run
 gristmill sql "SELECT ..."  a query over a run's completions and steps
 gristmill doctor            checks of this machine, with lines for .env
 gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
+gristmill bisect RUN        finds the sequence that causes the value of a metric
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from gristmill.view.status import Place, status, tail
 
 TRAIN_AGAIN = {
     "retrain": "train a run again from its archive",
+    "bisect": "find the sequence that causes the value of a metric",
 }
 """Commands of the package gristmill_trainer."""
 

@@ -7,12 +7,14 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
 from gristmill.settings import parse_flags
 from gristmill.view.folders import RunFolder
+from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
 
@@ -26,7 +28,10 @@ def main(command: str, arguments: Sequence[str], roots: Sequence[Path], models_d
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
-    commands: dict[str, Callable[[Sequence[str], Sequence[Path], Path], int]] = {"retrain": _retrain}
+    commands: dict[str, Callable[[Sequence[str], Sequence[Path], Path], int]] = {
+        "retrain": _retrain,
+        "bisect": _bisect,
+    }
     return commands[command](arguments, roots, models_dir)
 
 
@@ -65,6 +70,20 @@ def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) 
         _say(line)
     _say(f"the retrained run: {out}")
     _say(f"both curves on one page: gristmill view, then /view/compare?runs={run.run_id},{name}")
+    return 0
+
+
+def _bisect(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+    parser = _parser("bisect", "Finds the group and the sequence that cause the value of a metric in a step.")
+    parser.add_argument("--metric", required=True, help="such as grad_norm, loss, kl_rollout, ratio.max")
+    parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
+    options = parser.parse_args(arguments)
+    run = _open(options.run, roots)
+    found = bisect(run, options.metric, options.step, options.model, models_dir, _say)
+    for line in found.report():
+        _say(line)
+    link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
+    _say(f"on the page (gristmill view {run.run_id}): http://127.0.0.1:8080{link}")
     return 0
 
 
