@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -15,15 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
-from tests.support.stack import Vllm
+from tests.support.stack import Output, Vllm, start_api, start_redis
 
-from gristmill import TrajectoryGroup
+from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
+from gristmill.view.run_source import RunSource
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
+from local_processes import LocalStack
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +236,49 @@ def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -
 def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> None:
     done = gristmill(run, "bisect", RUN, "--metric", "tokens_per_second", "--step", "5")
     assert (done.returncode, code_of(done)) == (1, "metric_unknown")
+
+
+def test_fork_continues_live_from_a_step_as_a_new_run(vllm: Vllm, run: Path, tmp_path: Path) -> None:
+    """The checkpoint of step 3 never existed, so it is trained again."""
+    runs = run.parent
+    with LocalStack(Output().add) as stack:
+        redis_port, api_port = free_port(), free_port()
+        start_redis(stack, tmp_path / "redis", redis_port)
+        start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(runs))
+        places = vllm.environ(f"http://127.0.0.1:{api_port}", runs)
+        changes = ["--set", "learning_rate=2e-4", "--set", "objective=cispo", "--set", "dataset.temperature=0.9"]
+        command = [sys.executable, "-m", "gristmill", "fork", RUN, "--at", "3", "--id", "forked", *changes]
+        done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
+        assert done.returncode == 0
+        with SyncClient(places["GRISTMILL_API_URL"]) as api:
+            record = api.get_run("forked")
+    assert (record.state, record.training_steps) == ("finished", STEPS - 3)
+    trainer = record.trainer or {}
+    assert (trainer["learning_rate"], trainer["objective"], trainer["batch_size"]) == (2e-4, "cispo", 16)
+    assert record.env["dataset"]["temperature"] == 0.9
+    first = read_digests(runs / "forked" / DIGESTS_FILE)[0]
+    assert (first.after, first.progress.origin) == (None, str(runs / "forked" / "origin" / "step-000003"))
+    with contextlib.closing(RunSource([runs])) as source:
+        compared = asyncio.run(source.compare([RUN, "forked"]))
+    assert compared["after"] == {RUN: 0, "forked": 3}
+    assert {"trainer.learning_rate", "trainer.objective"} <= {row["key"] for row in compared["settings_diff"]}
+    again = gristmill(run, "retrain", "forked", "--verify")
+    assert again.returncode == 0, "a fork can be trained again from its own archive and its first checkpoint"
+
+
+def test_fork_without_an_api_is_prepared_and_names_the_command(run: Path) -> None:
+    done = gristmill(run, "--api", "http://127.0.0.1:1", "fork", RUN, "--at", str(STEPS))
+    assert done.returncode == 0
+    folder = run.parent / f"{RUN}-fork-{STEPS}"
+    assert f"--config {folder}/fork.yaml --resume {folder}/origin/step-00000{STEPS}" in done.stdout
+    assert manifest(folder / f"origin/step-00000{STEPS}") == manifest(run / f"checkpoints/step-00000{STEPS}")
+    again = gristmill(run, "fork", RUN, "--at", str(STEPS))
+    assert (again.returncode, code_of(again)) == (1, "folder_taken")
+
+
+def test_fork_refuses_an_unknown_setting_of_the_trainer(run: Path) -> None:
+    done = gristmill(run, "fork", RUN, "--at", "2", "--set", "objective=ppo")
+    assert (done.returncode, code_of(done)) == (1, "invalid_settings")
+    assert gristmill(run, "fork", RUN, "--at", "2", "--set", "objective").returncode == 1
+    assert [path.name for path in run.parent.iterdir()] == [RUN]

@@ -10,6 +10,7 @@ gristmill sql "SELECT ..."  a query over a run's completions and steps
 gristmill doctor            checks of this machine, with lines for .env
 gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
 gristmill bisect RUN        finds the sequence that causes the value of a metric
+gristmill fork RUN          continues a run live from one of its steps, as a new run
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from gristmill.view.status import Place, status, tail
 TRAIN_AGAIN = {
     "retrain": "train a run again from its archive",
     "bisect": "find the sequence that causes the value of a metric",
+    "fork": "continue a run from one of its steps, as a new run",
 }
 """Commands of the package gristmill_trainer."""
 
@@ -246,7 +248,8 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
             "in the environment of `make setup` or in the trainer's container, or pip install ./services/trainer",
             package=error.name or "",
         ) from error
-    return int(commands.main(options.name, options.rest, place.roots, place.models_dir))
+    here = commands.Here(place.roots, place.models_dir, place.api, place.token)
+    return int(commands.main(options.name, options.rest, here))
 
 
 def _imported(name: str) -> Any:

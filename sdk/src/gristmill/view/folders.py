@@ -7,6 +7,7 @@ own volume. So a reader has an ordered list of roots, and looks for `<root>/<id>
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -29,6 +30,8 @@ from gristmill.view.growing import read_growing_jsonl
 _LOG = logging.getLogger(__name__)
 ROLLOUTS_FOLDER, EVALUATIONS_FOLDER, LOGS_FOLDER = "rollouts", "evaluations", "logs"
 REPORT_FILE = "report.html"
+FORK_FILE = "fork.json"
+"""The run and the step from which `gristmill fork` began this run."""
 _TRACES = (
     RUN_FILE, METRICS_FILE, ROLLOUTS_FOLDER, TRAINED_FOLDER, DROPS_FILE, EVALUATIONS_FOLDER, LOGS_FOLDER, "checkpoints",
     "model",
@@ -99,6 +102,11 @@ class RunFolder:
         except (GristmillError, OSError) as error:
             _LOG.warning("the settings of run %s are unknown: %s", self.run_id, error)
             return None
+
+    def fork_step(self) -> int:
+        """Returns the step of another run after which this run began; 0 if the run is not a fork."""
+        path = self.find(FORK_FILE)
+        return 0 if path is None else int(json.loads(path.read_text())["step"])
 
     def archive_segments(self) -> list[Path]:
         """Returns the files of the archive, oldest first."""

@@ -81,6 +81,11 @@ def overview_of(roots: Roots, run: str) -> dict[str, Any]:
     return {**to_json(overview(facts)), "metrics": metric_names(facts.rows[-1:])}
 
 
+def fork_steps(roots: Roots, runs: Sequence[str]) -> dict[str, int]:
+    """Returns the step that a fork follows, by run; 0 for other runs."""
+    return {run: RunFolder(run, roots).fork_step() for run in runs}
+
+
 def series_of(roots: Roots, run: str, names: Sequence[str], points: int) -> dict[str, Any]:
     """Returns metrics in at most `points` buckets."""
     return series(facts_of(roots, run).rows, names, points)

@@ -163,7 +163,7 @@ class RunSource:
                 yield part
 
     async def compare(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Returns the settings that differ between runs."""
+        """Returns the settings that differ between runs, and after which step of another run a fork begins."""
         found = {run: (await self.overview(run))["settings"] for run in runs}
         keys = dict.fromkeys(key for settings in found.values() for key in settings)
         differ = [
@@ -171,7 +171,12 @@ class RunSource:
             for key in keys
             if len({repr(settings.get(key)) for settings in found.values()}) > 1
         ]
-        return {"settings_diff": differ, "runs": [line for line in await self.runs() if line["run"] in runs]}
+        after = await self._ask("fork_steps", list(runs))
+        return {
+            "settings_diff": differ,
+            "after": after,
+            "runs": [line for line in await self.runs() if line["run"] in runs],
+        }
 
 
 def _opened(path: Path) -> BinaryIO:

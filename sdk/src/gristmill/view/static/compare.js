@@ -38,6 +38,8 @@ export async function view({ main, signal, search, go, title }) {
     Promise.all(chosen.map((run) => get(`runs/${encodeURIComponent(run)}`, signal))),
     Promise.all(chosen.map((run) => get(`runs/${encodeURIComponent(run)}/series?points=500&names=${names}`, signal))),
   ]);
+  // A fork counts its own steps from 1; its curve begins after the step that it continues from.
+  series.forEach((one, at) => { one.step = one.step.map((step) => step + (comparison.after?.[chosen[at]] ?? 0)); });
   const board = new Board();
   const steps = [...new Set(series.flatMap((one) => one.step))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, at) => [step, at]));

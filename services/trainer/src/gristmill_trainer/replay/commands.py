@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import yaml
 from transformers.utils import logging as transformers_logging
 
 from gristmill import Hyperparameters
 from gristmill.settings import parse_flags
 from gristmill.view.folders import RunFolder
+from gristmill_trainer.replay import fork
 from gristmill_trainer.replay.bisect import bisect
 from gristmill_trainer.replay.recorded import RecordedRun, ReplayError
 from gristmill_trainer.replay.retrain import Request, retrain, verify
@@ -21,21 +25,34 @@ from gristmill_trainer.replay.retrain import Request, retrain, verify
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
-def main(command: str, arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+class Here(NamedTuple):
+    """This machine, as the command line of `gristmill` describes it."""
+
+    roots: Sequence[Path]
+    """Folders of runs."""
+    models_dir: Path
+    """Folder with the manifest of a model."""
+    api: str
+    """URL of the trajectory API, which only a fork needs."""
+    token: str | None
+
+
+def main(command: str, arguments: Sequence[str], here: Here) -> int:
     """Runs a command. Returns its exit code. Raises GristmillError.
 
-    `arguments`: without the command's name. `roots`: folders of runs. `models_dir`: folder with a model manifest.
+    `arguments`: without the command's name.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # two bars for every checkpoint
-    commands: dict[str, Callable[[Sequence[str], Sequence[Path], Path], int]] = {
+    commands: dict[str, Callable[[Sequence[str], Here], int]] = {
         "retrain": _retrain,
         "bisect": _bisect,
+        "fork": _fork,
     }
-    return commands[command](arguments, roots, models_dir)
+    return commands[command](arguments, here)
 
 
-def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+def _retrain(arguments: Sequence[str], here: Here) -> int:
     parser = _parser(
         "retrain",
         "Trains a recorded run again, from its archive, without API, environment and model server. Every "
@@ -50,7 +67,7 @@ def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) 
     options, rest = parser.parse_known_args(arguments)
     settings = parse_flags(rest, Hyperparameters, "gristmill retrain RUN", "Hyperparameters of a retraining.")
     request = Request(settings, options.at, options.until, options.force, options.model)
-    run = _open(options.run, roots)
+    run = _open(options.run, here.roots)
     if options.verify:
         if settings:
             raise ReplayError(
@@ -58,14 +75,14 @@ def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) 
                 f"--verify trains with the recorded settings; leave out {', '.join(f'--{name}' for name in settings)}",
                 settings=sorted(settings),
             )
-        verdict = verify(run, request, models_dir, _say)
+        verdict = verify(run, request, here.models_dir, _say)
         for line in verdict.report():
             _say(line)
         return 0 if verdict.step is None else 1
     name = options.out or f"{run.run_id}-retrained"
     _check_run_id(name)
     out = run.folder.folders[0].parent / name
-    found = retrain(run, request, out, models_dir, _say)
+    found = retrain(run, request, out, here.models_dir, _say)
     for line in [] if found is None else found.report():
         _say(line)
     _say(f"the retrained run: {out}")
@@ -73,18 +90,51 @@ def _retrain(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) 
     return 0
 
 
-def _bisect(arguments: Sequence[str], roots: Sequence[Path], models_dir: Path) -> int:
+def _bisect(arguments: Sequence[str], here: Here) -> int:
     parser = _parser("bisect", "Finds the group and the sequence that cause the value of a metric in a step.")
     parser.add_argument("--metric", required=True, help="such as grad_norm, loss, kl_rollout, ratio.max")
     parser.add_argument("--step", type=int, required=True, help="the step with the unusual value")
     options = parser.parse_args(arguments)
-    run = _open(options.run, roots)
-    found = bisect(run, options.metric, options.step, options.model, models_dir, _say)
+    run = _open(options.run, here.roots)
+    found = bisect(run, options.metric, options.step, options.model, here.models_dir, _say)
     for line in found.report():
         _say(line)
     link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
     _say(f"on the page (gristmill view {run.run_id}): http://127.0.0.1:8080{link}")
     return 0
+
+
+def _fork(arguments: Sequence[str], here: Here) -> int:
+    parser = _parser("fork", "Continues a run live from one of its steps, with other settings, as a new run.")
+    parser.add_argument("--at", type=int, required=True, metavar="STEP", help="begin with the weights after this step")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a hyperparameter such as learning_rate=1e-5, or a setting of the environment such as "
+        "dataset.temperature=0.8; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--id", metavar="NAME", help="id of the new run (default: RUN-fork-STEP)")
+    options = parser.parse_args(arguments)
+    run = _open(options.run, here.roots)
+    name = options.id or f"{run.run_id}-fork-{options.at}"
+    _check_run_id(name)
+    settings = dict(map(_setting, options.set))
+    config_dir = Path(os.environ.get("GRISTMILL_CONFIG_DIR") or "configs")
+    prepared = fork.prepare(run, options.at, settings, name, config_dir, here.models_dir, options.model, _say)
+    runs_dir = prepared.config.parent.parent
+    _say(f"both curves on one page: /view/compare?runs={run.run_id},{name}")
+    if fork.can_start(here.api, here.token):
+        return fork.start(prepared, here.api, runs_dir)
+    _say(f"no trajectory API answers at {here.api}. Start the fork with all services:")
+    flags = f"--config {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}"
+    _say(f'  make local ARGS="{flags}"')
+    return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ReplayError("setting_invalid", f"--set {text}: write KEY=VALUE, such as learning_rate=1e-5", text=text)
+    return name, yaml.safe_load(value)
 
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:

@@ -1,0 +1,188 @@
+"""`gristmill fork RUN --at 37 --set learning_rate=1e-5`: a new live run that begins from a step of a recorded run.
+
+The folder of the new run receives the checkpoint (`origin/step-000037`), its configuration (`fork.yaml`) and
+`fork.json`, from which the page draws both curves on one axis. The new run has its own steps, schedule and data order.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
+from gristmill.redaction import REDACTED
+from gristmill.settings import merge, parse
+from gristmill.view.folders import FORK_FILE
+from gristmill_trainer.checkpoint import Checkpoint
+from gristmill_trainer.replay.recorded import RecordedRun, ReplayError, check_step
+from gristmill_trainer.replay.retrainer import Change, Retrainer
+
+_CONFIG = "fork.yaml"
+_LAST_SECONDS = 60.0
+"""Longest time for the second process after the first one has ended."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A prepared fork."""
+
+    run_id: str
+    config: Path
+    """The environment's configuration."""
+    checkpoint: Path
+    """The checkpoint that the trainer resumes from."""
+
+
+def prepare(
+    run: RecordedRun,
+    at: int,
+    settings: Mapping[str, Any],
+    run_id: str,
+    config_dir: Path,
+    models_dir: Path,
+    model: str | None,
+    say: Callable[[str], None],
+) -> Fork:
+    """Writes the folder of a new run. Raises ReplayError.
+
+    `settings`: hyperparameters by name, and settings of the environment with dots, such as dataset.temperature.
+    `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in `find_source`.
+    """
+    check_step("--at", at, 1, run.last_step)
+    record = run.folder.record()
+    if record is None:
+        raise ReplayError(
+            "settings_missing",
+            f"run {run.run_id} has no run.json, from which a fork takes the environment's settings. Begin a run by "
+            f"hand with --resume {run.folder.folders[0] / 'checkpoints'}/step-{at:06d}",
+            run=run.run_id,
+        )
+    folder = run.folder.folders[0].parent / run_id
+    if folder.exists():
+        raise ReplayError("folder_taken", f"{folder} exists; name another run id: --id NAME", folder=folder, run=run_id)
+    config = _config(run, record, at, settings, run_id, config_dir)
+    folder.mkdir(parents=True)
+    try:
+        checkpoint = folder / "origin" / f"step-{at:06d}"
+        _copy_checkpoint(run, at, checkpoint, model, models_dir, say)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    path = folder / _CONFIG
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    about = {"run": run.run_id, "step": at, "settings": dict(settings)}
+    (folder / FORK_FILE).write_text(json.dumps(about, indent=2) + "\n")
+    return Fork(run_id, path, checkpoint)
+
+
+def can_start(api: str, token: str | None) -> bool:
+    """Whether the API answers and the environment's package is installed here, so that `start` works."""
+    if importlib.util.find_spec("gristmill_env") is None:
+        return False
+    try:
+        with SyncClient(api, token=token, patience=0) as client:
+            client.runs()
+    except (ApiUnreachable, ApiError):
+        return False
+    return True
+
+
+def start(fork: Fork, api: str, runs_dir: Path) -> int:
+    """Runs the environment and the trainer of a fork to the end. Returns 0, or the exit code of the one that failed."""
+    environ = {**os.environ, "GRISTMILL_API_URL": api, "GRISTMILL_RUNS_DIR": str(runs_dir), "GRISTMILL_RUN_ID": ""}
+    commands = [
+        ["gristmill_trainer", "--resume", str(fork.checkpoint)],
+        ["gristmill_env", "serve", "--config", str(fork.config)],
+    ]
+    processes = [subprocess.Popen([sys.executable, "-m", *command], env=environ) for command in commands]
+    try:
+        return _wait(processes)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    deadline: float | None = None
+    while True:
+        codes = [process.poll() for process in processes]
+        if failed := [code for code in codes if code]:
+            return failed[0]
+        if None not in codes or (deadline is not None and time.monotonic() > deadline):
+            return 0
+        if 0 in codes and deadline is None:
+            deadline = time.monotonic() + _LAST_SECONDS
+        time.sleep(0.2)
+
+
+def _config(
+    run: RecordedRun, record: RunRecord, at: int, settings: Mapping[str, Any], run_id: str, config_dir: Path
+) -> dict[str, Any]:
+    """Returns the environment's configuration with the trainer's block. Raises ReplayError and ConfigError."""
+    hyperparameters = {name: value for name, value in settings.items() if name in Hyperparameters.model_fields}
+    of_env: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in hyperparameters:
+            *sections, key = name.split(".")
+            place = of_env
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = value
+    recorded = {name: value for name, value in run.facts(at).settings.items() if name in Hyperparameters.model_fields}
+    left = max(1, int(recorded["training_steps"]) - at)
+    trainer = merge({**recorded, "training_steps": left}, hyperparameters)
+    parse(Hyperparameters, trainer, "--set")
+    trainer = {name: value for name, value in trainer.items() if value is not None}
+    env = {name: value for name, value in record.env.items() if name not in ("trainer", "model")}
+    config = merge({**env, "group_size": record.group_size, "run_id": run_id, "steps_per_eval": 0}, of_env)
+    if REDACTED in json.dumps(config):
+        raise ReplayError(
+            "secret_missing",
+            f"the settings of run {run.run_id} have a secret, which run.json does not keep. Set it with --set, such as "
+            "--set dataset.NAME=VALUE",
+            run=run.run_id,
+        )
+    dataset = config.get("dataset")
+    if isinstance(dataset, dict) and dataset.get("dataset_path"):
+        there = config_dir / dataset["dataset_path"]
+        config["dataset"] = {
+            **dataset,
+            "dataset_path": str(there.resolve() if there.exists() else dataset["dataset_path"]),
+        }
+    return {**config, "trainer": trainer}
+
+
+def _copy_checkpoint(
+    run: RecordedRun, at: int, target: Path, model: str | None, models_dir: Path, say: Callable[[str], None]
+) -> None:
+    """Copies the checkpoint after `at` steps, or trains up to it again if it is not on disk any more."""
+    found = next((record for record in run.on_disk() if record.step == at), None)
+    if found is not None:
+        shutil.copytree(run.load(found).path, target)
+        return
+    with tempfile.TemporaryDirectory(prefix="gristmill-fork-") as folder:
+        trainer = Retrainer(run, Path(folder), model, models_dir, Change(0, {}))
+        begun = trainer.begin(at)
+        say(f"the checkpoint of step {at} is not on disk: trains steps {begun + 1} to {at} again")
+        last: Checkpoint | None = None
+        for taken in trainer.steps(at):
+            last = taken.checkpoint or last
+            if files := taken.differing_files():
+                say(f"warning: the checkpoint of step {taken.step} differs from the original in {', '.join(files)}")
+        assert last is not None
+        shutil.copytree(last.path, target)
