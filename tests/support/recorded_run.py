@@ -15,7 +15,7 @@ from gristmill import read_rollouts
 from gristmill.metrics import read_jsonl
 from local_processes import LocalStack, Service
 
-RUN = "recorded"
+RUN = "quickstart"
 STEPS = 6
 EVERY = 2
 """Steps between two checkpoints. The run keeps the last two checkpoints only."""

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
-from tests.support.stack import Output, Vllm, start_api, start_redis
+from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
@@ -282,3 +283,14 @@ def test_fork_refuses_an_unknown_setting_of_the_trainer(run: Path) -> None:
     assert (done.returncode, code_of(done)) == (1, "invalid_settings")
     assert gristmill(run, "fork", RUN, "--at", "2", "--set", "objective").returncode == 1
     assert [path.name for path in run.parent.iterdir()] == [RUN]
+
+
+COMMANDS = re.findall(r"^gristmill (.+)$", (ROOT / "docs" / "retrain.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) -> None:
+    assert len(COMMANDS) == 5
+    done = gristmill(run, "--api", "http://127.0.0.1:1", *shlex.split(command))
+    assert done.returncode == 0
+    assert "the archive has the groups of all 6 steps" in done.stdout or not command.startswith("retrain")
