@@ -30,9 +30,9 @@ class Services:
 
 
 @contextmanager
-def start_services(folder: Path, model: str) -> Iterator[Services]:
+def start_services(folder: Path, model: str, **api: str) -> Iterator[Services]:
     """Starts the services, and stops them at the end of the block. The output of all processes goes to a file in
-    `folder`."""
+    `folder`. `api`: more variables of the API, such as GRISTMILL_RUNS_DIR for an archive."""
     folder.mkdir()
     with (folder / "output.log").open("w") as log:
 
@@ -44,7 +44,7 @@ def start_services(folder: Path, model: str) -> Iterator[Services]:
         with LocalStack(say) as processes:
             redis_port, api_port, model_port = free_port(), free_port(), free_port()
             start_redis(processes, folder / "redis", redis_port)
-            start_api(processes, redis_port, api_port)
+            start_api(processes, redis_port, api_port, **api)
             start_vllm(processes, weights, model_port, model)
             api_url, model_url = f"http://127.0.0.1:{api_port}", f"http://127.0.0.1:{model_port}"
             yield Services(processes, folder, api_url, model_url, weights)

@@ -4,6 +4,7 @@
     objectives   the quickstart with each objective, three seeds: steps to a reward of 0.85
     staleness    the quickstart, synchronous and with the environment up to 1, 2 and 4 steps ahead
     smollm2      SmolLM2-135M, a real model, on sums of reasoning-gym that it is sometimes right on
+    retrained    one quickstart of GRPO, trained again with each objective, against the live runs of `objectives`
 
 `make bench-learning ARGS=objectives`; results lie in benchmarks/results/learning-*.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import machine
-from benchmarks.learning import report, sums
+from benchmarks.learning import report, retrained, sums
 from benchmarks.learning.runs import Case, Curve, train
 from benchmarks.services import start_services
 
@@ -45,6 +46,9 @@ def main() -> None:
     facts = machine.hardware() | machine.training("cpu")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options.study == "retrained":
+            _retrained(options, folder, facts)
+            return
         study = _study(options, folder)
         curves: list[Curve] = []
         with start_services(folder / "services", study.model) as started:
@@ -54,6 +58,19 @@ def main() -> None:
                 if options.results is not None:
                     _write(options.results / f"learning-{options.study}", study, facts, curves)
     print(_page(study, facts, curves))
+
+
+def _retrained(options: argparse.Namespace, folder: Path, facts: dict[str, str]) -> None:
+    services = folder / "services"
+    with start_services(services, "tiny", GRISTMILL_RUNS_DIR=str(services / "runs")) as started:
+        found = retrained.study(started, _OBJECTIVES, options.steps, _say)
+    page = retrained.page(facts, found, retrained.live_curves())
+    if options.results is not None:
+        base = options.results / "learning-retrained"
+        base.parent.mkdir(parents=True, exist_ok=True)
+        base.with_suffix(".md").write_text(page)
+        base.with_suffix(".json").write_text(retrained.plain(facts, found))
+    print(page)
 
 
 def _write(base: Path, study: Study, facts: dict[str, str], curves: Sequence[Curve]) -> None:
@@ -101,8 +118,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=("objectives", "staleness", "smollm2"))
+    parser.add_argument("study", choices=("objectives", "staleness", "smollm2", "retrained"))
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the study retrained")
     parser.add_argument("--results", type=Path, help="folder to write to; default: only show them")
     return parser.parse_args()
 
