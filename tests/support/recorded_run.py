@@ -20,6 +20,8 @@ STEPS = 6
 EVERY = 2
 """Steps between two checkpoints. The run keeps the last two checkpoints only."""
 GROUPS = 4
+_STEP_SECONDS = 900.0
+"""Longest time between two kills; long enough for a model of 135M parameters on two cores."""
 KILLED_AFTER = (3, 5)
 """The trainer is killed when it has reported these steps, of which no checkpoint exists."""
 
@@ -55,11 +57,11 @@ def record(vllm: Vllm, folder: Path, **trainer: Any) -> Path:
         trainer_process = start()
         env = stack.start("env", [sys.executable, "-m", "gristmill_env", "serve", "--config", RUN], environ)
         for step in KILLED_AFTER:
-            stack.wait_until(trainer_process, lambda step=step: _reported(rows, step), timeout=240)  # type: ignore[misc]
+            stack.wait_until(trainer_process, lambda step=step: _reported(rows, step), timeout=_STEP_SECONDS)  # type: ignore[misc]
             trainer_process.process.kill()
             trainer_process.process.wait()
             trainer_process = start()
-        stack.wait_until(trainer_process, lambda: trainer_process.exit_code == 0, timeout=240)
+        stack.wait_until(trainer_process, lambda: trainer_process.exit_code == 0, timeout=_STEP_SECONDS)
         stack.wait_until(env, lambda: env.exit_code == 0, timeout=60)
         stack.wait_until(trainer_process, lambda: _archived(runs / RUN) == STEPS * GROUPS, timeout=60)
     return runs / RUN

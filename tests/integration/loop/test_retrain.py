@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tests.support.ports import free_port
 from tests.support.recorded_run import EVERY, RUN, STEPS, record
-from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis, start_vllm
 
 from gristmill import SyncClient, TrajectoryGroup
 from gristmill.archive import ArchivedGroup, read_archive, segment, segments
@@ -294,3 +294,16 @@ def test_commands_of_the_documentation_work_as_printed(run: Path, command: str) 
     done = gristmill(run, "--api", "http://127.0.0.1:1", *shlex.split(command))
     assert done.returncode == 0
     assert "the archive has the groups of all 6 steps" in done.stdout or not command.startswith("retrain")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_real_model_of_135_million_parameters_is_retrained_bit_for_bit(tmp_path: Path) -> None:
+    output, models, weights = Output(), tmp_path / "models", tmp_path / "weights"
+    with LocalStack(output.add) as stack:
+        port = free_port()
+        start_vllm(stack, weights, port, "smollm2", models)
+        recorded = record(Vllm(f"http://127.0.0.1:{port}", weights, models, output), tmp_path, learning_rate=1e-5)
+    done = gristmill(recorded, "retrain", RUN, "--verify")
+    assert done.returncode == 0
+    assert f"all {STEPS // EVERY} checkpoints are equal, bit for bit\n" in done.stdout
