@@ -30,7 +30,8 @@ from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelSer
 from local_processes import LocalStack, listens
 
 FILES = {
-    "metrics.jsonl", "checkpoints", "model", "trained", "rollouts", "evaluations", "logs", "run.json", "report.html",
+    "metrics.jsonl", "checkpoints", "digests.jsonl", "probes.json", "receipts.jsonl", "model", "trained", "rollouts",
+    "evaluations", "logs", "run.json", "report.html",
 }  # fmt: skip
 """Files of a finished local run. A run that dropped a group has drops.jsonl too."""
 
