@@ -51,6 +51,9 @@ _TOKEN_OF = frozenset({
 })  # fmt: skip
 """Owners of a `..._token` that is a piece of text and not a secret."""
 
+_PATHS = frozenset({"PWD"})
+"""Variables of every shell that hold a path, although their names look secret."""
+
 _FIELD_NAME = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z][\w.-]*)=)(.*)", re.DOTALL)
@@ -63,10 +66,10 @@ def is_secret(name: str) -> bool:
     """Returns whether values with this name are secret: `api_key`, `key`, `HF_TOKEN`, `--db-password`, `clientSecret`.
 
     Names of text tokens and their counts (`eos_token`, `max_tokens`, `token_ids`) are not secret. Names of keys that
-    select a field (`answer_key`, `sort_key`) are not secret either.
+    select a field (`answer_key`, `sort_key`) are not secret either. `PWD` is the current folder, not a password.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    if not words:
+    if not words or name in _PATHS:
         return False
     *before, last = words
     owner = before[-1] if before else ""

@@ -31,7 +31,7 @@ def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         "api_key", "API_KEY", "apiKey", "x-api-key", "apikey", "--wandb_api_key", "OPENAI_KEY", "MODEL_KEY",
-        "secret_key", "openai_key", "token", "hf_token", "HF_TOKEN", "accessToken", "api_tokens", "password",
+        "secret_key", "openai_key", "token", "hf_token", "HF_TOKEN", "accessToken", "api_tokens", "password", "pwd",
         "db-password", "PGPASSWORD", "REDIS_PASSWORD", "DB_PASS", "client_secret", "clientSecret",
         "Authorization", "credentials", "aws_credentials", "passphrase", "basic_auth", "GITHUB_PAT", "private_key",
         "key", "keys", "judge_key", "judgeKey", "--judge-key", "SORT_KEY", "webhook", "slack_webhook",
@@ -48,7 +48,7 @@ def test_names_of_secrets_are_known(name: str) -> None:
         "", "answer_key", "sort_key", "question_key", "primary_key", "public_key", "tokens", "max_tokens", "token_ids",
         "stop_token_ids",
         "max_token_length", "token_budget", "tokenizer_name", "eos_token", "pad_token", "stop_token", "pass@1",
-        "pass_threshold", "secretary", "monkey", "author", "path", "repository",
+        "pass_threshold", "PWD", "OLDPWD", "secretary", "monkey", "author", "path", "repository",
     ],
 )  # fmt: skip
 def test_names_of_other_settings_are_not_secret(name: str) -> None:
