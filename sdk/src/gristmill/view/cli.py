@@ -7,6 +7,8 @@ gristmill rollouts RUN      single completions, by filters
 gristmill view [RUN]        the page, from the files of runs
 gristmill report RUN        one HTML file about a run
 gristmill sql "SELECT ..."  a query over a run's completions and steps
+gristmill pack RUN          one file with a run, to view, query and retrain on another machine
+gristmill unpack FILE       the run of such a file, as a folder
 gristmill doctor            checks of this machine, with lines for .env
 gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
 gristmill bisect RUN        finds the sequence that causes the value of a metric
@@ -25,10 +27,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.archive.pack import SUFFIX, secrets_of, write_pack
+from gristmill.archive.pack import unpack as unpack_run
 from gristmill.deployment import API_URL, MODEL_URL, Deployment
 from gristmill.errors import ApiUnreachable, GristmillError
 from gristmill.view import doctor
@@ -182,20 +187,20 @@ def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapp
 
 
 def _run_folder(run: str | None, place: Place) -> RunFolder:
-    """Returns a run by its folder or its id, or the run that was written last."""
+    """Returns a run by its folder, its pack or its id, or the run that was written last."""
     if run is not None:
-        return RunFolder.open(run, None if Path(run).is_dir() else place.roots)
+        return RunFolder.open(run, None if Path(run).exists() else place.roots)
     newest = next(iter(list_runs(place.roots)), None)
     if newest is None:
         raise GristmillError("no_run", f"no folder of a run is in {', '.join(map(str, place.roots))}")
     return newest
 
 
-# --- view, report, doctor --------------------------------------------------------------------------------------
+# --- view, report, pack, doctor --------------------------------------------------------------------------------------
 def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Serves the page over the files of runs, without an API."""
     uvicorn, app = _imported("uvicorn"), _imported("gristmill.view.app")
-    folders = [Path(run).resolve() for run in options.run if Path(run).is_dir()]
+    folders = [RunFolder.open(run).folders[0] for run in options.run if Path(run).exists()]
     roots = tuple(dict.fromkeys(folder.parent for folder in folders)) or place.roots
     first = f"/view/{folders[0].name if folders else options.run[0]}" if options.run else "/view"
     source = _imported("gristmill.view.run_source").RunSource(roots)
@@ -220,6 +225,36 @@ def report(options: argparse.Namespace, place: Place, console: Console) -> int:
         source.close()
     console.print(Text(str(path)), soft_wrap=True)
     return 0
+
+
+def pack(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes one file with a run: settings, rollouts, metrics, evaluations and logs. Secrets are masked."""
+    run = _run_folder(options.run, place)
+    path: Path = options.out or Path(f"{run.run_id}{SUFFIX}")
+    contents = write_pack(
+        path, run.run_id, run.folders, secrets=secrets_of(os.environ, Path.cwd()), tokenizer=run.tokenizer()
+    )
+    if options.json:
+        print(msgspec.json.encode({"path": str(path), **msgspec.to_builtins(contents)}).decode())  # noqa: T201
+        return 0
+    redacted = sum(file.redacted for file in contents.files)
+    console.print(Text(f"{path}: {len(contents.files)} files, {_megabytes(path.stat().st_size)}"), soft_wrap=True)
+    if redacted:
+        console.print(Text(f"secrets were masked in {redacted} files"), soft_wrap=True)
+    if contents.left_out:
+        parts = ", ".join(f"{name} ({_megabytes(size)})" for name, size in contents.left_out.items())
+        console.print(Text(f"left out: {parts}"), soft_wrap=True)
+    return 0
+
+
+def unpack(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Checks the hashes of a packed run, and writes its folder."""
+    console.print(Text(str(unpack_run(options.file, place.roots[0]))), soft_wrap=True)
+    return 0
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
 
 
 def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -314,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     listed = command("runs", runs, "all runs")
     listed.add_argument("--json", action="store_true", help="as JSON")
     rows = command("rollouts", rollouts, "single completions of a run")
-    rows.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
+    rows.add_argument("run", nargs="?", help="id, folder or pack of a run (default: the one that was written last)")
     rows.add_argument("--step", help="a step or a range: 12, 10-20")
     rows.add_argument("--group", help="id of a group")
     rows.add_argument("--env", help="id of an environment")
@@ -329,16 +364,22 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--limit", type=int, default=20)
     rows.add_argument("--json", action="store_true", help="one JSON object per line, with all columns")
     page = command("view", view, "the page, from the files of runs")
-    page.add_argument("run", nargs="*", help="folders of runs (default: all runs)")
+    page.add_argument("run", nargs="*", help="folders or packs of runs (default: all runs)")
     page.add_argument("--host", default="127.0.0.1", help="address to listen on; the page asks for no token")
     page.add_argument("--port", type=int, default=8080)
     written = command("report", report, "one HTML file about a run")
-    written.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
+    written.add_argument("run", nargs="?", help="id, folder or pack of a run (default: the one that was written last)")
     written.add_argument("--out", type=Path, help="the file (default: report.html in the run's folder)")
     asked = command("sql", sql, "a query over a run's completions")
     asked.add_argument("query", help="DuckDB's SQL over the tables rollouts and steps")
-    asked.add_argument("--run", help="id or folder of a run (default: the one that was written last)")
+    asked.add_argument("--run", help="id, folder or pack of a run (default: the one that was written last)")
     asked.add_argument("--json", action="store_true", help="one JSON object per line")
+    packed = command("pack", pack, "one file with a run, for another machine")
+    packed.add_argument("run", nargs="?", help="id or folder of a run (default: the one that was written last)")
+    packed.add_argument("--out", type=Path, help=f"the file (default: RUN{SUFFIX} in this folder)")
+    packed.add_argument("--json", action="store_true", help="the pack's contents as one JSON object")
+    taken = command("unpack", unpack, "the run of a packed file, as a folder below --runs")
+    taken.add_argument("file", type=Path, help=f"a file that `gristmill pack` wrote, such as quickstart{SUFFIX}")
     command("doctor", examine, "checks of this machine, with lines for .env")
     for name, text in TRAIN_AGAIN.items():
         # The trainer's package parses the other arguments, and --help.

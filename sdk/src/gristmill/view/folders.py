@@ -19,6 +19,7 @@ from typing import Any
 
 from gristmill.archive import segment
 from gristmill.archive.drops import DROPS_FILE, OLDER_DROPS_FILE
+from gristmill.archive.pack import unpacked
 from gristmill.archive.run_file import RUN_FILE, read_run_file
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
 from gristmill.deployment import Manifest
@@ -55,13 +56,16 @@ class RunFolder:
 
     @classmethod
     def open(cls, run: str | Path | RunFolder, roots: Iterable[str | Path] | None = None) -> RunFolder:
-        """`run`: a folder such as "runs/quickstart", or a run id. `roots`: default is GRISTMILL_RUNS_DIR, else runs/.
+        """`run`: a folder such as "runs/quickstart", a packed run such as "quickstart.gristmill.zip", or a run id.
 
-        Raises RunMissingError if no root has a folder of the run.
+        `roots`: default is GRISTMILL_RUNS_DIR, else runs/. A packed run is unpacked to the user's cache.
+        Raises RunMissingError if no root has a folder of the run, PackError if a packed run cannot be read.
         """
         if isinstance(run, RunFolder):
             return run
         path = Path(run)
+        if roots is None and path.is_file():
+            path = unpacked(path)
         if roots is None and path.is_dir():
             path = path.resolve()
             found = cls(path.name, (path.parent,))

@@ -1,0 +1,372 @@
+"""One file that holds a run: `gristmill pack` writes it, and `gristmill view`, `sql` and `unpack` read it elsewhere.
+
+The file is a ZIP archive, so any ZIP program can list it. It has the files of the run's folder below `<run id>/`, and
+`pack.json` with the size and the SHA-256 of each file. Models, checkpoints and derived files are left out, because they
+are large: `pack.json` lists them, and the rollouts and the initial model reproduce them.
+
+A pack has no secrets that this machine knows. Secrets come from the environment's variables, from `.env`, from
+`.secrets/` and from the token of the hub. Texts lose their secrets. Archived groups are copied byte for byte,
+because a retraining must read the same bytes; a group with a secret is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from gristmill.archive import segment
+from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.errors import GristmillError
+from gristmill.redaction import is_secret, redact, redact_text, remember
+
+SUFFIX: Final = ".gristmill.zip"
+CONTENTS_FILE: Final = "pack.json"
+FORMAT: Final = 1
+LEFT_OUT: Final = ("checkpoints", "model", "dataset", "tensorboard", "wandb")
+"""Folders of a run that a pack leaves out: weights, and files that another program makes from the run's files."""
+_TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_CHUNK: Final = 1 << 20
+_SHORTEST_SECRET: Final = 8
+_OF_FILES: Final = ("_FILE", "_PATH")
+"""Ends of the names of variables that name a file with a secret, such as GRISTMILL_API_TOKEN_FILE."""
+_LONGEST_CONTENTS: Final = 64 << 20
+_EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
+"""The date of every member, so that packing the same files twice gives the same bytes. `mtime_ns` has the real one."""
+
+
+class PackError(GristmillError):
+    """A pack cannot be written, or a file is not a whole pack."""
+
+
+class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a pack."""
+
+    path: str
+    """Relative to the run's folder, with slashes."""
+    size: int
+    """Bytes."""
+    sha256: str
+    """Of the bytes in the pack, as 64 hexadecimal digits."""
+    mtime_ns: int
+    """Time of the last change of the original, in ns since 1970."""
+    redacted: bool = False
+    """Whether the bytes differ from the original's, because the original has secrets."""
+
+
+class PackContents(msgspec.Struct, frozen=True, kw_only=True):
+    """`pack.json`: the contents of a pack."""
+
+    format: int = FORMAT
+    run_id: str
+    files: tuple[PackedFile, ...]
+    left_out: dict[str, int]
+    """Bytes of each file or folder of the run that the pack does not have, by its path."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+# --- Secrets of this machine -----------------------------------------------------------------------------------
+def secrets_of(environ: Mapping[str, str], folder: Path) -> list[str]:
+    """Returns the values that must not be in a pack, the longest first.
+
+    `environ`: variables whose names say that they are secret, or that they name a file with a secret. `folder`: the
+    project's folder, with `.env` and `.secrets/`. Values of fewer than 8 characters are left out, because such values
+    also occur in ordinary words.
+    """
+    variables = dict(_env_file(folder / ".env")) | dict(environ)
+    home = Path(variables.get("HOME") or Path.home())
+    hub = Path(variables.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
+    own = folder / ".secrets"
+    files = [hub, *(sorted(own.iterdir()) if own.is_dir() else [])]
+    found = []
+    for name, value in variables.items():
+        if name.endswith(_OF_FILES):
+            files += [folder / value] if is_secret(name.rpartition("_")[0]) else []
+        elif is_secret(name):
+            found.append(value)
+    for words in (path.read_text(errors="replace").split() for path in files if path.is_file()):
+        found += words if len(words) == 1 else []  # The user list of Redis has many words; its password has a file.
+    return sorted({value for value in found if len(value) >= _SHORTEST_SECRET}, key=lambda value: (-len(value), value))
+
+
+def _env_file(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the variables of a `.env` file, if it exists."""
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        name, equals, value = line.partition("=")
+        if equals and not name.lstrip().startswith("#"):
+            yield name.strip(), value.strip().strip("'\"")
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------
+def write_pack(
+    target: Path, run_id: str, folders: Sequence[Path], *, secrets: Iterable[str] = (), tokenizer: Path | None = None
+) -> PackContents:
+    """Writes the files of a run to `target`, completely or not at all, and returns the contents.
+
+    `folders`: folders of the run; a file counts from the first folder that has it. `secrets`: from `secrets_of`.
+    `tokenizer`: a tokenizer.json that is packed if the trainer's records have none, so that the texts can be read
+    elsewhere. The run may be open: a file is packed up to its current end.
+
+    Raises PackError if `target` exists or cannot be written, or if an archived group has a secret.
+    """
+    if target.exists():
+        raise PackError("pack_exists", f"{target} exists; remove it, or name another file with --out", path=target)
+    known = list(secrets)
+    for value in known:
+        # As JSON and HTML write it too.
+        for written in {value, json.dumps(value)[1:-1], html.escape(value)}:
+            remember(written)
+    sources, left_out = _collect(folders)
+    own_tokenizer = f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}/tokenizer.json"
+    if tokenizer is not None:
+        sources.setdefault(own_tokenizer, tokenizer)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(partial, "x", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
+            files = [_add(archive, run_id, name, sources[name], known) for name in sorted(sources)]
+            contents = PackContents(run_id=run_id, files=tuple(files), left_out=dict(sorted(left_out.items())))
+            archive.writestr(_member(CONTENTS_FILE), msgspec.json.format(msgspec.json.encode(contents), indent=2))
+        partial.rename(target)
+    except OSError as error:
+        raise PackError(
+            "pack_not_written", f"{target} cannot be written: {error}; name another file with --out", path=target
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return contents
+
+
+def _collect(folders: Sequence[Path]) -> tuple[dict[str, Path], dict[str, int]]:
+    """Returns the files to pack by their paths in the run's folder, and the bytes of what is left out."""
+    sources: dict[str, Path] = {}
+    left_out: dict[str, int] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            parts = path.relative_to(folder).parts
+            if path.is_symlink() or not path.is_file():
+                continue
+            if parts[0] in LEFT_OUT:
+                left_out[parts[0]] = left_out.get(parts[0], 0) + path.stat().st_size
+            elif not any(part.startswith(".") or part.endswith(".partial") for part in parts):
+                sources.setdefault("/".join(parts), path)
+    return sources, left_out
+
+
+def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, secrets: Sequence[str]) -> PackedFile:
+    digest, size, redacted = hashlib.sha256(), 0, False
+    with path.open("rb") as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
+        stat = os.fstat(file.fileno())
+        if path.suffix == segment.SUFFIX and secrets:
+            _refuse_secrets(path, secrets)
+        for original, packed in _pieces(file, name, stat.st_size):
+            redacted |= original != packed
+            member.write(packed)
+            digest.update(packed)
+            size += len(packed)
+    return PackedFile(path=name, size=size, sha256=digest.hexdigest(), mtime_ns=stat.st_mtime_ns, redacted=redacted)
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _EARLIEST)
+    info.external_attr = 0o644 << 16
+    # Segments are compressed already.
+    info.compress_type = zipfile.ZIP_STORED if name.endswith(segment.SUFFIX) else zipfile.ZIP_DEFLATED
+    return info
+
+
+def _pieces(file: BinaryIO, name: str, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yields (bytes of the file, the same bytes without secrets), up to `size`. Tokenizers and binary files stay."""
+    suffix = PurePosixPath(name).suffix
+    if TOKENIZER_FOLDER in PurePosixPath(name).parts or suffix not in _TEXTS | {".json", ".jsonl"}:
+        while size > 0 and (chunk := file.read(min(_CHUNK, size))):
+            size -= len(chunk)
+            yield chunk, chunk
+    elif suffix == ".json":
+        content = file.read()
+        yield content, _without_secrets(content, named=True)
+    else:
+        while size > 0 and (line := file.readline(size)):
+            size -= len(line)
+            yield line, _without_secrets(line, named=False) if suffix == ".jsonl" else _text_without_secrets(line)
+
+
+def _without_secrets(content: bytes, *, named: bool) -> bytes:
+    """Returns JSON without secrets. `named`: values with the name of a secret are masked too, as in settings.
+
+    Rows of data keep such values, because a column named `key` may be the answer key of a question.
+    """
+    try:
+        value = json.loads(content)
+    except ValueError:  # a line that is being written
+        return _text_without_secrets(content)
+    clean = redact(value) if named else _strings_without_secrets(value)
+    if clean == value:
+        return content
+    return json.dumps(clean, indent=2 if named else None, ensure_ascii=False).encode() + b"\n"
+
+
+def _strings_without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, dict):
+        return {name: _strings_without_secrets(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_strings_without_secrets(item) for item in value]
+    return value
+
+
+def _text_without_secrets(content: bytes) -> bytes:
+    text = content.decode("utf-8", "surrogateescape")
+    return redact_text(text).encode("utf-8", "surrogateescape")
+
+
+def _refuse_secrets(path: Path, secrets: Sequence[str]) -> None:
+    """Raises PackError if a group in a segment has one of the secrets in its bytes."""
+    pattern = re.compile(b"|".join(re.escape(value.encode()) for value in secrets))
+    with path.open("rb") as file:
+        if segment.read_opening(file, str(path)) is None:
+            return
+        for frames, head_size, _ in segment.read_frames(file, str(path)):
+            group = segment.parse(frames, head_size)
+            if pattern.search(group.body):
+                raise PackError(
+                    "secret_in_group",
+                    f"group {group.group_id} in {path} has a secret of this machine in its messages or its meta, and a "
+                    "pack copies groups unchanged. Revoke the secret, remove it from the environment and from .env, "
+                    "and pack the run again",
+                    group=group.group_id,
+                    path=path,
+                )
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------
+def read_contents(path: Path) -> PackContents:
+    """Returns the contents of a pack. Raises PackError for a file that is not a pack, and for a newer format."""
+    with _opened(path) as archive:
+        return _contents(path, archive)
+
+
+def unpack(path: Path, root: Path) -> Path:
+    """Writes the run of a pack to `root`/<run id>, completely or not at all, and returns that folder.
+
+    Raises PackError if the folder exists, if `path` is not a pack, or if a file of it is damaged.
+    """
+    with _opened(path) as archive:
+        contents = _contents(path, archive)
+        folder = root / contents.run_id
+        if folder.exists():
+            raise PackError(
+                "run_exists",
+                f"{folder} exists; choose another folder of runs with --runs, or move the run that is there",
+                path=folder,
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=root, prefix=f".{contents.run_id}-"))
+        try:
+            for file in contents.files:
+                _extract(path, archive, contents.run_id, file, partial)
+            partial.chmod(0o755)
+            partial.rename(folder)
+        except OSError as error:
+            raise PackError("run_not_written", f"{folder} cannot be written: {error}", path=folder) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def unpacked(path: Path) -> Path:
+    """Returns the folder of a pack's run in the user's cache, and unpacks the pack there the first time.
+
+    Raises PackError as `unpack` does.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "packs"
+    contents = read_contents(path)
+    root = cache / hashlib.sha256(msgspec.json.encode(contents)).hexdigest()[:16]
+    folder = root / contents.run_id
+    return folder if folder.is_dir() else unpack(path, root)
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise _not_a_pack(path, "it is not a ZIP archive") from error
+    except OSError as error:
+        raise PackError("pack_unreadable", f"{path} cannot be read: {error.strerror}", path=path) from error
+
+
+def _not_a_pack(path: Path, why: str) -> PackError:
+    return PackError("not_a_pack", f"{path} is not a packed run, because {why}; `gristmill pack` makes one", path=path)
+
+
+def _contents(path: Path, archive: zipfile.ZipFile) -> PackContents:
+    try:
+        info = archive.getinfo(CONTENTS_FILE)
+    except KeyError as error:
+        raise _not_a_pack(path, f"it has no {CONTENTS_FILE}") from error
+    if info.file_size > _LONGEST_CONTENTS:
+        raise _not_a_pack(path, f"its {CONTENTS_FILE} has {info.file_size} bytes")
+    try:
+        content = archive.read(info)
+        found = msgspec.json.decode(content, type=dict[str, Any]).get("format")
+        if isinstance(found, int) and found > FORMAT:
+            raise PackError(
+                "pack_format",
+                f"{path} has format {found}; this gristmill reads format {FORMAT}: install the version that wrote it",
+                path=path,
+                format=found,
+            )
+        contents = msgspec.json.decode(content, type=PackContents)
+    except (msgspec.DecodeError, zipfile.BadZipFile) as error:
+        raise _not_a_pack(path, f"its {CONTENTS_FILE} is not readable: {error}") from error
+    unsafe = [file.path for file in contents.files if not _is_inside(file.path)]
+    if unsafe or not _RUN_ID.fullmatch(contents.run_id):
+        raise _not_a_pack(path, f"it names a file outside the run's folder: {(unsafe or [contents.run_id])[0]!r}")
+    return contents
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+def _extract(path: Path, archive: zipfile.ZipFile, run_id: str, file: PackedFile, folder: Path) -> None:
+    target = folder / file.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    try:
+        with archive.open(f"{run_id}/{file.path}") as member, target.open("xb") as output:
+            while size <= file.size and (chunk := member.read(_CHUNK)):
+                output.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+    except (KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise _damaged(path, file, str(error)) from error
+    if (size, digest.hexdigest()) != (file.size, file.sha256):
+        raise _damaged(path, file, "its SHA-256 is not the one in pack.json")
+    os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
+
+
+def _damaged(path: Path, file: PackedFile, why: str) -> PackError:
+    return PackError(
+        "pack_damaged",
+        f"{path} is damaged at {file.path}: {why}. Copy the pack again from the machine that wrote it",
+        path=path,
+        file=file.path,
+    )

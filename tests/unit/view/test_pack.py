@@ -1,0 +1,258 @@
+"""Packed runs: the same answers from the file as from the folder, no secrets in it, and damage that is found."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.errors import raises
+from tests.support.groups import make_group
+from tests.support.run_folder import RunFolderWriter, synthetic_run
+from tests.unit.sdk.view.recorded import LOGS, record
+
+import gristmill
+from gristmill import redaction
+from gristmill.archive import pack
+from gristmill.archive.pack import PackContents, PackError, read_contents, secrets_of, unpack, write_pack
+from gristmill.archive.run_file import read_run_file, write_run_file
+from gristmill.view import cli
+from gristmill.view.folders import RunFolder
+from gristmill.view.rollouts import build
+
+SECRET = "sk-f81d4fae7dec11d0"
+OTHER = 'pass"word&<1>'
+QUERY = "SELECT * FROM rollouts ORDER BY group_id, sequence"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of this user, the remembered secrets and the current folder are the test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(redaction, "_values", set())
+    monkeypatch.setattr(redaction, "_pattern", None)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolderWriter:
+    """A run with all kinds of files, a model and a checkpoint."""
+    found = synthetic_run(tmp_path / "runs", steps=3, groups_per_step=4, group_size=2, tokens=20, run_id="quickstart")
+    write_run_file(found.path, record(state="finished"))
+    for name in ("model/model.safetensors", "checkpoints/step-000003/model.safetensors", "logs/trainer.log"):
+        (found.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (found.path / name).write_bytes(LOGS["trainer"].encode())
+    return found
+
+
+def packed(run: RunFolderWriter, name: str = "run.gristmill.zip", *secrets: str) -> Path:
+    target = run.path.parents[1] / name
+    write_pack(target, run.path.name, [run.path], secrets=secrets)
+    return target
+
+
+def everything(path: Path) -> bytes:
+    """Returns the bytes of all members, and of the segments' groups."""
+    with zipfile.ZipFile(path) as archive:
+        return b"".join(archive.read(name) for name in archive.namelist())
+
+
+def test_packed_run_answers_queries_as_its_folder(run: RunFolderWriter) -> None:
+    before = gristmill.sql(run.path, QUERY).to_pylist()
+    assert len(before) > 20
+    path = packed(run)
+    shutil.rmtree(run.path)
+    assert gristmill.sql(path, QUERY).to_pylist() == before
+    found = build(path)
+    assert (found.trained, found.without_record, found.damaged) == (12, 0, [])
+    assert [group.group_id for group in gristmill.read_rollouts(RunFolder.open(path).folders[0])] == sorted(
+        {row["group_id"] for row in before if row["outcome"] == "trained"}
+    )
+
+
+def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--runs", "runs", "pack", "quickstart", "--json"]) == 0
+    contents = json.loads(capsys.readouterr().out)
+    assert (contents["path"], contents["run_id"]) == ("quickstart.gristmill.zip", "quickstart")
+    assert set(contents["left_out"]) == {"model", "checkpoints"}
+    run.path.parent.rename("hidden")
+    assert cli.main(["sql", "SELECT count(*) AS n FROM steps", "--run", contents["path"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"n": 3}
+    assert cli.main(["rollouts", contents["path"], "--step", "2", "--json"]) == 0
+    assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {2}
+    assert cli.main(["report", contents["path"], "--out", "report.html"]) == 0
+    assert "quickstart" in Path("report.html").read_text()
+    capsys.readouterr()
+    assert cli.main(["--runs", "other", "unpack", contents["path"]]) == 0
+    assert capsys.readouterr().out.strip() == "other/quickstart"
+    assert cli.main(["--runs", "other", "unpack", contents["path"]]) == 1
+    assert "error [run_exists]: " in capsys.readouterr().err
+
+
+def test_unpacked_files_are_the_packed_files(run: RunFolderWriter, tmp_path: Path) -> None:
+    os.utime(run.path / "metrics.jsonl", (1_700_000_000, 1_700_000_000))
+    contents = read_contents(packed(run))
+    folder = unpack(tmp_path / "run.gristmill.zip", tmp_path / "there")
+    assert folder == tmp_path / "there" / "quickstart"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == {file.path for file in contents.files}
+    assert {"run.json", "metrics.jsonl", "rollouts/000001.gmz", "trained/000001.gmz", "logs/trainer.log"} < names
+    for name in names:
+        assert (folder / name).read_bytes() == (run.path / name).read_bytes(), name
+    assert (folder / "metrics.jsonl").stat().st_mtime == 1_700_000_000
+    assert not any(file.redacted for file in contents.files)
+    assert packed(run, "again.zip").read_bytes() == (tmp_path / "run.gristmill.zip").read_bytes()
+
+
+def test_file_counts_from_the_first_folder_that_has_it(run: RunFolderWriter, tmp_path: Path) -> None:
+    trainer = tmp_path / "volume" / "quickstart"
+    trainer.mkdir(parents=True)
+    (trainer / "metrics.jsonl").write_text("{}\n")
+    (trainer / "receipts.jsonl").write_text('{"state": "ok"}\n')
+    write_pack(tmp_path / "p.zip", "quickstart", [trainer, run.path])
+    folder = unpack(tmp_path / "p.zip", tmp_path / "there")
+    assert (folder / "metrics.jsonl").read_text() == "{}\n"
+    assert (folder / "receipts.jsonl").is_file()
+    assert (folder / "run.json").is_file()
+
+
+def test_tokenizer_of_the_model_travels_with_a_run_without_records(run: RunFolderWriter, tmp_path: Path) -> None:
+    tokenizer = run.path / "trained" / "tokenizer" / "tokenizer.json"
+    texts = gristmill.sql(run.path, "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
+    tokenizer = tokenizer.rename(tmp_path / "tokenizer.json")
+    shutil.rmtree(run.path / "dataset")
+    write_pack(tmp_path / "p.zip", "quickstart", [run.path], tokenizer=tokenizer)
+    found = gristmill.sql(tmp_path / "p.zip", "SELECT completion FROM rollouts ORDER BY group_id, sequence").to_pylist()
+    assert found == texts
+
+
+def test_secrets_of_a_machine_come_from_variables_env_file_and_files(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("# HF_TOKEN=not-this-one\nHF_TOKEN='hf-of-env-file'\nMODEL=tiny-and-long\n")
+    (tmp_path / ".secrets").mkdir()
+    (tmp_path / ".secrets" / "trainer").write_text("token-of-trainer\n")
+    (tmp_path / ".secrets" / "users.acl").write_text("user default on >password-in-acl +@all\n")
+    (tmp_path / "judge").write_text("token-of-judge\n")
+    hub = tmp_path / "home" / ".cache" / "huggingface"
+    hub.mkdir(parents=True)
+    (hub / "token").write_text("token-of-hub")
+    environ = {
+        "OPENAI_API_KEY": SECRET, "PWD": "/home/me/gristmill", "HOME": str(tmp_path / "home"), "API_KEY": "short",
+        "GRISTMILL_API_TOKEN_FILE": "judge", "GRISTMILL_RUNS_DIR": "/somewhere/runs",
+    }  # fmt: skip
+    assert set(secrets_of(environ, tmp_path)) == {
+        SECRET, "hf-of-env-file", "token-of-trainer", "token-of-judge", "token-of-hub",
+    }  # fmt: skip
+
+
+def test_pack_has_no_secrets(run: RunFolderWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    monkeypatch.setenv("DB_PASSWORD", OTHER)
+    monkeypatch.setenv("PWD", str(run.path))
+    log = (
+        f"POST https://me:{SECRET}x@judge/v1?api_key=abcdef {OTHER}\nAuthorization: Bearer abcdefgh12345\n{run.path}\n"
+    )
+    (run.path / "logs" / "env.log").write_text(log + json.dumps({"password": OTHER}))
+    (run.path / "report.html").write_text(f"<p>{html.escape(OTHER)}</p>")
+    (run.path / "receipts.jsonl").write_text(json.dumps({"why": f'{OTHER}?token=zzz"', "key": "B", "x": float("nan")}))
+    (run.path / "settings.json").write_text(json.dumps({"judge": {"api_key": "qwertyuiop"}, "url": SECRET}))
+    path = packed(run, "p.zip", *secrets_of(dict(os.environ), run.path.parents[1]))
+    found = everything(path)
+    for secret in (
+        SECRET,
+        OTHER,
+        json.dumps(OTHER)[1:-1],
+        html.escape(OTHER),
+        "abcdef",
+        "qwertyuiop",
+        "abcdefgh12345",
+        "zzz",
+    ):
+        assert secret.encode() not in found, secret
+    folder = unpack(path, run.path.parents[1] / "there")
+    assert str(run.path) in (folder / "logs" / "env.log").read_text(), "PWD is a path, not a password"
+    receipt = json.loads((folder / "receipts.jsonl").read_text())
+    assert receipt["key"] == "B", "a column of data keeps its value"
+    assert receipt["why"].startswith("***")
+    assert json.loads((folder / "settings.json").read_text()) == {"judge": {"api_key": "***"}, "url": "***"}
+    changed = {file.path for file in read_contents(path).files if file.redacted}
+    assert changed == {"logs/env.log", "receipts.jsonl", "report.html", "settings.json"}
+    assert read_run_file(folder / "run.json").run_id == "quickstart"
+
+
+def test_group_with_a_secret_is_an_error_and_leaves_no_file(run: RunFolderWriter, tmp_path: Path) -> None:
+    group = make_group("g00000099", "quickstart", lengths=((3, 4),))
+    fields = {name: getattr(group, name) for name in type(group).__dataclass_fields__}
+    run.archive(gristmill.TrajectoryGroup(**{**fields, "meta": {"headers": f"x-key {SECRET}"}}))
+    with raises(PackError, "secret_in_group", group="g00000099"):
+        packed(run, "p.zip", SECRET)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_pack_of_an_open_run_ends_in_a_torn_line(run: RunFolderWriter, tmp_path: Path) -> None:
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "policy_ver')
+    folder = unpack(packed(run), tmp_path / "there")
+    assert [row["step"] for row in RunFolder.open(folder).metrics()] == [1, 2, 3]
+
+
+def rewritten(path: Path, member: str, content: bytes) -> Path:
+    """Returns a copy of a pack with another content of one member, as a program that knows no hashes makes it."""
+    copy = path.with_name("rewritten.zip")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(copy, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, content if name == member else old.read(name))
+    return copy
+
+
+def test_damaged_pack_names_the_file_and_leaves_no_folder(run: RunFolderWriter, tmp_path: Path) -> None:
+    path = packed(run)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        at = archive.getinfo("quickstart/rollouts/000001.gmz").header_offset + 400
+    content[at] ^= 1
+    torn = path.with_name("torn.zip")
+    torn.write_bytes(content)
+    with raises(PackError, "pack_damaged", file="rollouts/000001.gmz"):
+        unpack(torn, tmp_path / "there")
+    with raises(PackError, "pack_damaged", file="metrics.jsonl"):
+        unpack(rewritten(path, "quickstart/metrics.jsonl", b"{}\n"), tmp_path / "there")
+    assert list((tmp_path / "there").iterdir()) == []
+    half = path.with_name("half.zip")
+    half.write_bytes(content[: len(content) // 2])
+    with raises(PackError, "not_a_pack", path=half):
+        RunFolder.open(half)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/../../outside", "..\\outside"])
+def test_pack_cannot_write_outside_its_folder(run: RunFolderWriter, tmp_path: Path, name: str) -> None:
+    path = packed(run)
+    contents = read_contents(path)
+    first = msgspec.structs.replace(contents.files[0], path=name)
+    other = msgspec.structs.replace(contents, files=(first,))
+    with raises(PackError, "not_a_pack"):
+        unpack(rewritten(path, pack.CONTENTS_FILE, msgspec.json.encode(other)), tmp_path / "there")
+    named = msgspec.structs.replace(contents, run_id="..")
+    with raises(PackError, "not_a_pack"):
+        unpack(rewritten(path, pack.CONTENTS_FILE, msgspec.json.encode(named)), tmp_path / "there")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_newer_format_and_existing_files_are_errors(run: RunFolderWriter, tmp_path: Path) -> None:
+    path = packed(run)
+    newer = PackContents(format=2, run_id="quickstart", files=(), left_out={})
+    with raises(PackError, "pack_format", format=2):
+        read_contents(rewritten(path, pack.CONTENTS_FILE, msgspec.json.encode(newer)))
+    with raises(PackError, "pack_exists", path=path):
+        packed(run)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("a", "b")
+    with raises(PackError, "not_a_pack"):
+        unpack(tmp_path / "other.zip", tmp_path / "there")
+    with raises(PackError, "pack_unreadable"):
+        unpack(tmp_path / "missing.zip", tmp_path / "there")
