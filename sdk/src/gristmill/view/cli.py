@@ -9,7 +9,7 @@ gristmill report RUN        one HTML file about a run
 gristmill sql "SELECT ..."  a query over a run's completions and steps
 gristmill pack RUN          one file with a run, to view, query and retrain on another machine
 gristmill unpack FILE       the run of such a file, as a folder
-gristmill doctor            checks of this machine, with lines for .env
+gristmill doctor [RUN]      checks of this machine, of a configuration (--config), or of a run's files
 gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
 gristmill bisect RUN        finds the sequence that causes the value of a metric
 gristmill fork RUN          continues a run live from one of its steps, as a new run
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -37,6 +38,7 @@ from gristmill.archive.pack import unpack as unpack_run
 from gristmill.deployment import API_URL, MODEL_URL, Deployment
 from gristmill.errors import ApiUnreachable, GristmillError
 from gristmill.view import doctor
+from gristmill.view.check import Check
 from gristmill.view.facts import read_files
 from gristmill.view.folders import REPORT_FILE, RunFolder, default_roots, list_runs
 from gristmill.view.overview import overview
@@ -258,18 +260,32 @@ def _megabytes(size: int) -> str:
 
 
 def examine(options: argparse.Namespace, place: Place, console: Console) -> int:
-    """Checks this machine."""
-    found = doctor.checks(doctor.examine(os.environ, place.roots[0]))
-    marks = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("failed", "red")}
-    for check in found:
-        word, style = marks[check.state]
-        console.print(Text.assemble((f"{word:<8}", style), (f"{check.name:<17} ", "bold"), check.text), soft_wrap=True)
-    lines = list(dict.fromkeys(line for check in found for line in check.env))
-    if lines:
+    """Checks this machine; with --config also what a run needs before it starts; with RUN the files of a run."""
+    if options.run is not None:
+        found = doctor.after_run(_run_folder(options.run, place), options.config, os.environ)
+    else:
+        found = iter(doctor.checks(doctor.examine(os.environ, place.roots[0])))
+        if options.config is not None:
+            found = itertools.chain(found, doctor.before_run(options.config, os.environ))
+    checks = []
+    for check in found:  # One at a time, because some checks take seconds.
+        checks.append(check)
+        if not options.json:
+            _say_check(console, check)
+    failed = any(check.state == "failed" for check in checks)
+    if options.json:
+        print(msgspec.json.encode({"ok": not failed, "checks": checks}).decode())  # noqa: T201
+    elif lines := list(dict.fromkeys(line for check in checks for line in check.env)):
         console.print("\nlines for .env:", style="dim")
         for line in lines:
             console.print(Text(line), soft_wrap=True)
-    return 1 if any(check.state == "failed" for check in found) else 0
+    return 1 if failed else 0
+
+
+def _say_check(console: Console, check: Check) -> None:
+    style = {"ok": "green", "warning": "yellow", "failed": "red"}[check.state]
+    name = (f"{check.name:<17} ", "bold")
+    console.print(Text.assemble((f"{check.state:<8}", style), name, check.text), soft_wrap=True)
 
 
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -380,7 +396,10 @@ def _parser() -> argparse.ArgumentParser:
     packed.add_argument("--json", action="store_true", help="the pack's contents as one JSON object")
     taken = command("unpack", unpack, "the run of a packed file, as a folder below --runs")
     taken.add_argument("file", type=Path, help=f"a file that `gristmill pack` wrote, such as quickstart{SUFFIX}")
-    command("doctor", examine, "checks of this machine, with lines for .env")
+    health = command("doctor", examine, "checks of this machine, of a configuration, or of a run")
+    health.add_argument("run", nargs="?", help="id, folder or pack of a run whose files are checked")
+    health.add_argument("--config", metavar="NAME", help="name or path of a run's YAML")
+    health.add_argument("--json", action="store_true", help="one JSON object")
     for name, text in TRAIN_AGAIN.items():
         # The trainer's package parses the other arguments, and --help.
         commands.add_parser(name, help=text, add_help=False).set_defaults(command=train_again, name=name)

@@ -1,21 +1,32 @@
-"""Checks of this machine: ports, memory, disk, container engine, GPUs and their driver, the hub.
+"""Checks of this machine, and of a run before and after its training.
 
-`examine` measures, and `checks` decides. Each check names what it found, and the lines of `.env` that fit this machine.
+`examine` measures this machine, and `checks` decides. Each check names what it found, and the lines of `.env` that fit
+this machine.
+
+`before_run` and `after_run` gather the checks of a run. Each package checks the parts that it owns, in its module
+`doctor`: the API Redis, the environment its data, rewards and model server, and the trainer the model.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import httpx
 import msgspec
+
+from gristmill.errors import GristmillError
+from gristmill.view import run_checks
+from gristmill.view.check import Check
+from gristmill.view.folders import RunFolder
 
 _GIB = 1024**3
 _TIMEOUT = 10.0
@@ -32,7 +43,8 @@ LEAST_DRIVER: Final = 580
 LEAST_ENGINE: Final = 28
 """Before Docker 28, machines on the same network could reach ports that are published on 127.0.0.1."""
 
-State = Literal["ok", "warning", "failed"]
+PACKAGES: Final = ("gristmill_api", "gristmill_env", "gristmill_trainer")
+"""Packages with a module `doctor`. The SDK imports them only if they are installed here."""
 PortUse = Literal["free", "ours", "taken"]
 
 
@@ -68,16 +80,6 @@ class Machine:
     """HF_HUB_OFFLINE is set."""
     set_up: bool = False
     """`make setup` has run in this folder."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The result of one check."""
-
-    name: str
-    state: State
-    text: str
-    env: tuple[str, ...] = ()
-    """Lines for `.env`."""
 
 
 def checks(machine: Machine) -> list[Check]:
@@ -198,6 +200,43 @@ def _hub(machine: Machine) -> Check:
     )
 
 
+# --- Runs ------------------------------------------------------------------------------------------------------
+def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the checks of a configuration and of the services that would train it.
+
+    `config`: name or path of a run's YAML. `environ`: the GRISTMILL_* variables and REDIS_URL. Raises ConfigError if
+    the configuration cannot be read.
+    """
+    for package in PACKAGES:
+        yield from _of_package(package, "before_run", config, environ)
+
+
+def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the checks of a run's files: first those of the archive, then those of the packages that are installed.
+
+    `config`: name or path of the run's YAML, with which the rewards are computed again; None: the run's id.
+    """
+    yield from run_checks.check_files(run)
+    for package in PACKAGES[1:]:  # The API keeps no part of a run beside the archive.
+        yield from _of_package(package, "after_run", run, config or run.run_id, environ)
+
+
+def attempt(name: str, check: Callable[[], Iterable[Check]]) -> list[Check]:
+    """Returns the results of `check`. An error that ends it becomes the failed check `name`."""
+    try:
+        return list(check())
+    except GristmillError as error:
+        return [Check(name, "failed", error.report())]
+
+
+def _of_package(package: str, function: str, *arguments: object) -> Iterator[Check]:
+    if importlib.util.find_spec(package) is None:
+        yield Check(package, "warning", f"not checked: the package {package} is not installed in this Python")
+        return
+    found: Callable[..., Iterable[Check]] = getattr(importlib.import_module(f"{package}.doctor"), function)
+    yield from found(*arguments)
+
+
 # --- Measuring -------------------------------------------------------------------------------------------------
 def examine(environ: Mapping[str, str], folder: Path) -> Machine:
     """Measures this machine. `environ`: with API_PORT, MODEL_PORT, HF_ENDPOINT. `folder`: where runs are kept."""
@@ -210,7 +249,7 @@ def examine(environ: Mapping[str, str], folder: Path) -> Machine:
     gpus, driver = _read_gpus()
     return Machine(
         ports={name: (port, port_use(port)) for name, port in ports.items()},
-        memory=_read_memory(),
+        memory=read_memory(),
         disk=_read_disk(folder),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         engine=_output("docker", "version", "--format", "{{.Server.Version}}"),
@@ -240,7 +279,8 @@ def port_use(port: int) -> PortUse:
     return "ours" if is_ours else "taken"
 
 
-def _read_memory() -> int | None:
+def read_memory() -> int | None:
+    """Returns the bytes of memory that processes here may use: the machine's, or the container's limit."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

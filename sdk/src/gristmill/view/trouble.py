@@ -32,7 +32,7 @@ _BEHIND_STEPS = 2
 """A server is published to after each step, and with asynchronous publication one step later."""
 LOADED: Final = "default"
 """vLLM's label of weights that it loaded from disk."""
-_LOGPROB_DIFF = 0.1
+LOGPROB_DIFF = 0.1
 FLOOR_BYTES: Final = 2 * 1024**3
 """Free space below which the API archives no more groups, by default (API_ARCHIVE_MIN_FREE_BYTES)."""
 
@@ -225,7 +225,7 @@ def _skipped(facts: Facts, rows: Rows) -> Trouble | None:
 def _logprob_diff(facts: Facts, rows: Rows) -> Trouble | None:
     staleness = rows[-1].get("staleness_mean", 0.0) if rows else 0.0
     difference = rows[-1].get("rollout_logprob_diff_mean") if rows else None
-    if staleness or not isinstance(difference, int | float) or difference < _LOGPROB_DIFF:
+    if staleness or not isinstance(difference, int | float) or difference < LOGPROB_DIFF:
         return None
     return Trouble(
         "logprob_diff",

@@ -17,13 +17,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, RedisError, ResponseError  # noqa: A004
+from redis.exceptions import ConnectionError, RedisError  # noqa: A004
 
 from gristmill.logs import line
 from gristmill_api.metrics import Metrics
 from gristmill_api.store import keys
-from gristmill_api.store.connection import check_server
-from gristmill_api.store.records import text
+from gristmill_api.store.connection import DURABLE, check_server, weak_durability
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -143,17 +142,12 @@ async def _listen(redis: Redis, notifications: Notifications, metrics: Metrics, 
 
 
 async def _warn_of_weak_durability(redis: Redis) -> None:
-    try:
-        found = await redis.config_get("append*")
-    except ResponseError:
-        return  # The user of a locked-down Redis may not use CONFIG.
-    settings = {text(name): text(value) for name, value in found.items()}
-    for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
-        if settings.get(name) != wanted:
-            _LOG.warning(
-                "REDIS CAN LOSE ACKNOWLEDGED GROUPS when it is killed: %s is %r, not %r. "
-                "Start redis-server with --appendonly yes --appendfsync always.",
-                name,
-                settings.get(name),
-                wanted,
-            )
+    # None: the user of a locked-down Redis may not use CONFIG.
+    for name, value in (await weak_durability(redis) or {}).items():
+        _LOG.warning(
+            "REDIS CAN LOSE ACKNOWLEDGED GROUPS when it is killed: %s is %r, not %r. "
+            "Start redis-server with --appendonly yes --appendfsync always.",
+            name,
+            value,
+            DURABLE[name],
+        )

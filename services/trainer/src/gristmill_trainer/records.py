@@ -132,7 +132,7 @@ class TrainedRecords:
     def _copy_tokenizer(self, source: Path) -> None:
         target = self._folder / TOKENIZER_FOLDER
         try:
-            for name in ("tokenizer.json", "tokenizer_config.json"):
+            for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
                 if (source / name).is_file() and not (target / name).exists():
                     target.mkdir(parents=True, exist_ok=True)
                     partial = target / f"{name}.partial"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.view.doctor import Check, Gpu, Machine, checks, examine, port_use, split_gpus
+from gristmill.view.check import Check
+from gristmill.view.doctor import Gpu, Machine, checks, examine, port_use, split_gpus
 
 GIB = 1024**3
 LAPTOP = Machine(

@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gristmill import ConfigError
+from gristmill_api.store.records import text
 
 Command = Sequence[str | bytes | int]
 
@@ -24,6 +25,8 @@ _COPIED: Final = 16 * 1024
 """Bytes of an argument that is copied into its command; a longer one is sent without a copy."""
 _DEFAULTS = {"max_connections": 64, "timeout": 5, "socket_timeout": 5, "socket_connect_timeout": 2}
 """Seconds. A URL may say otherwise: redis://host/0?socket_timeout=1."""
+DURABLE: Final = {"appendonly": "yes", "appendfsync": "always"}
+"""Settings with which a write that Redis acknowledged is on disk."""
 _OLDEST: Final = 7
 """The first version of Redis whose scripts declare flags (`#!lua flags=allow-oom`)."""
 
@@ -60,6 +63,19 @@ async def check_server(redis: Redis) -> None:
     options = redis.connection_pool.connection_kwargs
     where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
     raise ConfigError("redis_unsuitable", f"The Redis at {where} {problem}")
+
+
+async def weak_durability(redis: Redis) -> dict[str, str] | None:
+    """Returns the settings with which Redis can lose acknowledged groups, and their values; {} if it cannot.
+
+    None if the user of this connection may not read the settings. Raises RedisError if Redis does not answer.
+    """
+    try:
+        found = await redis.config_get("append*")
+    except ResponseError:
+        return None
+    settings = {text(name): text(value) for name, value in found.items()}
+    return {name: settings.get(name, "") for name, value in DURABLE.items() if settings.get(name) != value}
 
 
 async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:

@@ -1,0 +1,162 @@
+"""Checks of a run's files after its training: settings, archive, the trainer's records, steps, publications."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gristmill.archive import ArchiveError, segment
+from gristmill.archive.drops import read_drops
+from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
+from gristmill.errors import GristmillError
+from gristmill.run import RunState
+from gristmill.view.check import Check
+from gristmill.view.folders import RunFolder
+from gristmill.view.growing import read_growing_jsonl
+from gristmill.view.trouble import LOGPROB_DIFF
+
+RECEIPTS_FILE: Final = "receipts.jsonl"
+_LISTED: Final = 5
+
+
+def check_files(run: RunFolder) -> Iterator[Check]:
+    """Yields the checks that need the run's files and no other package."""
+    yield _settings(run)
+    archived, archive = _archive(run)
+    yield archive
+    yield _records(run, archived)
+    rows = run.metrics()
+    yield _steps(run, rows)
+    yield _agreement(rows)
+    yield _publications(run)
+
+
+def _settings(run: RunFolder) -> Check:
+    record = run.record()
+    if record is None:
+        return Check("settings", "warning", "run.json is missing or not readable: the settings of the run are unknown")
+    return Check("settings", "ok", f"run {record.run_id} is {record.state}, version {record.version or 'unknown'}")
+
+
+def _archive(run: RunFolder) -> tuple[set[str], Check]:
+    """Returns the ids of the archived groups, and the check of the archive."""
+    ids, problems = _group_ids(run.archive_segments())
+    if problems:
+        return ids, Check("archive", "failed", "; ".join(problems))
+    if not ids:
+        text = (
+            "no group is archived: the rollouts cannot be read or trained on again. Set GRISTMILL_RUNS_DIR of the API"
+        )
+        return ids, Check("archive", "failed", text)
+    gone: Counter[str] = Counter()
+    for path in run.drops():
+        gone.update(drop.reason or "unknown" for drop, _ in read_drops(path) if drop.what == "let_go")
+    if gone:
+        why = ", ".join(f"{count} as {reason}" for reason, count in gone.items())
+        text = f"{len(ids)} groups, and {gone.total()} trained groups are not kept ({why})"
+        more = "only the other steps can be trained again. Raise API_ARCHIVE_MAX_BYTES, or free disk space"
+        return ids, Check("archive", "warning", f"{text}: {more}")
+    return ids, Check("archive", "ok", f"{len(ids)} groups, and each checksum is right")
+
+
+def _group_ids(paths: Sequence[Path]) -> tuple[set[str], list[str]]:
+    """Returns the ids of the groups in whole segments and in the beginnings of damaged ones, and the damages."""
+    ids: set[str] = set()
+    problems = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                if segment.read_opening(file, str(path)) is not None:
+                    ids |= {segment.parse_id(frames, head) for frames, head, _ in segment.read_frames(file, str(path))}
+        except ArchiveError as error:
+            problems.append(error.report())
+    return ids, problems
+
+
+def _records(run: RunFolder, archived: set[str]) -> Check:
+    """Checks that each archived group has a record of the trainer, with its step and its log-probabilities."""
+    recorded: set[str] = set()
+    brief: set[str] = set()
+    try:
+        for group in _trained(run.trained_segments()):
+            (brief.add if group.outcome == NOT_RECORDED else brief.discard)(group.group_id)
+            recorded.add(group.group_id)
+    except GristmillError as error:
+        return Check("trainer's records", "failed", error.report())
+    if not recorded:
+        return Check(
+            "trainer's records", "warning", "none: the steps of the groups are unknown (record_rollouts: true)"
+        )
+    without = archived - recorded
+    if without or brief:
+        text = f"{len(without)} archived groups have no record, and {len(brief)} a record without tokens"
+        return Check("trainer's records", "warning", f"{text} ({_listed(without or brief)}): the disk was full or slow")
+    return Check("trainer's records", "ok", f"{len(recorded)} groups, with step, outcome and log-probabilities")
+
+
+def _trained(paths: Iterable[Path]) -> Iterator[TrainedGroup]:
+    for path in paths:
+        with path.open("rb") as file:
+            if segment.read_opening(file, str(path)) is not None:
+                for frames, head_size, _ in segment.read_frames(file, str(path)):
+                    yield TrainedGroup.decode(segment.parse(frames, head_size).body)
+
+
+def _steps(run: RunFolder, rows: Sequence[dict[str, Any]]) -> Check:
+    if not rows:
+        return Check("steps", "failed", "metrics.jsonl is missing or empty: no step was trained")
+    record = run.record()
+    numbers = [int(row["step"]) for row in rows]
+    missing = sorted(set(range(1, numbers[-1] + 1)) - set(numbers))
+    if missing:
+        return Check("steps", "failed", f"metrics.jsonl has no row of {len(missing)} steps ({_listed(missing)})")
+    skipped = [row["step"] for row in rows if row.get("skipped")]
+    if skipped:
+        return Check("steps", "warning", f"{len(skipped)} of {len(rows)} steps changed no weights ({_listed(skipped)})")
+    wanted = None if record is None else record.training_steps
+    if wanted is not None and record is not None and record.state == RunState.FINISHED and numbers[-1] < wanted:
+        return Check("steps", "warning", f"the run ended after step {numbers[-1]} of {wanted}")
+    return Check("steps", "ok", f"{len(rows)} steps, and each changed the weights")
+
+
+def _agreement(rows: Sequence[dict[str, Any]]) -> Check:
+    """Checks that trainer and server agree in the steps whose groups came from the newest weights only."""
+    name = "log-probabilities"
+    on_policy = [
+        (row["step"], row["rollout_logprob_diff_mean"])
+        for row in rows
+        if not row.get("staleness_mean") and isinstance(row.get("rollout_logprob_diff_mean"), int | float)
+    ]
+    if not on_policy:
+        return Check(name, "ok", "not compared here: no step trained on the newest weights only")
+    bad = [step for step, difference in on_policy if not difference <= LOGPROB_DIFF]
+    largest = max(difference for _, difference in on_policy)
+    if bad:
+        text = f"trainer and model server differ by up to {largest:.2g} on average in {len(bad)} steps ({_listed(bad)})"
+        return Check(name, "failed", f"{text}: docs/troubleshooting.md, '`logprob_diff` is large'")
+    text = f"trainer and model server agree to {largest:.2g} on average, over {len(on_policy)} steps"
+    return Check(name, "ok", text)
+
+
+def _publications(run: RunFolder) -> Check:
+    path = run.find(RECEIPTS_FILE)
+    receipts = [] if path is None else read_growing_jsonl(path)
+    if not receipts:
+        return Check(
+            "publications", "warning", f"no {RECEIPTS_FILE}: the run has no proof that servers had the weights"
+        )
+    states = Counter(str(receipt.get("state")) for receipt in receipts)
+    text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    if states["failed"]:
+        failed = [receipt.get("version") for receipt in receipts if receipt.get("state") == "failed"]
+        return Check("publications", "failed", f"{text} of {len(receipts)} receipts; failed: {_listed(failed)}")
+    if states["ok"] < len(receipts):
+        return Check("publications", "warning", f"{text} of {len(receipts)} receipts")
+    return Check("publications", "ok", f"all {len(receipts)} publications are proven")
+
+
+def _listed(values: Iterable[Any]) -> str:
+    shown = sorted(map(str, values), key=lambda text: (len(text), text))
+    return ", ".join(shown[:_LISTED]) + (", …" if len(shown) > _LISTED else "")

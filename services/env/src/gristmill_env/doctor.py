@@ -1,0 +1,434 @@
+"""Checks for `gristmill doctor`: chat template, rewards and model server of a configuration, before and after a run.
+
+Before a run, `before_run` loads the configuration as `serve` does. It scores a few constructed completions, and asks
+the model server for short completions, if a server answers. After a run, `after_run` scores the archived completions
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gristmill import ConfigError, Deployment, GristmillError
+from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.settings import load_yaml
+from gristmill.view.check import Check, State
+from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
+from gristmill_env.commands.check import score_gold
+from gristmill_env.commands.replay import score_group
+from gristmill_env.commands.source import open_groups
+from gristmill_env.data import Item, assistant, user
+from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, PromptError, SavedError
+from gristmill_env.inference import Thinking
+from gristmill_env.inference.http import ServerHttp, ServerTroubleError
+from gristmill_env.inference.server import GENERATE, ModelServer
+from gristmill_env.inference.types import TokenLogprob
+from gristmill_env.rewards import Sample, Score
+from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
+from gristmill_env.run_settings import RunSettings
+from gristmill_env.saved import SavedGroup
+from gristmill_env.session import Task, prompt_builder, read_manifest, tokenizer_name
+from gristmill_env.settings import differences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ROWS = 20
+"""Rows whose answers are scored before a run."""
+_GROUPS = 50
+"""Archived groups that are scored again, spread over the run."""
+_SLOW_SHARE = 0.1
+"""Share of `reward_wall_timeout` that scoring a group may take without a warning."""
+_SAME = 1e-6
+"""Largest difference of two scores that count as the same. The archive keeps rewards as float32."""
+_LISTED = 5
+_SAMPLED, _TOKENS = 16, 24
+"""Completions and tokens of the requests that look for the effect of the temperature."""
+_COLD, _HOT = 0.01, 2.0
+"""vLLM accepts temperatures up to 2."""
+_IMPOSSIBLE = -1000.0
+"""vLLM reports a token that cannot be sampled, such as one outside top-p, with about -9999."""
+_LIKELIEST = 20
+"""Tokens with log-probabilities at one position: vLLM's default maximum."""
+_ROUNDING = 0.05
+"""Nats. Log-probabilities of bfloat16 logits of about 10 round to 0.04."""
+
+
+# --- Before a run ----------------------------------------------------------------------------------------------
+def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the checks of a configuration. `config`: its name or path. Raises ConfigError if it cannot be read."""
+    run = RunSettings.read(["--config", config], environ, "gristmill doctor")
+    yield _check_trainer_block(run)
+    yield from asyncio.run(_gathered(_before(run)))
+
+
+async def _gathered(checks: AsyncIterator[Check]) -> list[Check]:
+    return [check async for check in checks]
+
+
+def _check_trainer_block(run: RunSettings) -> Check:
+    file = run.trainer_file
+    try:
+        run.check_trainer(load_yaml(file) if file.is_file() else {})
+    except ConfigError as error:
+        return Check("settings", "failed", error.report())
+    return Check("settings", "ok", f"{run.config_path}: run {run.run_id}, groups of {run.config.group_size}")
+
+
+async def _before(run: RunSettings) -> AsyncIterator[Check]:
+    try:
+        task = Task.load(run)
+    except GristmillError as error:
+        yield Check("data and rewards", "failed", error.report())
+        return
+    async with task:
+        items, problem = _read_items(task)
+        if problem is not None:
+            yield problem
+        if not items:
+            return
+        manifest = read_manifest(run.deployment.models_dir)
+        name = tokenizer_name(run.config, manifest)
+        tokenizer, prompt = None, None
+        if name is None:
+            why = "no tokenizer is named: start the model service, or set tokenizer_name"
+            yield Check("chat template", "warning", f"not checked: {why}")
+        else:
+            try:
+                tokenizer = load_tokenizer(name)
+                prompts = prompt_builder(run.config, tokenizer)
+                opening = await task.environments.opening(items[0])
+                prompt = prompts.build(opening)
+                yield check_template(prompts, prompt, several_turns=task.environments.factory.kind.max_turns > 1)
+            except (PromptError, DatasetError, EpisodeError) as error:
+                yield Check("chat template", "failed", error.report())
+        yield await check_gold(task, items)
+        yield await check_scores_twice(task, items, tokenizer)
+    async for check in _check_servers(run, prompt):
+        yield check
+
+
+def _read_items(task: Task) -> tuple[list[Item], Check | None]:
+    """Returns the first rows that can be used, and a failed check if some of them cannot."""
+    items: list[Item] = []
+    problems: list[str] = []
+    for row in range(min(_ROWS, len(task.dataset))):
+        try:
+            items.append(task.dataset.item(row))
+        except DatasetError as error:
+            problems.append(error.report())
+    if not problems:
+        return items, None
+    text = f"{len(problems)} of the first {len(items) + len(problems)} rows cannot be used; the first: {problems[0]}"
+    return items, Check("data set", "failed", text)
+
+
+def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: bool) -> Check:
+    """Checks that the prompt of a second turn begins with the prompt and the reply of the first turn.
+
+    If it does not, the model sees another beginning in each turn, and a server computes the whole conversation again.
+    `several_turns`: whether the run's environment has more than one turn. Then a lost prefix is a failed check.
+    """
+    if not prompt.token_ids:
+        return Check("chat template", "warning", "not checked: the prompt has no tokens")
+    plain = "It is 4."
+    lost: State = "failed" if several_turns else "warning"
+    if not _is_kept(prompts, prompt, plain):
+        use = "use another template" if several_turns else "this run has one turn, so it trains correctly"
+        text = f"the template changes earlier turns: the second prompt does not begin with the first turn; {use}"
+        return Check("chat template", lost if several_turns else "ok", text)
+    if not _is_kept(prompts, prompt, f"<think>\nTwo and two.\n</think>\n\n{plain}"):
+        text = "the template keeps answers and removes the thoughts of earlier turns"
+        if not several_turns:
+            return Check("chat template", "ok", f"{text}; this run has one turn")
+        more = (
+            "a rollout keeps its sampled thoughts, so a chat through the template has other prompts than the training"
+        )
+        return Check("chat template", "warning", f"{text}; {more}")
+    return Check("chat template", "ok", "each turn's prompt begins with the whole conversation before it")
+
+
+def _is_kept(prompts: PromptBuilder, first: Prompt, reply: str) -> bool:
+    said = assistant(first.begun + reply)
+    second = prompts.build([*first.messages, said, user("And two more?")])
+    return second.text.startswith(first.text + reply) and second.token_ids[: len(first.token_ids)] == first.token_ids
+
+
+async def check_gold(task: Task, items: Sequence[Item]) -> Check:
+    """Checks that the rewards that compare with an answer score the rows' own answers 1."""
+    found = await score_gold(task.scorer.rewards, items)
+    if not found.scores:
+        return Check("gold answers", "ok", f"not tried: no reward compares with an answer ({', '.join(found.untried)})")
+    wrong = [(score, miss) for score in found.scores for miss in [*score.wrong, *score.unscored]]
+    if wrong:
+        score, miss = wrong[0]
+        bad = len(score.wrong) + len(score.unscored)
+        text = f"{score.reward} scores {bad} of {score.rows} gold answers below 1; row {miss.index}: {miss.reason}"
+        return Check("gold answers", "failed", f"{text}; `gristmill-env check` lists more of them")
+    names = ", ".join(score.reward for score in found.scores)
+    return Check("gold answers", "ok", f"{names} score all {found.scores[0].rows} gold answers 1")
+
+
+async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTrainedTokenizerBase | None) -> Check:
+    """Checks that all rewards score in time, and give the same completion the same score a second time."""
+    limit = task.scorer.execution.limits.wall
+    slowest, changed = 0.0, []
+    for item, other in zip(items, [*items[1:], items[0]], strict=True):
+        group = _constructed(item, other, tokenizer)
+        began = time.monotonic()
+        first = await task.scorer.score(group)
+        slowest = max(slowest, time.monotonic() - began)
+        if (failed := next((score.error for score in first if score.error), None)) is not None:
+            return Check("rewards", "failed", f"row {item.index}: {failed}")
+        second = await task.scorer.score(group)
+        changed += [(item.index, difference) for difference in _differences(first, second)]
+    if changed:
+        row, (name, one, two) = changed[0]
+        text = (
+            f"{len(changed)} scores differ when they are computed again; row {row}: {name} gives {one} and then {two}"
+        )
+        more = "the model then learns from noise: seed what is random, or cache it by its input"
+        return Check("rewards", "failed", f"{text}; {more}")
+    text = f"the same scores twice on {len(items)} rows; the slowest group took {slowest:.2g} s of at most {limit:g} s"
+    if slowest > _SLOW_SHARE * limit:
+        return Check("rewards", "warning", f"{text}: a slower machine may reach the limit; raise reward_wall_timeout")
+    return Check("rewards", "ok", text)
+
+
+def _constructed(item: Item, other: Item, tokenizer: PreTrainedTokenizerBase | None) -> list[Sample]:
+    """Returns a group of four completions of one row: right, wrong, without an answer, and empty."""
+    right, wrong = item.answer or item.prompt, other.answer or other.prompt
+    texts = [f"<think>\nI add.\n</think>\n\n<answer>{right}</answer>", f"\\boxed{{{wrong}}}", "I do not know.", ""]
+    return [
+        Sample(
+            completion=text,
+            answer=item.answer,
+            prompt=item.prompt,
+            tokens=[] if tokenizer is None else list(tokenizer(text, add_special_tokens=False)["input_ids"]),
+            finish_reason="stop",
+            row=item.columns,
+            messages=item.messages,
+            conversation=(*item.messages, assistant(text)),
+            episode_reward=0.5,
+            conversational=item.conversation is not None,
+        )
+        for text in texts
+    ]
+
+
+def _differences(first: Sequence[Score], second: Sequence[Score]) -> Iterator[tuple[str, object, object]]:
+    for one, two in zip(first, second, strict=True):
+        for name, value in one.parts.items():
+            if not _is_same(value, two.parts.get(name)):
+                yield name, value, two.parts.get(name)
+
+
+# --- The model server ------------------------------------------------------------------------------------------
+async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterator[Check]:
+    manifest = read_manifest(run.deployment.models_dir)
+    for config in run.config.server_configs:
+        server = ModelServer(config, Thinking.of(run.config))
+        name = f"model server {server.url}"
+        try:
+            served = await server.meet(manifest)
+        except InferenceError as error:
+            yield Check(name, "failed", error.report())
+            continue
+        except ServerTroubleError as error:
+            yield Check(name, "warning", f"not checked: it does not answer ({error}); start the model service")
+            continue
+        finally:
+            await server.close()
+        if served.text_only:
+            text = "returns text without token ids, which cannot be trained on; serve the model with vLLM"
+            yield Check(name, "failed", text)
+        elif prompt is None or not prompt.token_ids:
+            yield Check(name, "warning", "not checked: no tokenizer is known for a prompt")
+        else:
+            http = ServerHttp(config.root_url, api_key=config.api_key, timeout=config.timeout)
+            try:
+                yield await check_sampling(http, name, served.name, prompt.token_ids)
+            except InferenceError as error:
+                yield Check(name, "failed", error.report())
+            except ServerTroubleError as error:
+                yield Check(name, "failed", f"does not complete a short request: {error}")
+            finally:
+                await http.close()
+
+
+class _Entry(msgspec.Struct):
+    top_logprobs: list[TokenLogprob] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _Logprobs
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+async def check_sampling(http: ServerHttp, name: str, model: str, prompt: Sequence[int]) -> Check:
+    """Checks that the server's log-probabilities are those of the distribution from which it samples.
+
+    Softmax with temperature T divides the logits by T. So the difference between the log-probabilities of two tokens
+    must halve from T = 1 to T = 2, and the completions must differ more at a high temperature than at a low one.
+    Raises InferenceError, ServerTroubleError.
+    """
+
+    async def ask(**sampling: Any) -> _Answer:
+        body = {"model": model, "token_ids": list(prompt), "sampling_params": {"detokenize": False, **sampling}}
+        return await http.ask("POST", GENERATE, _Answer, json=body)
+
+    lists = []
+    for temperature in (1.0, 2.0):
+        answer = await ask(temperature=temperature, max_tokens=1, logprobs=_LIKELIEST, seed=0)
+        (entry,) = answer.choices[0].logprobs.content
+        lists.append({likely.token_id: likely.logprob for likely in entry.top_logprobs})
+    one, two = lists
+    both = [token for token in one if token in two]
+    ratios = [
+        (one[a] - one[b], two[a] - two[b])
+        for a, b in itertools.combinations(both, 2)
+        if min(one[a], one[b], two[a], two[b]) > _IMPOSSIBLE
+    ]
+    if not ratios:
+        text = f"returns fewer than two of the {_LIKELIEST} likeliest tokens: top-k or top-p is set at the server"
+        return Check(name, "failed", f"{text}; start it without them")
+    gap = max(abs(cold / 2 - hot) for cold, hot in ratios)
+    raw = max(abs(cold - hot) for cold, hot in ratios)
+    if gap > _ROUNDING and raw <= _ROUNDING:
+        text = "returns raw log-probabilities, which ignore the temperature; start it with --logprobs-mode"
+        return Check(name, "failed", f"{text} processed_logprobs")
+    if gap > _ROUNDING:
+        text = f"log-probabilities do not follow the temperature: at T = 2 they differ by {gap:.2g} from half of T = 1"
+        return Check(name, "failed", f"{text}; start it with --logprobs-mode processed_logprobs and without penalties")
+    cold = await ask(temperature=_COLD, max_tokens=_TOKENS, n=_SAMPLED, ignore_eos=True, logprobs=0)
+    hot = await ask(temperature=_HOT, max_tokens=_TOKENS, n=_SAMPLED, ignore_eos=True, logprobs=0)
+    counts = [len({tuple(choice.token_ids) for choice in answer.choices}) for answer in (cold, hot)]
+    if counts[0] > _SAMPLED / 2 or counts[1] <= counts[0]:
+        text = f"of {_SAMPLED} completions, {counts[0]} differ at temperature {_COLD} and {counts[1]} at {_HOT}"
+        return Check(name, "failed", f"{text}: it does not sample with the temperature of the request")
+    text = f"serves {model}, and samples with the temperature whose log-probabilities it returns"
+    return Check(name, "ok", text)
+
+
+# --- After a run -----------------------------------------------------------------------------------------------
+def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the checks of a run's archived groups. `config`: name or path of the YAML that the run was started with.
+
+    The archive has no answers, so the groups are completed from the configuration's data set.
+    """
+    name = "rewards again"
+    folder = run.find(ROLLOUTS_FOLDER)
+    if folder is None:
+        yield Check(name, "warning", "not checked: the run has no archived groups")
+        return
+    try:
+        settings = RunSettings.read(["--config", config], environ, "gristmill doctor")
+    except ConfigError as error:
+        text = f"not checked: the run's configuration is not here ({error.code}); name its YAML with --config"
+        yield Check(name, "warning", text)
+        return
+    yield _check_unchanged(run, settings)
+    tokenizer = _tokenizer_of(run)
+    if tokenizer is not None:
+        config_of_run = settings.config.model_copy(update={"tokenizer_name": str(tokenizer)})
+        settings = dataclasses.replace(settings, config=config_of_run, deployment=_without_models(settings))
+    try:
+        yield asyncio.run(_check_scores_again(settings, folder.parent))
+    except SavedError as error:
+        yield Check(name, "failed" if error.code == "prompt_differs" else "warning", error.report())
+    except GristmillError as error:
+        yield Check(name, "warning", f"not checked: {error.report()}")
+
+
+def _tokenizer_of(run: RunFolder) -> Path | None:
+    """Returns the folder of the run's tokenizer, or None if no folder of the run has one with its chat template."""
+    for folder in (run.find(f"{TRAINED_FOLDER}/{TOKENIZER_FOLDER}"), run.find("model")):
+        if folder is not None and (folder / "tokenizer.json").is_file():
+            settings = folder / "tokenizer_config.json"
+            in_settings = settings.is_file() and '"chat_template"' in settings.read_text()
+            if in_settings or (folder / "chat_template.jinja").is_file():
+                return folder
+    return None
+
+
+def _without_models(settings: RunSettings) -> Deployment:
+    """Returns the deployment without the model service's manifest, which may be of another model than the run's."""
+    return dataclasses.replace(settings.deployment, models_dir=settings.deployment.models_dir / "none")
+
+
+def _check_unchanged(run: RunFolder, settings: RunSettings) -> Check:
+    """Compares the settings of the run's record with the configuration as it is now."""
+    record = run.record()
+    if record is None:
+        return Check("configuration", "warning", "not compared: run.json is missing or not readable")
+    recorded = settings.config.recorded(str(record.env.get("model")))
+    changes = differences(record.env, recorded)
+    if changes:
+        shown = "; ".join(changes[:_LISTED])
+        text = f"{settings.config_path} has changed since the run: {shown}"
+        return Check("configuration", "warning", f"{text}. The checks below use it as it is now")
+    return Check("configuration", "ok", f"{settings.config_path} has the settings of the run")
+
+
+async def _check_scores_again(settings: RunSettings, folder: Path) -> Check:
+    """Scores archived groups again and compares the scores with those that the run trained on."""
+    task = Task.load(settings)
+    groups = await asyncio.to_thread(_spread, settings, folder)
+    slowest, compared = 0.0, 0
+    changed: list[tuple[SavedGroup, str, object, object]] = []
+    async with task:
+        limit = task.scorer.execution.limits.wall
+        for group in groups:
+            began = time.monotonic()
+            scores = await score_group(task.scorer, group, settings.config.dataset.gold_field)
+            slowest = max(slowest, time.monotonic() - began)
+            for completion, score in zip(group.completions, scores, strict=True):
+                compared += 1
+                before = {**(completion.scores or {}), "the total": completion.total}
+                after = {**score.parts, "the total": score.total}
+                changed += [
+                    (group, part, before[part], after.get(part))
+                    for part in before
+                    if not _is_same(before[part], after.get(part))
+                ]
+    if changed:
+        group, part, old, new = changed[0]
+        text = f"{len(changed)} scores of {compared} completions differ from the run's; row {group.row}: {part} was"
+        more = "the rewards, their code or the data have changed since, or the rewards are random"
+        return Check("rewards again", "failed", f"{text} {old} and is {new}; {more}")
+    text = f"{compared} archived completions have the same scores again; the slowest group took {slowest:.2g} s"
+    return Check("rewards again", "ok", f"{text} of at most {limit:g} s")
+
+
+def _spread(settings: RunSettings, folder: Path) -> list[SavedGroup]:
+    """Returns at most `_GROUPS` groups, spread evenly over the archive. Raises SavedError, ArchiveError."""
+    kept: list[SavedGroup] = []
+    every = 1
+    for number, group in enumerate(open_groups(settings, folder)):
+        if number % every == 0:
+            kept.append(group)
+        if len(kept) > _GROUPS:
+            kept, every = kept[::2], every * 2
+    return kept
+
+
+def _is_same(one: float | None, two: float | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return abs(one - two) <= _SAME * max(1.0, abs(one))
