@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,23 +17,29 @@ from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
 
 import gristmill
-from gristmill.view import cli
+from gristmill import Manifest, PolicyVersion
 from gristmill.view.folders import RunFolder
 from gristmill_api.doctor import check_redis
 from gristmill_api.settings import Settings
 from gristmill_trainer.doctor import Gap, _check_version
+from gristmill_trainer.publish import ModelServer, claim_publishing
 from local_processes import LocalStack
 
 PYTHON = sys.executable
 
 
-def checks(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+def gristmill_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `gristmill` in its own process, because the services of the tests print to this one's standard output."""
+    return subprocess.run([PYTHON, "-m", "gristmill", *arguments], capture_output=True, text=True, timeout=300)
+
+
+def checks(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of `gristmill doctor`, and each check's state by its name."""
-    capsys.readouterr()
-    code = cli.main(["doctor", *arguments, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is (code == 0)
-    return code, {check["name"]: check["state"] for check in found["checks"]}
+    done = gristmill_command("doctor", *arguments, "--json")
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] is (done.returncode == 0)
+    return done.returncode, {check["name"]: check["state"] for check in found["checks"]}
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +72,21 @@ def here(vllm: Vllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(900)
 def test_doctor_finds_no_fault_in_the_quickstart_before_its_run(
-    here: None, vllm: Vllm, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: None, vllm: Vllm, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", redis_url)
-    _, found = checks(capsys, "--config", "quickstart")
+    # Other tests of the session publish trained weights to this server.
+    initial = Path(Manifest.read(vllm.models_dir).serve_path)
+    ModelServer(vllm.url, claim_publishing(vllm.weights_dir)).publish(initial, PolicyVersion(1, 0))
+    _, found = checks("--config", "quickstart")
     of_run = ["redis", "settings", "chat template", "gold answers", "rewards", f"model server {vllm.url}"]
     of_run += ["memory of trainer", "disk of trainer", "trainer and server"]
     assert {name: found[name] for name in of_run} == dict.fromkeys(of_run, "ok")
 
 
 @pytest.mark.timeout(900)
-def test_doctor_and_pack_of_a_real_run(
-    here: None, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, found = checks(capsys, str(run))
+def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) -> None:
+    code, found = checks(str(run))
     assert code == 0
     proven = [
         "archive",
@@ -91,8 +99,8 @@ def test_doctor_and_pack_of_a_real_run(
     ]
     assert {name: found[name] for name in proven} == dict.fromkeys(proven, "ok")
     path = tmp_path / "run.zip"
-    assert cli.main(["pack", str(run), "--out", str(path)]) == 0
-    code, packed = checks(capsys, str(path))
+    assert gristmill_command("pack", str(run), "--out", str(path)).returncode == 0
+    code, packed = checks(str(path))
     assert (code, packed["archive"], packed["rewards again"]) == (0, "ok", "ok")
     query = "SELECT * FROM rollouts ORDER BY group_id, sequence"
     assert gristmill.sql(path, query).to_pylist() == gristmill.sql(run, query).to_pylist()
@@ -101,7 +109,7 @@ def test_doctor_and_pack_of_a_real_run(
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
-    code, damaged = checks(capsys, str(segment.parents[1]))
+    code, damaged = checks(str(segment.parents[1]))
     assert (code, damaged["archive"]) == (1, "failed")
 
 
