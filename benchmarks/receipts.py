@@ -2,7 +2,8 @@
 
 Trains the quickstart with real services. The trainer's process measures the time of the two parts of a receipt: its own
 log-probabilities of the probes (`own_scores`), and the server's answer with the comparison and the file
-(`Receipts.holds`). The share is the median of their time divided by the median of the step's wall time. Steps before `_WARM` do not count.
+(`Receipts.holds`). The share is the median of their time divided by the median of the step's wall time. Steps before
+`_WARM` do not count.
 """
 
 from __future__ import annotations
