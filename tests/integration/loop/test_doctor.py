@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,17 +11,16 @@ from typing import Any
 
 import pytest
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, Output, Vllm, start_api, start_redis
+from tests.support.stack import MODELS_DIR, ROOT, VLLM_PYTHON, Output, Vllm, start_api, start_redis
 
 import gristmill
 from gristmill import Manifest, PolicyVersion
 from gristmill.view.folders import RunFolder
-from gristmill_api.doctor import check_redis
-from gristmill_api.settings import Settings
-from gristmill_trainer.doctor import Gap, _check_version
+from gristmill_model import publication, server
+from gristmill_model.settings import Settings as ModelSettings
 from gristmill_trainer.publish import ModelServer, claim_publishing
-from local_processes import LocalStack
+from gristmill_trainer.receipts import Cause
+from local_processes import LocalStack, answers
 
 PYTHON = sys.executable
 
@@ -93,6 +90,7 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
         "trainer's records",
         "steps",
         "log-probabilities",
+        "publications",
         "rewards again",
         "weights 1.0",
         "weights 1.4",
@@ -113,21 +111,34 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     assert (code, damaged["archive"]) == (1, "failed")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("options", "state"),
-    [((), "ok"), (("--appendfsync", "everysec"), "failed"), (("--maxmemory-policy", "allkeys-lru"), "failed")],
+    ("setting", "cause"),
+    [
+        (["--logprobs-mode", "raw_logprobs"], Cause.RAW),
+        (["--override-generation-config", '{"top_k": 5}'], Cause.TRUNCATION),
+    ],
 )
-def test_redis_that_may_lose_groups_fails(options: tuple[str, ...], state: str) -> None:
-    with RedisServer(*options) as server:
-        settings = dataclasses.replace(Settings.read({}), redis_url=server.url)
-        (found,) = asyncio.run(check_redis(settings))
-    assert (found.name, found.state) == ("redis", state)
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "state"),
-    [(Gap(1e-6, 1e-6), 0.1, "ok"), (Gap(0.3, 1e-6), 0.3, "failed"), (Gap(0.1, 0.1), 1e-6, "failed")],
-)
-def test_groups_of_other_weights_fail(own: Gap, other: float, state: str) -> None:
-    found = _check_version("1.4", {"1.0": Gap(other, other), "1.4": own}, 1e-3, 4)
-    assert found.state == state
+def test_vllm_with_other_settings_fails_with_the_cause(
+    here: None, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: list[str], cause: Cause
+) -> None:
+    """The model service refuses such settings, so vLLM is started as by hand."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("GRISTMILL_MODEL_URL", url)
+    settings = ModelSettings.read(
+        {"MODEL_PORT": str(port), "GRISTMILL_WEIGHTS_DIR": str(tmp_path / "weights")}, cuda_available=False
+    )
+    manifest = Manifest.read(MODELS_DIR)
+    _, *options = server.arguments(settings, manifest)
+    with LocalStack(Output().add) as stack:
+        environ = server.environment(settings, {publication.FIRST_WEIGHTS: str(manifest.serve_path)})
+        vllm = stack.start("model", [str(VLLM_PYTHON), *options, *setting], environ)
+        stack.wait_until(vllm, lambda: answers(f"{url}/health"), timeout=900)
+        done = gristmill_command("doctor", "--config", "quickstart", "--json")
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1
+    assert found["trainer and server"]["state"] == "failed"
+    assert f"[{cause}]" in found["trainer and server"]["text"]
+    assert found[f"model server {url}"]["state"] == "ok", "it samples with the temperature"

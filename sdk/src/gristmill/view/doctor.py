@@ -23,7 +23,6 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
-from gristmill.errors import GristmillError
 from gristmill.view import run_checks
 from gristmill.view.check import Check
 from gristmill.view.folders import RunFolder
@@ -204,8 +203,7 @@ def _hub(machine: Machine) -> Check:
 def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
     """Yields the checks of a configuration and of the services that would train it.
 
-    `config`: name or path of a run's YAML. `environ`: the GRISTMILL_* variables and REDIS_URL. Raises ConfigError if
-    the configuration cannot be read.
+    `config`: name or path of a run's YAML. `environ`: the GRISTMILL_* variables and REDIS_URL.
     """
     for package in PACKAGES:
         yield from _of_package(package, "before_run", config, environ)
@@ -219,14 +217,6 @@ def after_run(run: RunFolder, config: str | None, environ: Mapping[str, str]) ->
     yield from run_checks.check_files(run)
     for package in PACKAGES[1:]:  # The API keeps no part of a run beside the archive.
         yield from _of_package(package, "after_run", run, config or run.run_id, environ)
-
-
-def attempt(name: str, check: Callable[[], Iterable[Check]]) -> list[Check]:
-    """Returns the results of `check`. An error that ends it becomes the failed check `name`."""
-    try:
-        return list(check())
-    except GristmillError as error:
-        return [Check(name, "failed", error.report())]
 
 
 def _of_package(package: str, function: str, *arguments: object) -> Iterator[Check]:

@@ -18,11 +18,12 @@ _ASK_AN_ADMIN = "ask its administrator for `CONFIG GET append*`: appendonly must
 
 
 def before_run(config: str, environ: Mapping[str, str]) -> list[Check]:
-    """Returns the checks of the Redis at REDIS_URL. `config`: not needed, because all runs use the same Redis.
-
-    Raises ConfigError for variables of the API that are wrong.
-    """
-    return asyncio.run(check_redis(Settings.read(environ)))
+    """Returns the checks of the Redis at REDIS_URL. `config`: not needed, because all runs use the same Redis."""
+    try:
+        settings = Settings.read(environ)
+    except ConfigError as error:
+        return [Check("redis", "failed", error.report())]
+    return asyncio.run(check_redis(settings))
 
 
 async def check_redis(settings: Settings) -> list[Check]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,8 +29,7 @@ from gristmill_env.errors import DatasetError, EpisodeError, InferenceError, Pro
 from gristmill_env.inference import Thinking
 from gristmill_env.inference.http import ServerHttp, ServerTroubleError
 from gristmill_env.inference.server import GENERATE, ModelServer
-from gristmill_env.inference.types import TokenLogprob
-from gristmill_env.rewards import Sample, Score
+from gristmill_env.rewards import Sample
 from gristmill_env.rollouts.prompts import Prompt, PromptBuilder, load_tokenizer
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.saved import SavedGroup
@@ -50,22 +48,21 @@ _SLOW_SHARE = 0.1
 _SAME = 1e-6
 """Largest difference of two scores that count as the same. The archive keeps rewards as float32."""
 _LISTED = 5
+_Parts = Mapping[str, float | None]
 _SAMPLED, _TOKENS = 16, 24
 """Completions and tokens of the requests that look for the effect of the temperature."""
 _COLD, _HOT = 0.01, 2.0
 """vLLM accepts temperatures up to 2."""
-_IMPOSSIBLE = -1000.0
-"""vLLM reports a token that cannot be sampled, such as one outside top-p, with about -9999."""
-_LIKELIEST = 20
-"""Tokens with log-probabilities at one position: vLLM's default maximum."""
-_ROUNDING = 0.05
-"""Nats. Log-probabilities of bfloat16 logits of about 10 round to 0.04."""
 
 
 # --- Before a run ----------------------------------------------------------------------------------------------
 def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
-    """Yields the checks of a configuration. `config`: its name or path. Raises ConfigError if it cannot be read."""
-    run = RunSettings.read(["--config", config], environ, "gristmill doctor")
+    """Yields the checks of a configuration. `config`: its name or path."""
+    try:
+        run = RunSettings.read(["--config", config], environ, "gristmill doctor")
+    except ConfigError as error:
+        yield Check("settings", "failed", error.report())
+        return
     yield _check_trainer_block(run)
     yield from asyncio.run(_gathered(_before(run)))
 
@@ -140,11 +137,11 @@ def check_template(prompts: PromptBuilder, prompt: Prompt, *, several_turns: boo
     if not prompt.token_ids:
         return Check("chat template", "warning", "not checked: the prompt has no tokens")
     plain = "It is 4."
-    lost: State = "failed" if several_turns else "warning"
+    lost: State = "failed" if several_turns else "ok"
     if not _is_kept(prompts, prompt, plain):
         use = "use another template" if several_turns else "this run has one turn, so it trains correctly"
         text = f"the template changes earlier turns: the second prompt does not begin with the first turn; {use}"
-        return Check("chat template", lost if several_turns else "ok", text)
+        return Check("chat template", lost, text)
     if not _is_kept(prompts, prompt, f"<think>\nTwo and two.\n</think>\n\n{plain}"):
         text = "the template keeps answers and removes the thoughts of earlier turns"
         if not several_turns:
@@ -180,7 +177,8 @@ async def check_gold(task: Task, items: Sequence[Item]) -> Check:
 async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTrainedTokenizerBase | None) -> Check:
     """Checks that all rewards score in time, and give the same completion the same score a second time."""
     limit = task.scorer.execution.limits.wall
-    slowest, changed = 0.0, []
+    slowest = 0.0
+    changed: list[tuple[int, str, float | None, float | None]] = []
     for item, other in zip(items, [*items[1:], items[0]], strict=True):
         group = _constructed(item, other, tokenizer)
         began = time.monotonic()
@@ -189,14 +187,13 @@ async def check_scores_twice(task: Task, items: Sequence[Item], tokenizer: PreTr
         if (failed := next((score.error for score in first if score.error), None)) is not None:
             return Check("rewards", "failed", f"row {item.index}: {failed}")
         second = await task.scorer.score(group)
-        changed += [(item.index, difference) for difference in _differences(first, second)]
+        for one, two in zip(first, second, strict=True):
+            changed += [(item.index, *difference) for difference in _differences(one.parts, two.parts)]
     if changed:
-        row, (name, one, two) = changed[0]
-        text = (
-            f"{len(changed)} scores differ when they are computed again; row {row}: {name} gives {one} and then {two}"
-        )
+        row, name, before, after = changed[0]
+        text = f"{len(changed)} scores differ when they are computed again; row {row}: {name} gives {before} and then"
         more = "the model then learns from noise: seed what is random, or cache it by its input"
-        return Check("rewards", "failed", f"{text}; {more}")
+        return Check("rewards", "failed", f"{text} {after}; {more}")
     text = f"the same scores twice on {len(items)} rows; the slowest group took {slowest:.2g} s of at most {limit:g} s"
     if slowest > _SLOW_SHARE * limit:
         return Check("rewards", "warning", f"{text}: a slower machine may reach the limit; raise reward_wall_timeout")
@@ -224,11 +221,15 @@ def _constructed(item: Item, other: Item, tokenizer: PreTrainedTokenizerBase | N
     ]
 
 
-def _differences(first: Sequence[Score], second: Sequence[Score]) -> Iterator[tuple[str, object, object]]:
-    for one, two in zip(first, second, strict=True):
-        for name, value in one.parts.items():
-            if not _is_same(value, two.parts.get(name)):
-                yield name, value, two.parts.get(name)
+def _differences(first: _Parts, second: _Parts) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yields (name, first value, second value) of each score that differs. None: the reward gives no score."""
+    for name, one in first.items():
+        two = second.get(name)
+        if one is None or two is None:
+            if one is not two:
+                yield name, one, two
+        elif abs(one - two) > _SAME * max(1.0, abs(one)):
+            yield name, one, two
 
 
 # --- The model server ------------------------------------------------------------------------------------------
@@ -264,17 +265,8 @@ async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterat
                 await http.close()
 
 
-class _Entry(msgspec.Struct):
-    top_logprobs: list[TokenLogprob] = []
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Entry]
-
-
 class _Choice(msgspec.Struct):
     token_ids: list[int]
-    logprobs: _Logprobs
 
 
 class _Answer(msgspec.Struct):
@@ -282,48 +274,22 @@ class _Answer(msgspec.Struct):
 
 
 async def check_sampling(http: ServerHttp, name: str, model: str, prompt: Sequence[int]) -> Check:
-    """Checks that the server's log-probabilities are those of the distribution from which it samples.
+    """Checks that completions differ more at a high temperature than at a low one.
 
-    Softmax with temperature T divides the logits by T. So the difference between the log-probabilities of two tokens
-    must halve from T = 1 to T = 2, and the completions must differ more at a high temperature than at a low one.
-    Raises InferenceError, ServerTroubleError.
+    The trainer's package checks the log-probabilities. Raises InferenceError, ServerTroubleError.
     """
-
-    async def ask(**sampling: Any) -> _Answer:
+    counts = []
+    for temperature in (_COLD, _HOT):
+        sampling = {"temperature": temperature, "max_tokens": _TOKENS, "n": _SAMPLED, "ignore_eos": True}
         body = {"model": model, "token_ids": list(prompt), "sampling_params": {"detokenize": False, **sampling}}
-        return await http.ask("POST", GENERATE, _Answer, json=body)
-
-    lists = []
-    for temperature in (1.0, 2.0):
-        answer = await ask(temperature=temperature, max_tokens=1, logprobs=_LIKELIEST, seed=0)
-        (entry,) = answer.choices[0].logprobs.content
-        lists.append({likely.token_id: likely.logprob for likely in entry.top_logprobs})
-    one, two = lists
-    both = [token for token in one if token in two]
-    ratios = [
-        (one[a] - one[b], two[a] - two[b])
-        for a, b in itertools.combinations(both, 2)
-        if min(one[a], one[b], two[a], two[b]) > _IMPOSSIBLE
-    ]
-    if not ratios:
-        text = f"returns fewer than two of the {_LIKELIEST} likeliest tokens: top-k or top-p is set at the server"
-        return Check(name, "failed", f"{text}; start it without them")
-    gap = max(abs(cold / 2 - hot) for cold, hot in ratios)
-    raw = max(abs(cold - hot) for cold, hot in ratios)
-    if gap > _ROUNDING and raw <= _ROUNDING:
-        text = "returns raw log-probabilities, which ignore the temperature; start it with --logprobs-mode"
-        return Check(name, "failed", f"{text} processed_logprobs")
-    if gap > _ROUNDING:
-        text = f"log-probabilities do not follow the temperature: at T = 2 they differ by {gap:.2g} from half of T = 1"
-        return Check(name, "failed", f"{text}; start it with --logprobs-mode processed_logprobs and without penalties")
-    cold = await ask(temperature=_COLD, max_tokens=_TOKENS, n=_SAMPLED, ignore_eos=True, logprobs=0)
-    hot = await ask(temperature=_HOT, max_tokens=_TOKENS, n=_SAMPLED, ignore_eos=True, logprobs=0)
-    counts = [len({tuple(choice.token_ids) for choice in answer.choices}) for answer in (cold, hot)]
-    if counts[0] > _SAMPLED / 2 or counts[1] <= counts[0]:
-        text = f"of {_SAMPLED} completions, {counts[0]} differ at temperature {_COLD} and {counts[1]} at {_HOT}"
-        return Check(name, "failed", f"{text}: it does not sample with the temperature of the request")
-    text = f"serves {model}, and samples with the temperature whose log-probabilities it returns"
-    return Check(name, "ok", text)
+        answer = await http.ask("POST", GENERATE, _Answer, json=body)
+        counts.append(len({tuple(choice.token_ids) for choice in answer.choices}))
+    cold, hot = counts
+    if cold > _SAMPLED / 2 or hot <= cold:
+        text = f"of {_SAMPLED} completions, {cold} differ at temperature {_COLD} and {hot} at {_HOT}"
+        more = "remove settings that override the temperature of requests from the model server"
+        return Check(name, "failed", f"{text}: it does not sample with the temperature of the request; {more}")
+    return Check(name, "ok", f"serves {model}, and samples with the temperature of the request")
 
 
 # --- After a run -----------------------------------------------------------------------------------------------
@@ -391,7 +357,7 @@ async def _check_scores_again(settings: RunSettings, folder: Path) -> Check:
     task = Task.load(settings)
     groups = await asyncio.to_thread(_spread, settings, folder)
     slowest, compared = 0.0, 0
-    changed: list[tuple[SavedGroup, str, object, object]] = []
+    changed: list[tuple[int | None, str, float | None, float | None]] = []
     async with task:
         limit = task.scorer.execution.limits.wall
         for group in groups:
@@ -402,14 +368,10 @@ async def _check_scores_again(settings: RunSettings, folder: Path) -> Check:
                 compared += 1
                 before = {**(completion.scores or {}), "the total": completion.total}
                 after = {**score.parts, "the total": score.total}
-                changed += [
-                    (group, part, before[part], after.get(part))
-                    for part in before
-                    if not _is_same(before[part], after.get(part))
-                ]
+                changed += [(group.row, *difference) for difference in _differences(before, after)]
     if changed:
-        group, part, old, new = changed[0]
-        text = f"{len(changed)} scores of {compared} completions differ from the run's; row {group.row}: {part} was"
+        row, part, old, new = changed[0]
+        text = f"{len(changed)} scores of {compared} completions differ from the run's; row {row}: {part} was"
         more = "the rewards, their code or the data have changed since, or the rewards are random"
         return Check("rewards again", "failed", f"{text} {old} and is {new}; {more}")
     text = f"{compared} archived completions have the same scores again; the slowest group took {slowest:.2g} s"
@@ -426,9 +388,3 @@ def _spread(settings: RunSettings, folder: Path) -> list[SavedGroup]:
         if len(kept) > _GROUPS:
             kept, every = kept[::2], every * 2
     return kept
-
-
-def _is_same(one: float | None, two: float | None) -> bool:
-    if one is None or two is None:
-        return one is two
-    return abs(one - two) <= _SAME * max(1.0, abs(one))

@@ -1,16 +1,17 @@
 """Checks for `gristmill doctor`: room for model and checkpoints, and log-probabilities of trainer and server.
 
-Before a run, `before_run` asks the model server for completions of a fixed prompt, and computes their log-probabilities
-with the trainer's policy. After a run, `after_run` does the same with archived completions and with the weights that
-this machine still has: the checkpoints, and the initial model.
+Before a run, `before_run` asks the model server for a receipt of its initial weights. After a run, `after_run` computes
+the log-probabilities of archived completions again, with the weights that this machine still has: the checkpoints, and
+the initial model. `receipts` has the bounds, and names the cause of a difference.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import ConfigError, Deployment, GristmillError, Manifest, ManifestError, TrajectoryGroup, read_rollouts
 from gristmill.deployment import MODEL_URL
+from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill.redaction import redact_text
 from gristmill.settings import find_config, load_yaml
 from gristmill.view.check import Check, State
@@ -32,28 +34,41 @@ from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.receipts import (
+    Case,
+    LiveDiagnosis,
+    Probe,
+    Probes,
+    ProbeScores,
+    diagnose,
+    distance,
+    first_bound,
+    own_scores,
+    rounding_of,
+    scale,
+    served_scores,
+)
 from gristmill_trainer.settings import TrainerSettings, read_settings
 
 _FLOAT32 = 4
 _MOMENTS = {"adamw": 8, "adamw_8bit": 2}
 """Bytes of the optimizer's two moments per trained parameter."""
-_PROMPT = 8
-_COMPLETIONS, _TOKENS = 4, 16
-"""The completions of one request before a run."""
+_STRIDES = (5, 7, 11)
+"""One probe each before a run: every 5th, 7th or 11th token of the vocabulary."""
+_PROBE = 72
+"""Tokens."""
+_VISIBLE_TEMPERATURE = 0.5
+"""At temperature 1, a server that ignores the temperature gives the same numbers."""
 _GROUPS_PER_VERSION = 4
 _MICRO_BATCH = 16
-_EPSILONS = 8
-"""The mean difference of log-probabilities may be this many times the rounding of the server's dtype."""
-_LEAST_BOUND = 1e-3
-"""Nats, as in the check of the policy's scores at the trainer's start. Kernels differ by about 1e-5 in float32."""
 
 
 # --- Before a run ----------------------------------------------------------------------------------------------
 def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
-    """Yields the checks of a configuration. `config`: its name or path. Raises ConfigError if it cannot be read."""
+    """Yields the checks of a configuration. `config`: its name or path."""
     deployment = Deployment.read(environ)
-    values = load_yaml(find_config(config, deployment.config_dir), environ)
     try:
+        values = load_yaml(find_config(config, deployment.config_dir), environ)
         settings = read_settings(deployment.config_dir, values.get("trainer") or {}, {}, config)
     except ConfigError as error:
         yield Check("trainer settings", "failed", error.report())
@@ -164,48 +179,8 @@ def _gigabytes(size: float) -> str:
 
 
 # --- Trainer and server ----------------------------------------------------------------------------------------
-def bound_of(dtype: str) -> float:
-    """Returns the largest mean difference, in nats, that the rounding of the server's dtype explains.
-
-    `dtype`: torch's name of the dtype that the server computes in. The bound is 8 times its machine epsilon: a
-    log-probability is a sum over the vocabulary of values that are rounded once per layer.
-    """
-    kind = getattr(torch, dtype, torch.float32)
-    return max(_LEAST_BOUND, _EPSILONS * float(torch.finfo(kind).eps))
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The difference between the server's log-probabilities and those of one policy."""
-
-    mean: float
-    """Mean of the absolute differences, in nats."""
-    raw: float
-    """The same if the policy computes without the temperature."""
-
-
-def gap(policy: Policy, samples: Sequence[Sample]) -> Gap:
-    """Compares the server's log-probabilities with the policy's. `samples`: at least one, with a trained token."""
-    means = []
-    for temperature in (None, 1.0):
-        scored = [one if temperature is None else replace(one, temperature=temperature) for one in samples]
-        differences = []
-        for start in range(0, len(scored), _MICRO_BATCH):
-            part = scored[start : start + _MICRO_BATCH]
-            weights = np.ones(len(part))
-            micro = collate(part, range(len(part)), weights, packing=policy.scorer.packing, device=policy.device)
-            with torch.no_grad(), policy.compute():
-                found = policy.scorer(micro).logprobs
-            differences.append((found.float() - micro.rollout_logprobs).abs())
-        means.append(float(torch.cat(differences).mean()))
-    return Gap(*means)
-
-
 def _check_servers(
-    settings: TrainerSettings,
-    source: ModelSource,
-    served: Mapping[ModelServer, Mapping[str, Any]],
-    temperature: float,
+    settings: TrainerSettings, source: ModelSource, servers: Iterable[ModelServer], temperature: float
 ) -> Iterator[Check]:
     name = "trainer and server"
     try:
@@ -213,62 +188,55 @@ def _check_servers(
     except TrainerError as error:
         yield Check(name, "failed", error.report())
         return
-    bound = bound_of(source.served_dtype)
-    for server, card in served.items():
+    probes = made_up_probes(policy.vocabulary, _VISIBLE_TEMPERATURE if temperature in (0, 1) else temperature)
+    adapters = settings.lora_rank > 0 and source.lora_rank > 0
+    for server in servers:
         where = redact_text(server.url)
         try:
             version = server.served_version()
             if version != "default" and not version.endswith(".0"):
                 text = f"not compared: {where} serves the weights {version} of an earlier training; restart it"
                 yield Check(name, "warning", text)
-                continue
-            # Two temperatures, because raw log-probabilities are right at temperature 1.
-            gaps = [
-                gap(policy, _ask(server, str(card["id"]), policy.vocabulary, value))
-                for value in (temperature, temperature / 2)
-            ]
+            else:
+                yield check_server(server, policy, probes, adapters=adapters)
         except PublishError as error:
-            yield Check(name, "failed", error.report())
-            continue
-        largest = max(one.mean for one in gaps)
-        if largest <= bound:
-            text = f"log-probabilities of {where} agree with the trainer's to {largest:.1g}"
-            yield Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
-        elif max(one.raw for one in gaps) <= bound:
-            text = f"{where} returns raw log-probabilities, without the temperature"
-            yield Check(name, "failed", f"{text}; start it with --logprobs-mode processed_logprobs")
-        else:
-            text = f"log-probabilities of {where} differ from the trainer's by {largest:.2g} on average"
-            more = f"{source.served_dtype} rounding explains {bound:.1g}. The server has other weights than"
-            yield Check(name, "failed", f"{text}; {more} {source.weights}, or samples with top-k, top-p or penalties")
+            yield Check(name, "warning" if error.code == "probe_refused" else "failed", error.report())
+
+
+def made_up_probes(vocabulary: int, temperature: float) -> Probes:
+    """Returns probes of tokens that no tokenizer made. `temperature`: of their sampled parts."""
+    samples = []
+    for stride in _STRIDES:
+        tokens = np.array([(stride * place + 3) % vocabulary for place in range(_PROBE)], np.int32)
+        nothing = np.zeros(_PROBE, np.float32)
+        samples.append(Sample(str(stride), tokens, np.arange(_PROBE) > 0, nothing, nothing, temperature))
+    found = Probes.choose(samples)
+    assert found is not None
+    return found
+
+
+def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapters: bool) -> Check:
+    """Compares a server of the initial weights with the policy, as the first receipt of a training does.
+
+    `adapters`: whether the training publishes adapters. Raises PublishError.
+    """
+    name, where, source = "trainer and server", redact_text(server.url), policy.source
+    own, served = own_scores(policy, probes), served_scores(server, probes)
+    unit = rounding_of(policy) * scale(own)
+    bound, difference = first_bound(unit), distance(served, own)
+    if difference <= bound:
+        text = f"log-probabilities of {where} agree with the trainer's to {difference:.1g}"
+        return Check(name, "ok", f"{text} ({source.served_dtype}: at most {bound:.1g})")
+    case = Case(probes=probes, served=served, own=own, older={}, bound=bound, rounding=unit, version="1.0")
+    found = LiveDiagnosis(source, adapters)(case, server, None)
+    text = f"log-probabilities of {where} differ from those of {source.weights}: {found.text}"
+    return Check(name, "failed", f"{text} [{found.cause}]. Remedy: {found.remedy}")
 
 
 def _load(source: ModelSource, settings: TrainerSettings) -> Policy:
     """Loads a policy without a progress bar. Raises ModelError."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return Policy(source, settings.device, packing=settings.packing)
-
-
-def _ask(server: ModelServer, model: str, vocabulary: int, temperature: float) -> list[Sample]:
-    """Returns completions of a fixed prompt, with the server's log-probabilities. Raises PublishError."""
-    prompt = [(7 * place + 3) % vocabulary for place in range(_PROMPT)]
-    sampling = {
-        "n": _COMPLETIONS, "max_tokens": _TOKENS, "temperature": temperature, "logprobs": 0, "ignore_eos": True,
-        "detokenize": False, "seed": 0,
-    }  # fmt: skip
-    body = {"model": model, "token_ids": prompt, "sampling_params": sampling}
-    choices = server.ask("POST", "/inference/v1/generate", "choices", json=body)
-    return [
-        _sample(prompt, choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]], temperature)
-        for choice in choices
-    ]
-
-
-def _sample(prompt: Sequence[int], completion: Sequence[int], logprobs: Sequence[float], temperature: float) -> Sample:
-    tokens = np.array([*prompt, *completion], np.int32)
-    known = np.zeros(len(tokens), np.float32)
-    known[len(prompt) :] = logprobs
-    return Sample("", tokens, np.arange(len(tokens)) >= len(prompt), known, np.zeros_like(known), temperature)
 
 
 # --- After a run -----------------------------------------------------------------------------------------------
@@ -297,9 +265,16 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
         if not groups:
             yield Check(name, "warning", "not checked: no archived group was sampled by weights that are still here")
             return
-        yield from check_weights(weights, groups)
+        yield from check_weights(weights, groups, _proven_bound(run))
     except GristmillError as error:
         yield Check(name, "failed", error.report())
+
+
+def _proven_bound(run: RunFolder) -> float | None:
+    """Returns the largest bound of the run's receipts that did not fail; None if there is none."""
+    path = run.find(RECEIPTS_FILE)
+    receipts = [] if path is None else read_receipts(path)
+    return max((one.bound for one in receipts if one.state is not ReceiptState.FAILED and one.bound > 0), default=None)
 
 
 def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
@@ -330,20 +305,27 @@ def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup
     return {label: groups for label, groups in found.items() if groups}
 
 
-def check_weights(weights: Sequence[_Weights], groups: Mapping[str, Sequence[TrajectoryGroup]]) -> Iterator[Check]:
+def check_weights(
+    weights: Sequence[_Weights], groups: Mapping[str, Sequence[TrajectoryGroup]], proven: float | None
+) -> Iterator[Check]:
     """Yields one check per version: whether its groups were sampled by the weights of that version.
 
     If they were not, the other weights of the run are tried, and the check names those that explain the groups.
+    `proven`: the bound of the run's receipts, in nats; None if no receipt measured one.
     """
-    gaps: dict[str, dict[str, Gap]] = defaultdict(dict)
+    samples = {label: [*chain.from_iterable(map(_samples_of, found))] for label, found in groups.items()}
+    scores: dict[str, dict[str, list[ProbeScores]]] = defaultdict(dict)
+    raw, units = {}, {}
     for one in weights:
         policy = _load(one.source, TrainerSettings(packing=False))
-        for label, of_version in groups.items():
-            samples = [sample for group in of_version for sample in _samples_of(group)]
-            gaps[label][one.label] = gap(policy, samples)
-    dtypes = {one.label: one.source.served_dtype for one in weights}
-    for label in groups:
-        yield _check_version(label, gaps[label], bound_of(dtypes[label]), len(groups[label]))
+        for label, of_version in samples.items():
+            scores[label][one.label] = _scored(policy, of_version)
+            if label == one.label:
+                raw[label] = _scored(policy, [replace(sample, temperature=1.0) for sample in of_version])
+                units[label] = rounding_of(policy) * scale(scores[label][label])
+    for label, of_version in samples.items():
+        bound = first_bound(units[label]) if proven is None else proven
+        yield _check_version(label, of_version, scores[label], raw[label], bound, units[label])
 
 
 def _samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
@@ -359,22 +341,49 @@ def _samples_of(group: TrajectoryGroup) -> Iterator[Sample]:
             yield Sample("", group.tokens[piece], trained, known, nothing[piece], group.sampling.temperature)
 
 
-def _check_version(label: str, gaps: Mapping[str, Gap], bound: float, groups: int) -> Check:
-    name, own = f"weights {label}", gaps[label]
-    if own.mean <= bound:
-        return Check(
-            name, "ok", f"they sampled the {groups} compared groups of this version: they agree to {own.mean:.1g}"
-        )
-    if own.raw <= bound:
-        text = "the server returned raw log-probabilities, without the temperature"
-        return Check(name, "failed", f"{text}; start it with --logprobs-mode processed_logprobs")
-    other = min(gaps, key=lambda key: gaps[key].mean)
-    if gaps[other].mean <= bound:
-        text = (
-            f"the groups that say {label} were sampled by the weights {other}: a publication did not reach the server"
-        )
-        return Check(name, "failed", text)
-    text = (
-        f"log-probabilities of {groups} groups differ by {own.mean:.2g} on average, and rounding explains {bound:.1g}"
+def _scored(policy: Policy, samples: Sequence[Sample]) -> list[ProbeScores]:
+    """Returns the policy's log-probabilities of the trained tokens, as scores of the sequences."""
+    found: list[ProbeScores] = []
+    for start in range(0, len(samples), _MICRO_BATCH):
+        part = samples[start : start + _MICRO_BATCH]
+        micro = collate(part, range(len(part)), np.ones(len(part)), packing=policy.scorer.packing, device=policy.device)
+        with torch.no_grad(), policy.compute():
+            logprobs = policy.scorer(micro).logprobs.double().cpu().numpy()
+        ends = np.cumsum([sample.trained_tokens for sample in part])
+        found += [ProbeScores(np.zeros(0), piece) for piece in np.split(logprobs, ends[:-1])]
+    return found
+
+
+def _check_version(
+    label: str,
+    samples: Sequence[Sample],
+    scores: Mapping[str, list[ProbeScores]],
+    raw: list[ProbeScores],
+    bound: float,
+    unit: float,
+) -> Check:
+    """`scores`: of `samples`, by each of the run's weights. `raw`: by their own weights at temperature 1."""
+    name, own = f"weights {label}", scores[label]
+    served = [ProbeScores(np.zeros(0), one.rollout_logprobs[one.trained].astype(np.float64)) for one in samples]
+    difference = distance(served, own)
+    if difference <= bound:
+        text = f"they sampled the {len(samples)} compared completions of this version: they agree to {difference:.1g}"
+        return Check(name, "ok", text)
+    probes = tuple(
+        Probe(tuple(sample.tokens.tolist()), tuple(sample.tokens[sample.trained].tolist()), prompt=False)
+        for sample in samples
     )
-    return Check(name, "failed", f"{text}: neither these weights nor others of this run explain the groups")
+    case = Case(
+        probes=Probes(probes, samples[0].temperature),
+        served=served,
+        own=own,
+        older={version: other for version, other in scores.items() if version != label},
+        bound=bound,
+        rounding=unit,
+        version=label,
+        label=label,
+        raw=raw,
+    )
+    found = diagnose(case)
+    text = f"the completions under this label differ by {difference:.2g} nats, and rounding explains {bound:.1g}"
+    return Check(name, "failed", f"{text}. The server: {found.text} [{found.cause}]. Remedy: {found.remedy}")

@@ -38,7 +38,8 @@ BLOCK = 16
 
 
 class TorchServer:
-    """Serves the model in `folder`. `fault` acts from the version of step `since` on, `times` publications long."""
+    """Serves the model in `folder`. `fault` acts from the version of step `since` on, `times` publications long, or
+    from the start if `since` is 0."""
 
     def __init__(self, folder: Path, fault: str | None = None, since: int = 2, times: int = 1000) -> None:
         self.fault, self.since, self.times = fault, since, times
@@ -53,7 +54,7 @@ class TorchServer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._cache: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
-        self._faulty = False
+        self._faulty = since == 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()

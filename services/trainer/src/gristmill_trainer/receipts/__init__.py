@@ -4,8 +4,8 @@
 """
 
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis, LiveDiagnosis, PublishedWeights, diagnose
-from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, own_scores, served_scores
-from gristmill_trainer.receipts.receipts import Expectation, Receipts, rounding_of
+from gristmill_trainer.receipts.probes import Probe, Probes, ProbeScores, distance, own_scores, scale, served_scores
+from gristmill_trainer.receipts.receipts import Expectation, Receipts, first_bound, rounding_of
 
 __all__ = [
     "Case",
@@ -19,7 +19,10 @@ __all__ = [
     "PublishedWeights",
     "Receipts",
     "diagnose",
+    "distance",
+    "first_bound",
     "own_scores",
     "rounding_of",
+    "scale",
     "served_scores",
 ]

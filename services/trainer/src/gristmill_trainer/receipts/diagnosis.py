@@ -130,6 +130,9 @@ class Case:
     """Returns the tokens of the tokens' text."""
     ask: Ask | None = None
     weights: Weights | None = None
+    raw: list[ProbeScores] | None = None
+    """For an archived answer: the trainer's scores without the temperature. The archive has one score per position, so
+    no other temperature and no truncation can be found in it."""
 
 
 class _Found(NamedTuple):
@@ -142,14 +145,14 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class LiveDiagnosis:
-    """Diagnoses failed receipts of a running training: it can ask the server, and has the published files."""
+    """Diagnoses answers of a running server: it can ask the server, and has the published files."""
 
     source: ModelSource
     adapters: bool
     """Whether adapters are published instead of whole weights."""
 
-    def __call__(self, case: Case, server: ModelServer, path: Path) -> Diagnosis:
-        """`path`: folder of the published weights."""
+    def __call__(self, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+        """`path`: folder of the published weights; None before the first publication."""
         weights = PublishedWeights(self.source, path, case.version)
         return diagnose(
             replace(
@@ -208,7 +211,7 @@ def _tokens(case: Case) -> Iterator[_Found]:
 def _stored(case: Case) -> Iterator[_Found]:
     """The server's scores are the trainer's scores of an older version."""
     step = PolicyVersion.parse(case.version).step
-    first = case.probes.first_scores() if step > 0 else None
+    first = (case.probes.first_scores() or None) if step > 0 else None
     if case.adapters and first is not None:
         # New adapters change nothing, so the base model's scores are those of version 0.
         yield _Found(Cause.ADAPTER, first, "it answers as the model without the adapter")
@@ -224,6 +227,9 @@ def _stored(case: Case) -> Iterator[_Found]:
 # --- The distribution that the server samples from ----------------------------------------------------------------
 def _sampling(case: Case) -> Iterator[_Found]:
     """Another distribution at the sampled part, of the same weights: the prompt parts agree."""
+    if case.raw is not None:
+        yield _Found(Cause.RAW, case.raw, "it ignores the temperature, at least in its log-probabilities")
+        return
     if not _prompts_agree(case):
         return
     fit = _temperature(case)
@@ -355,11 +361,14 @@ def _dtypes(case: Case) -> Iterator[_Found]:
 class PublishedWeights:
     """The published files of a run, and a copy of its model on the CPU that computes scores with them."""
 
-    def __init__(self, source: ModelSource, path: Path, version: str) -> None:
-        """`path`: folder of the published `version`, next to the folder of the version before."""
+    def __init__(self, source: ModelSource, path: Path | None, version: str) -> None:
+        """`path`: folder of the published `version`, next to the folder of the version before; None before the first
+        publication."""
         self._source, self._path = source, path
-        parsed = PolicyVersion.parse(version)
-        self._before = path.with_name(str(PolicyVersion(parsed.incarnation, parsed.step - 1)))
+        self._before: Path | None = None
+        if path is not None:
+            parsed = PolicyVersion.parse(version)
+            self._before = path.with_name(str(PolicyVersion(parsed.incarnation, parsed.step - 1)))
         self._model: Any = None
         self._base: Tensors | None = None
 
@@ -368,13 +377,13 @@ class PublishedWeights:
         """Whether the trained model's head is its embedding table."""
         from transformers import AutoConfig
 
-        return bool(AutoConfig.from_pretrained(self._source.weights).tie_word_embeddings)
+        return bool(AutoConfig.from_pretrained(self._source.weights, trust_remote_code=False).tie_word_embeddings)
 
     def current(self) -> Tensors:
-        return self._read(self._path)
+        return self.first() if self._path is None else self._read(self._path)
 
     def before(self) -> Tensors | None:
-        return self._read(self._before) if self._before.is_dir() else None
+        return None if self._before is None or not self._before.is_dir() else self._read(self._before)
 
     def first(self) -> Tensors:
         """Returns the weights of the model before any training. New adapters do not change the model."""

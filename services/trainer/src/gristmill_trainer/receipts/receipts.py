@@ -33,7 +33,7 @@ from gristmill.receipts import RECEIPTS_FILE, Proven, Receipt, ReceiptState, pro
 from gristmill_trainer.disk import writing
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.policy import Policy
-from gristmill_trainer.publish.servers import RECEIPT_FAILED, ModelServer
+from gristmill_trainer.publish.servers import ModelServer
 from gristmill_trainer.receipts.diagnosis import Case, Cause, Diagnosis
 from gristmill_trainer.receipts.probes import Probes, ProbeScores, distance, scale, served_scores
 
@@ -161,7 +161,7 @@ class Receipts:
         seconds = time.monotonic() - started
         difference = distance(served, expectation.scores)
         unit = self._rounding * scale(expectation.scores)
-        allowed = _FIRST_UNITS * unit if bound is None else bound
+        allowed = first_bound(unit) if bound is None else bound
         if bound is None and difference <= allowed:
             bound = max(_TIMES_FIRST * difference, _FLOOR_UNITS * unit)
         wanted = None if before is None else distance(expectation.scores, before.scores)
@@ -226,7 +226,7 @@ class Receipts:
             )
         )
         return PublishError(
-            RECEIPT_FAILED,
+            "receipt_failed",
             f"the model server at {server.url} does not serve version {receipt.version}, which was published to it: "
             f"{found.text} [{found.cause}]. Remedy: {found.remedy}",
             url=server.url,
@@ -280,6 +280,14 @@ class Receipts:
             tally.difference = _combined(max, tally.difference, receipt.difference)
             tally.change = _combined(min, tally.change, receipt.change)
             tally.seconds = max(tally.seconds, receipt.seconds)
+
+
+def first_bound(unit: float) -> float:
+    """Returns the largest difference, in nats, of the first comparison of trainer and server.
+
+    `unit`: rounding unit times the size of the scores, in nats.
+    """
+    return _FIRST_UNITS * unit
 
 
 def rounding_of(policy: Policy) -> float:

@@ -1,0 +1,141 @@
+"""The doctor's comparison of trainer and model server, with the faults of the receipts, and its check of the room."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.groups import make_group
+from tests.unit.trainer.receipts.torch_server import TorchServer
+from transformers import AutoModelForCausalLM
+
+from gristmill import Deployment, SamplingParams, TrajectoryGroup
+from gristmill.view.check import Check
+from gristmill_trainer import doctor
+from gristmill_trainer.doctor import _samples_of, _scored, _Weights, check_room, check_server, check_weights
+from gristmill_trainer.errors import PublishError
+from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.receipts import Cause
+from gristmill_trainer.settings import TrainerSettings
+
+Serve = Callable[..., TorchServer]
+
+
+def states(checks: Iterator[Check]) -> dict[str, str]:
+    return {check.name: check.state for check in checks}
+
+
+# --- Before a run ----------------------------------------------------------------------------------------------
+def compared(server: TorchServer, model: Path) -> Check:
+    policy = Policy(ModelSource.of(str(model)), "cpu")
+    probes = doctor.made_up_probes(policy.vocabulary, 0.5)
+    return check_server(ModelServer(server.url, patience=0.0), policy, probes, adapters=False)
+
+
+def test_server_of_the_same_weights_agrees(serve: Serve, model: Path) -> None:
+    assert compared(serve(), model).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("temperature", Cause.TEMPERATURE),
+        ("raw_logprobs", Cause.RAW),
+        ("top_p", Cause.TRUNCATION),
+        ("tokenizes_again", Cause.TOKENIZED_AGAIN),
+        ("bfloat16", Cause.DTYPE),
+    ],
+)
+def test_disagreement_has_the_cause_of_the_diagnosis(serve: Serve, model: Path, fault: str, cause: Cause) -> None:
+    found = compared(serve(fault, since=0), model)
+    assert (found.name, found.state) == ("trainer and server", "failed")
+    assert f"[{cause}]" in found.text
+
+
+def test_server_of_another_model_is_unexplained(serve: Serve, model: Path, tmp_path: Path) -> None:
+    other = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        other.model.layers[0].mlp.down_proj.weight.mul_(2.0)
+    other.save_pretrained(tmp_path / "other")
+    shutil.copy(model / "tokenizer.json", tmp_path / "other")
+    shutil.copy(model / "tokenizer_config.json", tmp_path / "other")
+    found = compared(serve(), tmp_path / "other")
+    assert found.state == "failed"
+    assert f"[{Cause.UNKNOWN}]" in found.text
+
+
+def test_server_without_probes_cannot_be_compared(serve: Serve, model: Path) -> None:
+    server = serve()
+    server._generate = lambda body: {"choices": []}  # type: ignore[method-assign]
+    with pytest.raises(PublishError) as caught:
+        compared(server, model)
+    assert caught.value.code == "probe_refused"
+
+
+def test_too_little_disk_and_memory_fail(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, place = ModelSource.of(str(model)), replace(Deployment.read({}), runs_dir=tmp_path)
+    settings = TrainerSettings(device="cpu")
+    assert states(check_room(settings, source, place)) == {"memory of trainer": "ok", "disk of trainer": "ok"}
+    many = TrainerSettings(device="cpu", checkpoints_kept=10**9)
+    assert states(check_room(many, source, place)) == {"memory of trainer": "ok", "disk of trainer": "failed"}
+    parameters = doctor.count_parameters(model)
+    assert parameters is not None
+    needed = 16 * parameters  # float32 weights, gradients and two moments
+    for there, state in ((needed - 1, "failed"), (needed + 1, "warning"), (2 * needed + 1, "ok")):
+        monkeypatch.setattr(doctor, "read_memory", lambda there=there: there)
+        assert states(check_room(settings, source, place))["memory of trainer"] == state
+
+
+# --- After a run -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def weights(model: Path, tmp_path: Path) -> list[_Weights]:
+    """The initial model, and the model after two steps."""
+    trained = AutoModelForCausalLM.from_pretrained(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    trained.save_pretrained(tmp_path / "trained")
+    return [_Weights("1.0", ModelSource.of(str(model))), _Weights("1.2", ModelSource.of(str(tmp_path / "trained")))]
+
+
+def sampled_by(weights: _Weights, label: str, temperature: float = 0.8, scored_at: float = 0.8) -> TrajectoryGroup:
+    """Returns a group under a label, with log-probabilities of some weights and some temperature."""
+    policy = Policy(weights.source, "cpu")
+    group = make_group(lengths=((8, 12), (8, 9)), version=label)
+    group = replace(group, sampling=SamplingParams(temperature=scored_at, max_tokens=64))
+    logprobs = group.logprobs.copy()
+    logprobs[group.mask] = np.concatenate([one.sampled for one in _scored(policy, list(_samples_of(group)))])
+    return replace(group, logprobs=logprobs, sampling=SamplingParams(temperature=temperature, max_tokens=64))
+
+
+def test_groups_of_their_weights_pass(weights: list[_Weights]) -> None:
+    groups = {one.label: [sampled_by(one, one.label)] for one in weights}
+    assert states(check_weights(weights, groups, proven=9e-6)) == {"weights 1.0": "ok", "weights 1.2": "ok"}
+    assert states(check_weights(weights, groups, proven=None)) == {"weights 1.0": "ok", "weights 1.2": "ok"}
+
+
+@pytest.mark.parametrize("proven", [None, 9e-6])
+def test_groups_of_other_weights_fail_with_the_cause(weights: list[_Weights], proven: float | None) -> None:
+    first, second = weights
+    groups = {"1.0": [sampled_by(first, "1.0")], "1.2": [sampled_by(first, "1.2")]}
+    found = {check.name: check for check in check_weights(weights, groups, proven)}
+    assert found["weights 1.0"].state == "ok"
+    assert found["weights 1.2"].state == "failed"
+    assert f"[{Cause.LABEL_WITHOUT_WEIGHTS}]" in found["weights 1.2"].text
+    raw = {"1.2": [sampled_by(second, "1.2", scored_at=1.0)]}
+    (check,) = check_weights(weights, raw, proven)
+    assert check.state == "failed"
+    assert f"[{Cause.RAW}]" in check.text
+
+
+def test_groups_of_no_weights_are_unexplained(weights: list[_Weights]) -> None:
+    (check,) = check_weights(weights, {"1.2": [make_group(lengths=((8, 12),), version="1.2")]}, None)
+    assert check.state == "failed"
+    assert f"[{Cause.UNKNOWN}]" in check.text
