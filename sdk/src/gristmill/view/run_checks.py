@@ -7,17 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from gristmill.archive import ArchiveError, segment
 from gristmill.archive.drops import read_drops
 from gristmill.archive.trained import NOT_RECORDED, TrainedGroup
 from gristmill.errors import GristmillError
+from gristmill.receipts import RECEIPTS_FILE, ReceiptState, failing, parse_receipts, proven
+from gristmill.redaction import redact_text
 from gristmill.run import RunState
 from gristmill.view.check import Check
 from gristmill.view.folders import RunFolder
 from gristmill.view.growing import read_growing_jsonl
 from gristmill.view.trouble import LOGPROB_DIFF
 
-RECEIPTS_FILE: Final = "receipts.jsonl"
 _LISTED: Final = 5
 
 
@@ -141,20 +144,33 @@ def _agreement(rows: Sequence[dict[str, Any]]) -> Check:
 
 
 def _publications(run: RunFolder) -> Check:
-    path = run.find(RECEIPTS_FILE)
-    receipts = [] if path is None else read_growing_jsonl(path)
+    """Checks the last receipt of each server. A failed receipt before it is a warning, because environments did not
+    sample from the server until a later publication succeeded."""
+    name, path = "publications", run.find(RECEIPTS_FILE)
+    try:
+        receipts = [] if path is None else parse_receipts(read_growing_jsonl(path))
+    except msgspec.ValidationError as error:
+        return Check(name, "failed", f"a row of {path} is not a receipt ({error}); another program changed the file")
     if not receipts:
-        return Check(
-            "publications", "warning", f"no {RECEIPTS_FILE}: the run has no proof that servers had the weights"
-        )
-    states = Counter(str(receipt.get("state")) for receipt in receipts)
-    text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    if states["failed"]:
-        failed = [receipt.get("version") for receipt in receipts if receipt.get("state") == "failed"]
-        return Check("publications", "failed", f"{text} of {len(receipts)} receipts; failed: {_listed(failed)}")
-    if states["ok"] < len(receipts):
-        return Check("publications", "warning", f"{text} of {len(receipts)} receipts")
-    return Check("publications", "ok", f"all {len(receipts)} publications are proven")
+        text = f"no {RECEIPTS_FILE}: the run has no proof that servers had the weights"
+        return Check(name, "warning", text)
+    good, count = proven(receipts)
+    text = f"{good} of {count} publications are proven"
+    if last := failing(receipts):
+        one, more = last[0], "" if len(last) == 1 else f" (and {len(last) - 1} more servers)"
+        text = f"{text}. {redact_text(one.server)}{more} did not serve version {one.version}"
+        return Check(name, "failed", f"{text}: {one.detail} [{one.cause}]")
+    if failed := [one for one in receipts if one.state is ReceiptState.FAILED]:
+        causes = Counter(one.cause or "unknown" for one in failed)
+        why = ", ".join(f"{cause} {times} times" for cause, times in causes.items())
+        text = f"{text}, after {len(failed)} failed receipts of versions {_listed({one.version for one in failed})}"
+        return Check(name, "warning", f"{text}: {why}. A later publication succeeded; {failed[-1].detail}")
+    if good < count:
+        unproven = [one for one in receipts if one.state is ReceiptState.UNPROVEN]
+        text = f"{text}; the steps of the others changed the weights too little to see"
+        why = next((one.detail for one in unproven if one.detail), "")
+        return Check(name, "warning", f"{text}, or the server gave no receipt: {why}" if why else text)
+    return Check(name, "ok", f"all {count} publications are proven")
 
 
 def _listed(values: Iterable[Any]) -> str:
