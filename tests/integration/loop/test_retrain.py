@@ -26,6 +26,7 @@ from gristmill.archive import ArchivedGroup, read_archive, segment, segments
 from gristmill.archive.run_file import read_run_file
 from gristmill.archive.writer import RunWriter
 from gristmill.metrics import read_jsonl
+from gristmill.view.folders import RunFolder
 from gristmill.view.run_source import RunSource
 from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, lineage, read_digests
 from local_processes import LocalStack
@@ -43,12 +44,30 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 
 
 def gristmill(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of `gristmill` in another process. No service answers at its addresses."""
-    environ = {**os.environ, "GRISTMILL_MODELS_DIR": str(run / "no-manifest"), "OMP_NUM_THREADS": "1"}
+    """Runs a command of `gristmill` in another process. No service answers at its addresses.
+
+    `run`: a run's folder or pack in the folder of runs.
+    """
+    environ = {**os.environ, "GRISTMILL_MODELS_DIR": str(run.parent / "no-manifest"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
     return done
+
+
+@pytest.fixture
+def packed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recorded run as one file on another machine, which has the model and no run."""
+    return pack(run, tmp_path / "elsewhere", monkeypatch)
+
+
+def pack(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packs a run into `folder`, and removes the folder of the run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.with_name(f"{folder.name}-cache")))
+    file = folder / f"{run.name}.gristmill.zip"
+    assert gristmill(run, "pack", run.name, "--out", str(file)).returncode == 0
+    shutil.rmtree(run)
+    return file
 
 
 def code_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -239,7 +258,9 @@ def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> Non
     assert (done.returncode, code_of(done)) == (1, "metric_unknown")
 
 
-def test_fork_continues_live_from_a_step_as_a_new_run(vllm: Vllm, run: Path, tmp_path: Path) -> None:
+def test_fork_continues_live_from_a_step_as_a_new_run(
+    vllm: Vllm, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checkpoint of step 3 never existed, so it is trained again."""
     runs = run.parent
     with LocalStack(Output().add) as stack:
@@ -266,6 +287,39 @@ def test_fork_continues_live_from_a_step_as_a_new_run(vllm: Vllm, run: Path, tmp
     assert {"trainer.learning_rate", "trainer.objective"} <= {row["key"] for row in compared["settings_diff"]}
     again = gristmill(run, "retrain", "forked", "--verify")
     assert again.returncode == 0, "a fork can be trained again from its own archive and its first checkpoint"
+    file = pack(runs / "forked", tmp_path / "elsewhere", monkeypatch)
+    again = gristmill(file, "retrain", str(file), "--verify")
+    assert again.returncode == 0, "the pack has the checkpoint from which the fork began"
+
+
+def test_packed_run_is_verified_on_another_machine(packed: Path) -> None:
+    done = gristmill(packed, "retrain", str(packed), "--verify")
+    assert done.returncode == 0
+    assert f"all {STEPS // EVERY} checkpoints are equal, bit for bit\n" in done.stdout
+    assert [path.name for path in packed.parent.iterdir()] == [packed.name]
+
+
+def test_packed_run_is_retrained_into_the_folder_of_runs(packed: Path) -> None:
+    assert gristmill(packed, "retrain", str(packed), "--until", "2").returncode == 0
+    retrained = packed.parent / f"{RUN}-retrained"
+    assert [row["step"] for row in rows_of(retrained)] == [1, 2]
+    with contextlib.closing(RunSource([*RunFolder.open(packed).roots, packed.parent])) as source:
+        assert asyncio.run(source.compare([RUN, retrained.name]))["after"] == {RUN: 0, retrained.name: 0}
+
+
+def test_bisect_searches_a_packed_run(packed: Path) -> None:
+    done = gristmill(packed, "bisect", str(packed), "--metric", "grad_norm", "--step", "3")
+    assert done.returncode == 0
+    assert f"(gristmill view {packed}): http://127.0.0.1:8080/view/{RUN}/group/" in done.stdout
+
+
+def test_fork_of_a_packed_run_is_prepared_in_the_folder_of_runs(packed: Path) -> None:
+    """A pack has no checkpoint, so the steps up to the fork are trained again."""
+    done = gristmill(packed, "--api", "http://127.0.0.1:1", "fork", str(packed), "--at", "2")
+    assert done.returncode == 0
+    folder = packed.parent / f"{RUN}-fork-2"
+    assert (folder / "fork.yaml").is_file()
+    assert "model.safetensors" in manifest(folder / "origin/step-000002")
 
 
 def test_fork_without_an_api_is_prepared_and_names_the_command(run: Path) -> None:

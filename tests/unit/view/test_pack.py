@@ -6,13 +6,16 @@ import html
 import json
 import os
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from tests.support.errors import raises
 from tests.support.groups import make_group
+from tests.support.ports import free_port
 from tests.support.run_folder import RunFolderWriter, synthetic_run
 from tests.unit.sdk.view.recorded import LOGS, record
 
@@ -24,6 +27,7 @@ from gristmill.archive.run_file import read_run_file, write_run_file
 from gristmill.view import cli
 from gristmill.view.folders import RunFolder
 from gristmill.view.rollouts import build
+from local_processes import LocalStack, answers
 
 SECRET = "sk-f81d4fae7dec11d0"
 OTHER = 'pass"word&<1>'
@@ -93,6 +97,30 @@ def test_commands_accept_a_packed_run(run: RunFolderWriter, capsys: pytest.Captu
     assert capsys.readouterr().out.strip() == "other/quickstart"
     assert cli.main(["--runs", "other", "unpack", contents["path"]]) == 1
     assert "error [run_exists]: " in capsys.readouterr().err
+
+
+def test_page_shows_a_packed_run(run: RunFolderWriter, tmp_path: Path) -> None:
+    path, port = packed(run), free_port()
+    shutil.rmtree(run.path)
+    command = [sys.executable, "-m", "gristmill", "--runs", "other", "view", str(path), "--port", str(port)]
+    with LocalStack(lambda name, text: None) as stack:
+        page = stack.start("view", command, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+        stack.wait_until(page, lambda: answers(f"http://127.0.0.1:{port}/view/quickstart"), timeout=60)
+        found = httpx.get(f"http://127.0.0.1:{port}/view/api/runs/quickstart").json()
+    assert (found["run"], found["step"]) == ("quickstart", 3)
+
+
+def test_proofs_and_the_checkpoint_of_a_fork_are_packed_unchanged(run: RunFolderWriter, tmp_path: Path) -> None:
+    """The names of some values look secret, and a changed file would not have its hash any more."""
+    named = {"state": {"access_key": "bos", "api_tokens": [1, 2]}, "url": "http://me:password@host"}
+    names = ["origin/step-000002/config.json", "origin/step-000002/manifest.json", "origin/step-000002/weights.bin"]
+    proofs = ["receipts.jsonl", "probes.json", "digests.jsonl", "fork.json"]
+    for name in [*names, *proofs]:
+        (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / name).write_text(json.dumps(named if name in names else {"tokens": [1, 2], "version": "1.2"}))
+    folder = unpack(packed(run, "p.zip", SECRET), tmp_path / "there")
+    for name in [*names, *proofs]:
+        assert (folder / name).read_bytes() == (run.path / name).read_bytes(), name
 
 
 def test_unpacked_files_are_the_packed_files(run: RunFolderWriter, tmp_path: Path) -> None:

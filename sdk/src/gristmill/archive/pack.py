@@ -35,6 +35,10 @@ CONTENTS_FILE: Final = "pack.json"
 FORMAT: Final = 1
 LEFT_OUT: Final = ("checkpoints", "model", "dataset", "tensorboard", "wandb")
 """Folders of a run that a pack leaves out: weights, and files that another program makes from the run's files."""
+ORIGIN_FOLDER: Final = "origin"
+"""In a fork's folder: the checkpoint of another run from which the fork began."""
+_EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
+"""Folders whose files have no settings of a person, and must not change: checkpoints have hashes."""
 _TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _CHUNK: Final = 1 << 20
@@ -191,9 +195,9 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _pieces(file: BinaryIO, name: str, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (bytes of the file, the same bytes without secrets), up to `size`. Tokenizers and binary files stay."""
+    """Yields (bytes of the file, the same bytes without secrets), up to `size`. `_EXACT` and binary files stay."""
     suffix = PurePosixPath(name).suffix
-    if TOKENIZER_FOLDER in PurePosixPath(name).parts or suffix not in _TEXTS | {".json", ".jsonl"}:
+    if not _EXACT.isdisjoint(PurePosixPath(name).parts) or suffix not in _TEXTS | {".json", ".jsonl"}:
         while size > 0 and (chunk := file.read(min(_CHUNK, size))):
             size -= len(chunk)
             yield chunk, chunk

@@ -191,7 +191,7 @@ def _say_rows(options: argparse.Namespace, console: Console, rows: Sequence[Mapp
 def _run_folder(run: str | None, place: Place) -> RunFolder:
     """Returns a run by its folder, its pack or its id, or the run that was written last."""
     if run is not None:
-        return RunFolder.open(run, None if Path(run).exists() else place.roots)
+        return RunFolder.named(run, place.roots)
     newest = next(iter(list_runs(place.roots)), None)
     if newest is None:
         raise GristmillError("no_run", f"no folder of a run is in {', '.join(map(str, place.roots))}")
@@ -202,9 +202,9 @@ def _run_folder(run: str | None, place: Place) -> RunFolder:
 def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Serves the page over the files of runs, without an API."""
     uvicorn, app = _imported("uvicorn"), _imported("gristmill.view.app")
-    folders = [RunFolder.open(run).folders[0] for run in options.run if Path(run).exists()]
-    roots = tuple(dict.fromkeys(folder.parent for folder in folders)) or place.roots
-    first = f"/view/{folders[0].name if folders else options.run[0]}" if options.run else "/view"
+    runs_named = [RunFolder.named(run, place.roots) for run in options.run]
+    roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
+    first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
     source = _imported("gristmill.view.run_source").RunSource(roots)
     console.print(Text(f"the page: http://{options.host}:{options.port}{first}   Ctrl-C ends it"), soft_wrap=True)
     try:

@@ -82,6 +82,14 @@ class RunFolder:
             )
         return found
 
+    @classmethod
+    def named(cls, run: str, roots: Iterable[Path]) -> RunFolder:
+        """Returns the run that a person names on a command line: a folder or a packed run that exists, or else an id.
+
+        `roots`: the folders that have the run of an id. Raises as `open` does.
+        """
+        return cls.open(run, None if Path(run).exists() else roots)
+
     @property
     def folders(self) -> list[Path]:
         """The run's folders that exist, in the order of the roots."""

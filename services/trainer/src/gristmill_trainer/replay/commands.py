@@ -81,12 +81,13 @@ def _retrain(arguments: Sequence[str], here: Here) -> int:
         return 0 if verdict.step is None else 1
     name = options.out or f"{run.run_id}-retrained"
     _check_run_id(name)
-    out = run.folder.folders[0].parent / name
+    out = _place(options.run, run, here) / name
     found = retrain(run, request, out, here.models_dir, _say)
     for line in [] if found is None else found.report():
         _say(line)
     _say(f"the retrained run: {out}")
-    _say(f"both curves on one page: gristmill view, then /view/compare?runs={run.run_id},{name}")
+    runs = f" {options.run} {out}" if Path(options.run).is_file() else ""
+    _say(f"both curves on one page: gristmill view{runs}, then /view/compare?runs={run.run_id},{name}")
     return 0
 
 
@@ -100,7 +101,7 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     for line in found.report():
         _say(line)
     link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
-    _say(f"on the page (gristmill view {run.run_id}): http://127.0.0.1:8080{link}")
+    _say(f"on the page (gristmill view {options.run}): http://127.0.0.1:8080{link}")
     return 0
 
 
@@ -119,8 +120,10 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     _check_run_id(name)
     settings = dict(map(_setting, options.set))
     config_dir = Path(os.environ.get("GRISTMILL_CONFIG_DIR") or "configs")
-    prepared = fork.prepare(run, options.at, settings, name, config_dir, here.models_dir, options.model, _say)
-    runs_dir = prepared.config.parent.parent
+    runs_dir = _place(options.run, run, here)
+    prepared = fork.prepare(
+        run, options.at, settings, runs_dir / name, config_dir, here.models_dir, options.model, _say
+    )
     _say(f"both curves on one page: /view/compare?runs={run.run_id},{name}")
     if fork.can_start(here.api, here.token):
         return fork.start(prepared, here.api, runs_dir)
@@ -139,13 +142,18 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"gristmill {name}", description=text, allow_abbrev=False)
-    parser.add_argument("run", help="id or folder of the run")
+    parser.add_argument("run", help="id, folder or pack of the run")
     parser.add_argument("--model", metavar="FOLDER", help="the model before any training (default: as recorded)")
     return parser
 
 
 def _open(run: str, roots: Sequence[Path]) -> RecordedRun:
-    return RecordedRun.open(RunFolder.open(run, None if Path(run).is_dir() else roots))
+    return RecordedRun.open(RunFolder.named(run, roots))
+
+
+def _place(named: str, run: RecordedRun, here: Here) -> Path:
+    """Returns the folder of runs for a new run: that of the run, or the first one if a packed run is named."""
+    return here.roots[0] if Path(named).is_file() else run.folder.folders[0].parent
 
 
 def _check_run_id(name: str) -> None:

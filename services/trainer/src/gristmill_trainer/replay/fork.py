@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from gristmill import ApiError, ApiUnreachable, Hyperparameters, RunRecord, SyncClient
+from gristmill.archive.pack import ORIGIN_FOLDER
 from gristmill.redaction import REDACTED
 from gristmill.settings import merge, parse
 from gristmill.view.folders import FORK_FILE
@@ -49,13 +50,13 @@ def prepare(
     run: RecordedRun,
     at: int,
     settings: Mapping[str, Any],
-    run_id: str,
+    folder: Path,
     config_dir: Path,
     models_dir: Path,
     model: str | None,
     say: Callable[[str], None],
 ) -> Fork:
-    """Writes the folder of a new run. Raises ReplayError.
+    """Writes `folder`, the folder of a new run, whose name is the run's id. Raises ReplayError.
 
     `settings`: hyperparameters by name, and settings of the environment with dots, such as dataset.temperature.
     `config_dir`: the folder in which relative data sets are searched. `model`, `models_dir`: as in `find_source`.
@@ -69,13 +70,12 @@ def prepare(
             f"hand with --resume {run.folder.folders[0] / 'checkpoints'}/step-{at:06d}",
             run=run.run_id,
         )
-    folder = run.folder.folders[0].parent / run_id
     if folder.exists():
-        raise ReplayError("folder_taken", f"{folder} exists; name another run id: --id NAME", folder=folder, run=run_id)
-    config = _config(run, record, at, settings, run_id, config_dir)
+        raise ReplayError("folder_taken", f"{folder} exists; name another run id: --id NAME", folder=folder)
+    config = _config(run, record, at, settings, folder.name, config_dir)
     folder.mkdir(parents=True)
     try:
-        checkpoint = folder / "origin" / f"step-{at:06d}"
+        checkpoint = folder / ORIGIN_FOLDER / f"step-{at:06d}"
         _copy_checkpoint(run, at, checkpoint, model, models_dir, say)
     except BaseException:
         shutil.rmtree(folder)
@@ -84,7 +84,7 @@ def prepare(
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     about = {"run": run.run_id, "step": at, "settings": dict(settings)}
     (folder / FORK_FILE).write_text(json.dumps(about, indent=2) + "\n")
-    return Fork(run_id, path, checkpoint)
+    return Fork(folder.name, path, checkpoint)
 
 
 def can_start(api: str, token: str | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from gristmill import Manifest, ManifestError, PolicyVersion, TrajectoryGroup
 from gristmill.archive import GroupIndex
 from gristmill.archive.drops import read_drops
+from gristmill.archive.pack import ORIGIN_FOLDER
 from gristmill.settings import parse
 from gristmill.view.folders import RunFolder
 from gristmill_trainer.checkpoint import Checkpoint
@@ -194,8 +195,12 @@ class RecordedRun:
         return Checkpoint(folder, record.progress)
 
     def load_origin(self) -> Checkpoint:
-        """Verifies the checkpoint of another run from which this run began. Raises ReplayError if it is gone."""
-        path = Path(str(self.origin))
+        """Verifies the checkpoint of another run from which this run began. Raises ReplayError if it is gone.
+
+        A fork has a copy of it, which may be at another path than the recorded one if the run was packed or moved.
+        """
+        recorded = Path(str(self.origin))
+        path = self.folder.find(f"{ORIGIN_FOLDER}/{recorded.name}") or recorded
         if not (path / STATE).is_file():
             raise ReplayError(
                 "origin_missing",
