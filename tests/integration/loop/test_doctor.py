@@ -116,13 +116,16 @@ def test_doctor_and_pack_of_a_real_run(here: None, run: Path, tmp_path: Path) ->
     ("setting", "cause"),
     [
         (["--logprobs-mode", "raw_logprobs"], Cause.RAW),
-        (["--override-generation-config", '{"top_k": 5}'], Cause.TRUNCATION),
+        (["--dtype", "bfloat16"], Cause.DTYPE),
     ],
 )
 def test_vllm_with_other_settings_fails_with_the_cause(
     here: None, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: list[str], cause: Cause
 ) -> None:
-    """The model service refuses such settings, so vLLM is started as by hand."""
+    """The model service refuses such settings, so vLLM is started as by hand.
+
+    vLLM's own top_k and top_p act only on requests with text, so another test has a server of torch with this fault.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("REDIS_URL", redis_url)
