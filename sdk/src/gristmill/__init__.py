@@ -11,6 +11,7 @@ The modules, in the order in which to read them:
     rollouts      dataset, sql: the table of all rollouts of a run (docs/rollouts.md), with the extra gristmill[view]
     run           the records that the API returns
     deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
+    model_servers ServerAddresses: the model servers that a URL represents; dns+http:// finds them by name
     view          the program `gristmill`: the state of a run, in the terminal and as data (docs/commands.md)
 
 docs/api.md ends with a complete trainer and a complete environment. The other modules are for Gristmill's own services:

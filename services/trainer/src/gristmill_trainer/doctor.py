@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from gristmill import ConfigError, Deployment, GristmillError, Manifest, ManifestError, TrajectoryGroup, read_rollouts
 from gristmill.deployment import MODEL_URL
+from gristmill.model_servers import split_urls
 from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from gristmill.redaction import redact_text
 from gristmill.settings import find_config, load_yaml
@@ -33,7 +34,7 @@ from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
-from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.publish import ModelServer, ServerList
 from gristmill_trainer.receipts import (
     Case,
     LiveDiagnosis,
@@ -74,8 +75,7 @@ def before_run(config: str, environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("trainer settings", "failed", error.report())
         return
     manifest = _manifest(deployment.models_dir)
-    urls = [url.strip() for url in (settings.base_url or deployment.model_url or MODEL_URL).split(",")]
-    servers = [ModelServer(url, patience=0.0) for url in urls]
+    servers = ServerList(split_urls(settings.base_url or deployment.model_url or MODEL_URL), patience=0.0)
     served: dict[ModelServer, dict[str, Any]] = {}
     silent: list[Check] = []
     for server in servers:

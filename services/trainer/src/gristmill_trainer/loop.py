@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.metrics import StepResult, step_metrics
 from gristmill_trainer.model_state import LearnerState
 from gristmill_trainer.observers import Observers
-from gristmill_trainer.publish import Publisher
+from gristmill_trainer.publish import ModelServer, Publisher
 from gristmill_trainer.quarantine import Quarantine, SkippedSteps, SkipRecord
 from gristmill_trainer.receipts import Expectation, Probes, Receipts, own_scores
 from gristmill_trainer.records import TrainedRecords
@@ -100,7 +100,7 @@ class MainRank:
     digests: DigestWriter
     observers: Observers
     hook: Hook | None
-    model_urls: tuple[str, ...]
+    servers: Iterable[ModelServer]
     display: Display
     stop: StopRequest
     noticing_replacement: Callable[[], AbstractContextManager[None]]
@@ -413,7 +413,7 @@ def call_hook(main: MainRank, metrics: StepMetrics) -> None:
     main.stop.raise_if_requested()
     if main.hook is not None:
         with main.guard.unwatched("on_step"):
-            main.hook(StepEvent(main.session.run.run_id, metrics, main.model_urls))
+            main.hook(StepEvent(main.session.run.run_id, metrics, tuple(server.url for server in main.servers)))
         main.stop.raise_if_requested()
 
 

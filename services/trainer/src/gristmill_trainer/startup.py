@@ -25,6 +25,7 @@ from gristmill import (
 from gristmill.archive.trained import TRAINED_FOLDER
 from gristmill.deployment import API_URL, MODEL_URL
 from gristmill.metrics import METRICS_FILE, JsonlWriter
+from gristmill.model_servers import split_urls
 from gristmill.prometheus import metrics_endpoint
 from gristmill.settings import parse_flags
 from gristmill.stall import StallGuard, StallLimits
@@ -44,10 +45,10 @@ from gristmill_trainer.observers import open_observers
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
 from gristmill_trainer.publish import (
     FilesystemTransport,
-    ModelServer,
     ModelServers,
     NoTransport,
     Publisher,
+    ServerList,
     WeightTransport,
     claim_publishing,
 )
@@ -156,12 +157,12 @@ class _MainStart:
                 SyncClient(self._api_url, token=deployment.api_token, patience=stop.patience)
             )
             self._api = api
-            urls = (here.base_url or deployment.model_url or MODEL_URL).split(",")
-            self._servers = servers = [ModelServer(url.strip(), patience=stop.patience) for url in urls]
+            urls = split_urls(here.base_url or deployment.model_url or MODEL_URL)
+            self._servers = servers = ServerList(urls, stop.patience)
             if here.atropos_run is None:
                 run = wait_for_run(api, deployment.stack, stop)
             else:
-                longest = here.seq_len or int(servers[0].served().get("max_model_len") or 2048)
+                longest = here.seq_len or int(servers.served().get("max_model_len") or 2048)
                 run = open_atropos_run(api, here, longest)
             self._run = run
             settings = read_settings(deployment.config_dir, trainer_block(run), flags, f"run {run.run_id}")
@@ -169,7 +170,7 @@ class _MainStart:
                 stop.grace = settings.stop_grace_seconds
             self._hook = None if settings.on_step is None else load_hook(settings.on_step)
             self._hub = Hub.read(settings.push_to_hub, self._environ)
-            source = find_model(settings.model_name, _manifest(deployment.models_dir), servers[0].served())
+            source = find_model(settings.model_name, _manifest(deployment.models_dir), servers.served())
             if settings.publisher != "none":
                 check_publishable(settings.lora_rank, source)
             run_dir = deployment.runs_dir / run.run_id
@@ -210,8 +211,7 @@ class _MainStart:
             weights_dir = self._deployment.weights_dir
             if settings.publisher != "none":
                 token = claim_publishing(weights_dir)
-                for server in self._servers:
-                    server.authorize(token)
+                self._servers.authorize(token)
                 raise_if_replaced(self._api, run)
             ahead = settings.max_staleness > 0
             receipts = None
@@ -273,7 +273,7 @@ class _MainStart:
                 digests=digests,
                 observers=observers,
                 hook=self._hook,
-                model_urls=tuple(server.url for server in self._servers),
+                servers=self._servers,
                 display=stack.enter_context(Display(settings.training_steps, first_step)),
                 stop=stop,
                 noticing_replacement=replacement,
@@ -298,7 +298,7 @@ def _manifest(models_dir: Path) -> Manifest | None:
 
 def _transport(
     settings: TrainerSettings,
-    servers: Sequence[ModelServer],
+    servers: ServerList,
     folder: Path,
     policy: Policy,
     stop: StopRequest,
@@ -307,8 +307,9 @@ def _transport(
     if receipts is None:
         return NoTransport()
     together = ModelServers(
-        servers,
-        wait_for_all=settings.max_staleness == 0,
+        tuple(servers),
+        look_up=servers.look_up if servers.may_change else None,
+        background=settings.max_staleness > 0,
         closing=lambda: max(0.0, min(stop.seconds_left, stop.grace)),
         proof=receipts,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -172,7 +172,7 @@ class Watchdog:
         api: SyncClient,
         run_id: str,
         wanted: Wanted,
-        servers: list[ModelServer],
+        servers: Iterable[ModelServer],
         report: Callable[[str], None] = _LOG.warning,
     ) -> None:
         """`report`: receives the message."""

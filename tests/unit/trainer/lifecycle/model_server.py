@@ -22,6 +22,8 @@ class ModelServerStandIn:
         self.broken = False
         """Answers with text that is not valid JSON."""
         self.loads: list[str] = []
+        self._runs = threading.Event()
+        self._runs.set()
         self._http: ThreadingHTTPServer | None = None
         self._port = 0
         self.start()
@@ -53,14 +55,23 @@ class ModelServerStandIn:
         self._http.server_close()
         self.version, self.paused = "default", False
 
+    def hang(self) -> None:
+        """Accepts connections, but answers no request until `resume`, as a process after SIGSTOP."""
+        self._runs.clear()
+
+    def resume(self) -> None:
+        """Answers again, also the requests that came in the meantime."""
+        self._runs.set()
+
     def _answer(self, request: BaseHTTPRequestHandler, body: str) -> None:
+        self._runs.wait()
         if urlsplit(request.path).path == "/gristmill/publish" and self.refusal is None:
             asked = json.loads(body)
             self.paused = True
             time.sleep(self.load_seconds)
             self.loads.append(asked["path"])
             self.version, self.paused = asked["version"], False
-        status, answer = 200, {"is_paused": self.paused, "weight_version": self.version}
+        status, answer = 200, {"is_paused": self.paused, "weight_version": self.version, "data": [{"id": "tiny"}]}
         if request.command == "POST" and self.refusal is not None:
             status, answer = self.refusal[0], {"error": {"code": self.refusal[1], "message": "no", "remedy": ""}}
         told = b"<html>" if self.broken else json.dumps(answer).encode()

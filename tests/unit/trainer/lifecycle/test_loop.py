@@ -103,7 +103,7 @@ class Trainer:
                 digests=digests,
                 observers=Observers(),
                 hook=self.hook,
-                model_urls=(),
+                servers=(),
                 display=display,
                 stop=stop,
                 noticing_replacement=contextlib.nullcontext,

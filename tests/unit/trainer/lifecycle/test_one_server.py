@@ -92,7 +92,7 @@ def test_stop_request_ends_the_wait_for_a_hanging_server(server: ModelServerStan
     stop = StopRequest(50.0)
     stop.grace = 3.0
     model_server = ModelServer(server.url, "token", lambda: 0.5 if stop.requested else 600.0)
-    target = ModelServers([model_server], wait_for_all=synchronous, closing=lambda: stop.seconds_left)
+    target = ModelServers([model_server], background=not synchronous, closing=lambda: stop.seconds_left)
     server.load_seconds = 60.0
     threading.Timer(1.0, signal.raise_signal, [signal.SIGTERM]).start()
     began = time.monotonic()

@@ -13,7 +13,7 @@ from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
 
 from gristmill import PolicyVersion
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.publish import ModelServer, ModelServers
+from gristmill_trainer.publish import ModelServer, ModelServers, ServerList
 
 FOLDER = Path("/weights/run")
 
@@ -26,8 +26,8 @@ def pair() -> Iterator[list[ModelServerStandIn]]:
         server.stop()
 
 
-def _target(pair: list[ModelServerStandIn], wait_for_all: bool, patience: float = 30.0) -> ModelServers:
-    return ModelServers([ModelServer(server.url, "token", patience) for server in pair], wait_for_all=wait_for_all)
+def _target(pair: list[ModelServerStandIn], background: bool = False, patience: float = 30.0) -> ModelServers:
+    return ModelServers([ModelServer(server.url, "token", patience) for server in pair], background=background)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -35,11 +35,11 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("wait_for_all", [True, False])
+@pytest.mark.parametrize("background", [True, False])
 def test_publisher_load_returns_when_all_servers_have_the_weights(
-    pair: list[ModelServerStandIn], wait_for_all: bool
+    pair: list[ModelServerStandIn], background: bool
 ) -> None:
-    target = _target(pair, wait_for_all)
+    target = _target(pair, background)
     pair[1].load_seconds = 0.3
     for step in range(3):
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
@@ -48,21 +48,11 @@ def test_publisher_load_returns_when_all_servers_have_the_weights(
     target.close()
 
 
-def test_synchronous_publisher_waits_for_an_unreachable_server(pair: list[ModelServerStandIn]) -> None:
-    target = _target(pair, wait_for_all=True)
-    pair[1].stop()
-    loading = threading.Thread(target=target.load, args=(FOLDER / "1.0", PolicyVersion(1, 0)))
-    loading.start()
-    _until(lambda: pair[0].version == "1.0" and not pair[0].paused)
-    assert loading.is_alive()
-    pair[1].start()
-    loading.join()
-    assert pair[1].version == "1.0"
-    target.close()
-
-
-def test_publisher_does_not_wait_and_a_late_server_gets_the_newest_weights(pair: list[ModelServerStandIn]) -> None:
-    target = _target(pair, wait_for_all=False)
+@pytest.mark.parametrize("background", [True, False])
+def test_publisher_does_not_wait_and_a_late_server_gets_the_newest_weights(
+    pair: list[ModelServerStandIn], background: bool
+) -> None:
+    target = _target(pair, background)
     pair[1].stop()
     for step in range(2):
         target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
@@ -74,7 +64,7 @@ def test_publisher_does_not_wait_and_a_late_server_gets_the_newest_weights(pair:
 
 
 def test_publisher_publishes_again_to_a_restarted_server_without_waiting(pair: list[ModelServerStandIn]) -> None:
-    target = _target(pair, wait_for_all=True)
+    target = _target(pair)
     target.load(FOLDER / "1.4", PolicyVersion(1, 4))
     pair[0].stop()
     target.ensure()
@@ -84,11 +74,62 @@ def test_publisher_publishes_again_to_a_restarted_server_without_waiting(pair: l
     target.close()
 
 
-def test_synchronous_publisher_fails_with_the_unreachable_servers_name(pair: list[ModelServerStandIn]) -> None:
-    target = _target(pair, wait_for_all=True, patience=1.0)
-    pair[1].stop()
-    with raises(PublishError, "model_server_unreachable", url=pair[1].url) as raised:
+def test_publisher_without_a_server_that_answers_fails_with_a_servers_name(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair, patience=1.0)
+    for server in pair:
+        server.stop()
+    with raises(PublishError, "model_server_unreachable", url=pair[0].url) as raised:
         target.load(FOLDER / "1.0", PolicyVersion(1, 0))
     assert raised.value.values["tried_for"] > 1.0
     target.close()
+    for server in pair:
+        server.start()
+
+
+def test_server_that_hangs_before_a_load_is_left_out(
+    pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_trainer.publish.servers._ALIVE_TIMEOUT", 0.5)
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].hang()
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    assert [server.loads[-1] for server in pair] == [str(FOLDER / "1.1"), str(FOLDER / "1.0")]
+    pair[1].resume()
+    _until(lambda: pair[1].version == "1.1")
+    target.close()
+
+
+def test_server_that_joins_gets_the_weights_and_a_server_that_left_gets_none(pair: list[ModelServerStandIn]) -> None:
+    clients = [ModelServer(server.url, "token", 30.0) for server in pair]
+    found = clients[:1]
+    target = ModelServers(clients[:1], look_up=lambda: tuple(found))
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    found.append(clients[1])
+    _until(lambda: pair[1].version == "1.0" and not pair[1].paused)
+    del found[0]
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    assert [server.version for server in pair] == ["1.1", "1.1"], "a server that answers stays, whatever its name says"
+    pair[0].stop()
+    target.load(FOLDER / "1.2", PolicyVersion(1, 2))
+    _until(lambda: list(target.servers) == clients[1:])
+    pair[0].start()
+    target.load(FOLDER / "1.3", PolicyVersion(1, 3))
+    assert [server.version for server in pair] == ["default", "1.3"]
+    target.close()
+
+
+def test_server_list_waits_for_the_first_server_that_answers(pair: list[ModelServerStandIn]) -> None:
+    pair[0].stop()
+    servers = ServerList([server.url for server in pair], patience=30.0)
+    assert servers.served() == {"id": "tiny"}
+    pair[1].stop()
+    threading.Timer(0.5, pair[0].start).start()
+    assert servers.served() == {"id": "tiny"}
     pair[1].start()
+
+
+def test_server_list_of_a_name_without_an_address_names_it() -> None:
+    url = "dns+http://model.invalid:9001"
+    with raises(PublishError, "no_model_server", url=url):
+        ServerList([url], patience=0.0).served()

@@ -79,12 +79,12 @@ def test_second_publication_heals_a_server_that_lost_one(serve: Serve, begin: Be
     assert not failing(run.rows())
 
 
-@pytest.mark.parametrize("wait_for_all", [True, False])
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("fault", ["stale_head", "label_only"])
-def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, wait_for_all: bool) -> None:
+def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fault: str, background: bool) -> None:
     """The cause is known at later versions too, although the files of the mixed versions are removed by then."""
     good, bad = serve(), serve(fault)
-    run = begin([good, bad], wait_for_all=wait_for_all)
+    run = begin([good, bad], background=background)
     run.train(4)
     run.close()
     assert good.label == "1.4"

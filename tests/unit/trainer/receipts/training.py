@@ -38,7 +38,7 @@ class Run:
         seed: int = 0,
         lora: str = "",
         receipts: bool = True,
-        wait_for_all: bool = True,
+        background: bool = False,
     ) -> None:
         """`lora`: "" (all weights are trained), "adapters" (published as adapters) or "merged"."""
         source = ModelSource(str(model), str(model), None, 512, lora_rank=4 if lora == "adapters" else 0)
@@ -56,7 +56,7 @@ class Run:
             probing = Probing()
         self.servers = ModelServers(
             [ModelServer(server.url, "token", 30) for server in servers],
-            wait_for_all=wait_for_all,
+            background=background,
             proof=self.receipts,
         )
         describe = policy.describe_adapters if policy.publishes_adapters else None

@@ -8,7 +8,7 @@ from gristmill_trainer.publish.publisher import (
     WeightTransport,
     claim_publishing,
 )
-from gristmill_trainer.publish.servers import ModelServer, ModelServers
+from gristmill_trainer.publish.servers import ModelServer, ModelServers, ServerList
 
 __all__ = [
     "FilesystemTransport",
@@ -16,6 +16,7 @@ __all__ = [
     "ModelServers",
     "NoTransport",
     "Publisher",
+    "ServerList",
     "Tensors",
     "WeightTransport",
     "claim_publishing",

@@ -1,7 +1,7 @@
 """The model servers that load the files of the weights folder.
 
-`ModelServer` is the client of one server. `ModelServers` gives each server its own thread, so that no server waits for
-another. The trainer waits at most for its patience.
+`ModelServer` is the client of one server. `ServerList` finds the servers by their URLs. `ModelServers` gives each
+server its own thread, so that no server waits for another. The trainer waits at most for its patience.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any, Protocol
 
 import httpx
 
-from gristmill import PolicyVersion
+from gristmill import GristmillError, PolicyVersion
+from gristmill.errors import of_thread
+from gristmill.logs import line
+from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses, find_all
 from gristmill.receipts import UNPROVEN
 from gristmill_trainer.errors import PublishError
 
@@ -26,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 # Seconds per call. Loading reads the whole model from disk.
 CALL_TIMEOUT = 30.0
 LOAD_TIMEOUT = 600.0
+_CONNECT_TIMEOUT = 5.0
+_ALIVE_TIMEOUT = 10.0
+"""For the check before a publication that the server answers. A process that hangs accepts connections."""
 # Seconds between two attempts at a server that does not answer or did not load the weights.
 _PAUSE = 0.5
 RECEIPT_FAILED = "receipt_failed"
@@ -54,34 +60,24 @@ class ModelServer:
         return self._patience() if callable(self._patience) else self._patience
 
     def served(self) -> dict[str, Any]:
-        """Returns the first model of /v1/models. Waits until the server answers."""
-        answer = self.wait_for("GET", "/v1/models")
+        """Returns the first model of /v1/models. Waits for at most `patience` seconds until the server answers.
+
+        Raises PublishError.
+        """
+        return first_answer(lambda: [self], self.url, lambda: self.patience)
+
+    def first_model(self) -> dict[str, Any]:
+        """Returns the first model of /v1/models. Raises PublishError at once if the server does not answer."""
+        answer = self.call("GET", "/v1/models")
         with self._understanding("GET", "/v1/models"):
             first: dict[str, Any] = answer.json()["data"][0]
         return first
 
-    def wait_for(self, method: str, path: str) -> httpx.Response:
-        """Repeats a call until the server answers, for at most `patience` seconds. Raises PublishError."""
-        started = time.monotonic()
-        logged = False
-        while True:
-            try:
-                return self.call(method, path)
-            except PublishError as error:
-                if error.permanent:
-                    raise
-                spent = time.monotonic() - started
-                if spent > self.patience:
-                    raise error.given_up(spent) from error
-                if not logged:
-                    _LOG.info("waiting for the model server at %s", self.url)
-                    logged = True
-            time.sleep(1.0)
-
     def call(self, method: str, path: str, *, timeout: float = CALL_TIMEOUT, **request: Any) -> httpx.Response:
         """Sends one request. Raises PublishError for a time-out and for any error status."""
         try:
-            answer = self._http.request(method, path, timeout=timeout, **request)
+            waits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_TIMEOUT))
+            answer = self._http.request(method, path, timeout=waits, **request)
         except httpx.TransportError as error:
             raise PublishError(
                 "model_server_unreachable",
@@ -123,6 +119,7 @@ class ModelServer:
         `path`: whole weights, or an adapter's files. The server executes the request to its end, even if this process
         is killed in the meantime. Raises PublishError.
         """
+        self.call("GET", "/weight_info", timeout=_ALIVE_TIMEOUT)
         body = {"path": str(path), "version": str(version)}
         found = self.ask("POST", "/gristmill/publish", "weight_version", timeout=LOAD_TIMEOUT, json=body)
         if found != str(version):
@@ -150,6 +147,75 @@ class ModelServer:
                 url=self.url,
                 request=f"{method} {path}",
             ) from error
+
+
+def first_answer(
+    servers: Callable[[], Sequence[ModelServer]], named: str, patience: Callable[[], float]
+) -> dict[str, Any]:
+    """Returns `first_model` of the first of `servers` that answers. Repeats for at most `patience` seconds.
+
+    `named`: the servers, for messages. Raises PublishError with the last problem.
+    """
+    started = time.monotonic()
+    logged = False
+    while True:
+        problem = PublishError("no_model_server", f"{named} has no address; is the model service running?", url=named)
+        for server in servers():
+            try:
+                return server.first_model()
+            except PublishError as error:
+                if error.permanent:
+                    raise
+                problem = error
+        spent = time.monotonic() - started
+        if spent > patience():
+            raise problem.given_up(spent) from problem
+        if not logged:
+            _LOG.info("waiting for the model server at %s", named)
+            logged = True
+        time.sleep(1.0)
+
+
+class ServerList:
+    """The servers of the trainer's URLs, found again whenever `look_up` is called. Only one thread may call it."""
+
+    def __init__(self, urls: Sequence[str], patience: float | Callable[[], float] = 600.0) -> None:
+        """`urls`: as in gristmill.model_servers. `patience`: as in `ModelServer`. Raises ConfigError."""
+        self._names = [ServerAddresses(url) for url in urls]
+        self._patience = patience
+        self._token = ""
+        self._clients: dict[str, ModelServer] = {}
+        self._current: tuple[ModelServer, ...] = ()
+        self.look_up()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether servers can join or leave."""
+        return any(name.by_name for name in self._names)
+
+    def __iter__(self) -> Iterator[ModelServer]:
+        """Iterates over the servers of the last look-up."""
+        return iter(self._current)
+
+    def look_up(self) -> Sequence[ModelServer]:
+        """Returns the clients of all servers that the names have now. A server keeps its client."""
+        for url in (found := find_all(self._names)):
+            if url not in self._clients:
+                self._clients[url] = ModelServer(url, self._token, self._patience)
+        self._current = tuple(self._clients[url] for url in found)
+        return self._current
+
+    def authorize(self, token: str) -> None:
+        """Sends `token` with all later calls, also to servers that join later."""
+        self._token = token
+        for server in self._clients.values():
+            server.authorize(token)
+
+    def served(self) -> dict[str, Any]:
+        """Returns the first model of the first server that answers. Raises PublishError after its patience."""
+        patience = self._patience
+        named = ", ".join(name.url for name in self._names)
+        return first_answer(self.look_up, named, patience if callable(patience) else lambda: patience)
 
 
 class Proof(Protocol):
@@ -184,47 +250,61 @@ class _Standing:
     """The newest version that was checked."""
     left_out: PolicyVersion | None = None
     """The version that the server does not serve, although it was published to it twice."""
+    gone: bool = False
+    """Whether the server has left: its thread ends."""
 
 
 class ModelServers:
     """Loads every publication into all servers at once.
 
     A server may be killed at any point and restart with its first weights. The thread of an unreachable server keeps
-    trying, and publishes the newest weights after the restart. Meanwhile the other servers serve their weights.
+    trying, and publishes the newest weights after the restart. Meanwhile the other servers serve their weights. With
+    `look_up`, servers may also join and leave.
     """
 
     def __init__(
         self,
         servers: Sequence[ModelServer],
         *,
-        wait_for_all: bool = True,
+        look_up: Callable[[], Sequence[ModelServer]] | None = None,
+        background: bool = False,
         closing: Callable[[], float] = lambda: 1.0,
         proof: Proof | None = None,
     ) -> None:
-        """`wait_for_all`: `load` returns only when every server has the version, as a synchronous run needs.
-        Otherwise `load` returns when every server that answers has the version, and at least one. `closing`: seconds
-        that `close` may wait for a server that is loading. `proof`: checks each publication. A server that fails the
-        check twice is left out until the next version."""
+        """`servers`: at least one. `look_up`: returns the servers that exist now; called every LOOK_UP_EVERY seconds. A
+        server that it no longer returns leaves once it does not answer. `background`: no step waits for `load`, so a
+        load may use the rest of the grace period. `closing`: seconds that `close` may wait for a server that is
+        loading. `proof`: checks each publication. A server that fails the check twice is left out until the next
+        version."""
         self._proof = proof
-        self._wait_for_all = wait_for_all
+        self._background = background
         self._closing = closing
-        self._standings = [_Standing(server) for server in servers]
+        self._standings: list[_Standing] = []
         self._wanted: tuple[Path, PolicyVersion] | None = None
+        self._failure: GristmillError | None = None
+        """The error that ended the look-ups."""
         self._closed = False
         self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._follow, args=(standing,), name=f"publish-{number}", daemon=True)
-            for number, standing in enumerate(self._standings)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        with self._changed:
+            for server in servers:
+                self._join(server)
+        if look_up is not None:
+            self._start(lambda: self._look_again(look_up), "find-servers")
+
+    @property
+    def servers(self) -> Sequence[ModelServer]:
+        """The servers that receive publications."""
+        with self._changed:
+            return [standing.server for standing in self._standings]
 
     def load(self, path: Path, version: PolicyVersion) -> None:
-        """Returns when the weights in `path` are served as `version`.
+        """Returns when every server that answers serves the weights in `path` as `version`, and at least one does.
 
-        A second call with the same version only checks it, if `proof` expects the version since the first call. Raises
-        PublishError if a server refuses, if a server takes longer than its patience to answer or to load, or if no
-        server is left that serves the version.
+        A server that does not answer is left out, and gets the newest version when it is back. A second call with the
+        same version only checks it, if `proof` expects the version since the first call. Raises PublishError if a
+        server refuses, if no server answers or loads within its patience, or if no server is left that serves the
+        version.
         """
         with self._changed:
             self._wanted, since = (path, version), time.monotonic()
@@ -256,6 +336,44 @@ class ModelServers:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
+    def _join(self, server: ModelServer) -> None:
+        """Starts to keep a server at the newest version. Needs the lock."""
+        standing = _Standing(server)
+        self._standings.append(standing)
+        self._start(lambda: self._follow(standing), f"publish-{server.url}")
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _look_again(self, look_up: Callable[[], Sequence[ModelServer]]) -> None:
+        """Adds the servers that join, and removes those that leave."""
+        while True:
+            try:
+                found = look_up()
+            except Exception as error:  # noqa: BLE001  Raised by `load` and `ensure`: servers could join in vain.
+                with self._changed:
+                    self._failure = of_thread("the look-up of model servers", error)
+                return
+            with self._changed:
+                if self._closed:
+                    return
+                known = {standing.server for standing in self._standings}
+                for server in found:
+                    if server not in known:
+                        _LOG.info("%s", line("model server", state="joined", url=server.url))
+                        self._join(server)
+                for standing in list(self._standings):
+                    # A name server may forget a server that still runs. The last server stays, so that errors name it.
+                    leaves = standing.server not in found and standing.away_since is not None
+                    if leaves and len(self._standings) > 1:
+                        _LOG.info("%s", line("model server", state="left", url=standing.server.url))
+                        standing.gone = True
+                        self._standings.remove(standing)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed, timeout=LOOK_UP_EVERY)
+
     def _enough(self, version: PolicyVersion, since: float) -> bool:
         """Whether enough servers have the version. Needs the lock. Raises errors that further waiting cannot fix."""
         self._raise_what_is_permanent()
@@ -270,40 +388,47 @@ class ModelServers:
         served = len(missing) + len(left_out) < len(self._standings)
         if not missing:
             return True
-        if served and not self._wait_for_all:
-            return all(standing.problem is not None for standing in missing)
+        if served:
+            return all(standing.problem is not None or self._late(standing, since) is not None for standing in missing)
         for standing in missing:
             self._raise_if_late(standing, since)
         return False
 
     def _raise_what_is_permanent(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         for standing in self._standings:
             if standing.problem is not None and standing.problem.permanent:
                 raise standing.problem
 
     def _raise_if_late(self, standing: _Standing, since: float) -> None:
-        """Raises PublishError for a server beyond its patience. `since`: start of the wait.
+        error = self._late(standing, since)
+        if error is not None:
+            raise error
+
+    def _late(self, standing: _Standing, since: float) -> PublishError | None:
+        """Returns the error of a server beyond its patience, else None. `since`: start of the wait.
 
         If the server was already unreachable before, the time counts from then.
         """
         spent = time.monotonic() - min(since, standing.away_since or since)
         if spent <= standing.server.patience:
-            return
-        if standing.problem is None and not self._wait_for_all and self._closing() > 0:
-            return  # The server is loading in the background, and the trainer does not wait for it.
+            return None
         if standing.problem is not None:
-            raise standing.problem.given_up(spent)
+            return standing.problem.given_up(spent)
+        if self._background and self._closing() > 0:
+            return None  # The server is loading in the background, and the trainer does not wait for it.
         url = standing.server.url
         loading = PublishError("model_server_loading", f"the model server at {url} is still loading", url=url)
-        raise loading.given_up(spent)
+        return loading.given_up(spent)
 
     def _follow(self, standing: _Standing) -> None:
         """Keeps one server at the newest version."""
         while True:
             with self._changed:
-                while not self._closed and not self._work_for(standing):
+                while not (self._closed or standing.gone or self._work_for(standing)):
                     self._changed.wait()
-                if self._closed or self._wanted is None:
+                if self._closed or standing.gone or self._wanted is None:
                     return
                 (path, version), standing.check_due = self._wanted, False
                 there = standing.served == version
@@ -314,7 +439,9 @@ class ModelServers:
             with self._changed:
                 standing.served, standing.problem = served, problem
                 if problem is None:
-                    standing.away_since = None
+                    if standing.away_since is not None and served is not None:
+                        standing.away_since = None
+                        _LOG.info("%s", line("model server", state="up", url=standing.server.url, version=version))
                     if served is not None and proof is not None:
                         standing.proven = version
                 elif problem.code == RECEIPT_FAILED:
@@ -323,7 +450,11 @@ class ModelServers:
                     continue
                 elif standing.away_since is None:
                     standing.away_since = time.monotonic()
-                    _LOG.warning("publishing version %s: %s; trying again", version, problem)
+                    url, remedy = standing.server.url, "it gets the newest version when it answers"
+                    _LOG.warning(
+                        "%s",
+                        line("model server", state="away", url=url, version=version, problem=problem, remedy=remedy),
+                    )
                 self._changed.notify_all()
                 if problem is not None:
                     if problem.permanent:
@@ -339,6 +470,11 @@ class ModelServers:
     def _unproven(self, standing: _Standing, version: PolicyVersion) -> bool:
         """Whether the version can be checked on the server, and was not."""
         return self._proof is not None and standing.proven != version and self._proof.expects(version)
+
+
+def _away(server: ModelServer, version: PolicyVersion, problem: PublishError) -> str:
+    remedy = "the server gets the newest version when it answers"
+    return line("model server", state="away", url=server.url, version=version, problem=problem, remedy=remedy)
 
 
 def _attempt(
