@@ -43,7 +43,8 @@ class FailingServer:
     While `takes_tokens` is set, the server has vLLM's route for token ids.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """`address`: host and port; port 0 chooses a free port."""
         self.takes_tokens = True
         self.delay = 0.0
         """Seconds before each answer to a POST."""
@@ -88,8 +89,8 @@ class FailingServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server = ThreadingHTTPServer(address, Handler)
+        self.url = f"http://{address[0]}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:

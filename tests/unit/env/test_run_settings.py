@@ -77,6 +77,16 @@ def test_command_line_overrides_variables_which_override_file_and_defaults(tmp_p
     assert told.config.server.base_url == "http://told:3"
 
 
+def test_variable_with_several_addresses_gives_each_server_the_settings_of_the_file(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "server_configs: [{base_url: http://file:2, timeout: 7}]\n")
+    urls = "http://one:9001,dns+http://model:9001"
+    config = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_MODEL_URL=urls).config
+    assert [(server.base_url, server.timeout) for server in config.server_configs] == [
+        ("http://one:9001", 7),
+        ("dns+http://model:9001", 7),
+    ]
+
+
 def test_single_address_does_not_override_a_list_of_addresses(tmp_path: Path) -> None:
     folder = config_file(tmp_path, "server_configs: [{base_url: http://a:1}, {base_url: http://b:2, weight: 2}]\n")
     servers = read("--config sums", GRISTMILL_CONFIG_DIR=folder, GRISTMILL_MODEL_URL="http://model:9001").config

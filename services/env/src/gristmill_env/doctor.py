@@ -18,6 +18,7 @@ import msgspec
 
 from gristmill import ConfigError, Deployment, GristmillError
 from gristmill.archive.trained import TOKENIZER_FOLDER, TRAINED_FOLDER
+from gristmill.model_servers import ServerAddresses
 from gristmill.settings import load_yaml
 from gristmill.view.check import Check, State
 from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
@@ -235,7 +236,13 @@ def _differences(first: _Parts, second: _Parts) -> Iterator[tuple[str, float | N
 # --- The model server ------------------------------------------------------------------------------------------
 async def _check_servers(run: RunSettings, prompt: Prompt | None) -> AsyncIterator[Check]:
     manifest = read_manifest(run.deployment.models_dir)
-    for config in run.config.server_configs:
+    servers = run.config.server_configs
+    found = [(config, await asyncio.to_thread(ServerAddresses(config.base_url).find)) for config in servers]
+    for config, urls in found:
+        if not urls:
+            text = "not checked: the name has no address; start the model service"
+            yield Check(f"model server {config.base_url}", "warning", text)
+    for config in (config.model_copy(update={"base_url": url}) for config, urls in found for url in urls):
         server = ModelServer(config, Thinking.of(run.config))
         name = f"model server {server.url}"
         try:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from gristmill import ConfigError, Deployment
 from gristmill.errors import UnknownKeyError
 from gristmill.hyperparameters import check_run_block, completed_block
+from gristmill.model_servers import split_urls
 from gristmill.settings import Settings, find_config, load_yaml, merge, parse, parse_flag_sets
 from gristmill_env.atropos import could_be_of_atropos, read_file, without_section
 from gristmill_env.settings import TOP_LEVEL, EnvConfig
@@ -132,7 +133,9 @@ def _from_environment(deployment: Deployment, in_file: Mapping[str, Any]) -> dic
     listed = in_file.get("server_configs")
     # GRISTMILL_MODEL_URL cannot select one server from a list.
     if deployment.model_url and not (isinstance(listed, list) and len(listed) > 1):
-        values["server_configs"] = [{"base_url": deployment.model_url}]
+        # Each server of the list has the settings of the single server in the file.
+        single = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], Mapping) else {}
+        values["server_configs"] = [{**single, "base_url": url} for url in split_urls(deployment.model_url)]
     if deployment.run_id:
         values["run_id"] = deployment.run_id
     if deployment.metrics_address:

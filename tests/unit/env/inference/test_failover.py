@@ -9,7 +9,7 @@ import pytest
 from gristmill import SamplingParams
 from gristmill_env.errors import InferenceError
 from gristmill_env.inference import GenerationRequest, Thinking
-from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, RetryBudget, least_loaded
+from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, RetryBudget, choose
 from gristmill_env.inference.server import ModelServer
 from gristmill_env.settings import ServerConfig
 
@@ -29,27 +29,39 @@ def test_request_cost_is_its_prompt_and_all_tokens_it_may_sample() -> None:
 
 def test_balance_chooses_the_server_with_the_fewest_outstanding_tokens() -> None:
     busy, idle = endpoint(tokens=1000, requests=1), endpoint(tokens=600, requests=30)
-    assert least_loaded([busy, idle], 10, evaluation=False) is idle
+    assert choose([busy, idle], 10, evaluation=False) is idle
+
+
+def test_balance_prefers_the_server_of_the_earlier_turns_unless_it_has_half_as_much_again_to_do() -> None:
+    one, other = endpoint(), endpoint()
+    other.server = ModelServer(ServerConfig(base_url="http://other:9001"), Thinking())
+    later = other.server.url
+    for tokens, chosen in [(0, other), (40, other), (50, other), (51, one), (1000, one)]:
+        other.tokens = tokens
+        assert choose([one, other], 100, evaluation=False, earlier=later) is chosen
+    other.tokens, other.state = 0, EndpointState.AWAY
+    assert choose([one, other], 100, evaluation=False, earlier=later) is one
+    assert choose([one, other], 100, evaluation=False, earlier="http://gone:9001") is one
 
 
 def test_balance_skips_a_server_that_is_full_or_down() -> None:
     full, away, behind = endpoint(max_requests=2, requests=2), endpoint(), endpoint(tokens=10**6)
     away.state = EndpointState.AWAY
-    assert least_loaded([full, away, behind], 10, evaluation=False) is behind
-    assert least_loaded([full, away], 10, evaluation=False) is None
+    assert choose([full, away, behind], 10, evaluation=False) is behind
+    assert choose([full, away], 10, evaluation=False) is None
 
 
 def test_evaluations_have_a_separate_request_limit() -> None:
     evaluating = endpoint(requests=4, evaluations=4, max_evaluations=4)
-    assert least_loaded([evaluating], 10, evaluation=True) is None
-    assert least_loaded([evaluating], 10, evaluation=False) is evaluating
+    assert choose([evaluating], 10, evaluation=True) is None
+    assert choose([evaluating], 10, evaluation=False) is evaluating
 
 
 def test_load_is_shared_by_weight() -> None:
     endpoints = [endpoint(weight=1.0), endpoint(weight=3.0)]
     taken: Counter[int] = Counter()
     for _ in range(400):
-        chosen = least_loaded(endpoints, 10, evaluation=False)
+        chosen = choose(endpoints, 10, evaluation=False)
         assert chosen is not None
         chosen.tokens += 10
         taken[endpoints.index(chosen)] += 1

@@ -305,6 +305,50 @@ async def test_server_that_returns_with_another_model_gets_no_requests(
     assert caplog.text.count("[models_differ]") == 1
 
 
+async def test_servers_of_a_name_join_and_leave(
+    failing_server: FailingServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """127.0.0.2 is another address of this machine, at which no server listens yet."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("gristmill_env.inference.servers.LOOK_UP_EVERY", 0.05)
+    port = failing_server.url.rpartition(":")[2]
+    addresses: list[str] = []
+    monkeypatch.setattr("gristmill.model_servers._ask_the_system", lambda host, port: list(addresses))
+    good(failing_server)
+    joined, left = f"http://127.0.0.2:{port}", failing_server.url
+    async with client(f"dns+http://model:{port}", patience=30) as servers:
+        asyncio.get_running_loop().call_later(0.2, addresses.append, "127.0.0.1")
+        await servers.connect(patience=10)
+        assert [endpoint.server.url for endpoint in servers.endpoints] == [left]
+        await many(servers, 4)
+        assert worked(failing_server) == 4
+        late = FailingServer(("127.0.0.2", int(port)))
+        good(late)
+        addresses[:] = ["127.0.0.2"]
+        async with asyncio.timeout(10):
+            while not worked(late):
+                await many(servers, 2)
+                await asyncio.sleep(0.05)
+        assert len(servers.endpoints) == 2, "a server that answers stays, whatever its name says"
+        failing_server.close()
+        async with asyncio.timeout(10):
+            while len(servers.endpoints) == 2:
+                await many(servers, 2)
+                await asyncio.sleep(0.05)
+        assert [endpoint.server.url for endpoint in servers.endpoints] == [joined]
+        [completion] = await servers.generate(ASK)
+        assert completion.server == joined
+        late.close()
+    for state, url in [("joined", joined), ("left", left)]:
+        assert caplog.text.count(line("model server", state=state, url=url)) == 1
+
+
+async def test_name_without_an_address_is_named_after_patience() -> None:
+    async with client("dns+http://model.invalid:9001") as servers:
+        with raises(InferenceError, "no_model_server", urls=["dns+http://model.invalid:9001"]):
+            await servers.connect(patience=0.1)
+
+
 def by(label: str) -> dict[str, Any]:
     return choice(weight_versions=[{"version": label, "start": 0, "end": 1}])
 

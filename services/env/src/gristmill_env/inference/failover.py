@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +25,7 @@ _LOST_WEIGHTS = (
     "has lost the weights in training, or never had them (it was started again?); "
     "it gets no requests until the trainer has published them"
 )
+_WORTH_OF_A_PREFIX = 1.5
 # Retries saved for each request, added in each second, and saved at most.
 _SHARE = 0.2
 _FLOOR = 10.0
@@ -101,15 +102,29 @@ class Endpoint:
             self.evaluations -= evaluation
 
 
-def least_loaded(endpoints: Iterable[Endpoint], cost: int, *, evaluation: bool) -> Endpoint | None:
+def choose(
+    endpoints: Iterable[Endpoint], cost: int, *, evaluation: bool, earlier: str | None = None
+) -> Endpoint | None:
     """Returns the server that would have the fewest outstanding tokens relative to its weight. Returns None if no
-    server is up and has room."""
+    server is up and has room.
+
+    `earlier`: URL of the server whose prefix cache has the prompt's beginning. It is chosen while its load is at most
+    `_WORTH_OF_A_PREFIX` times the least load. (SGLang's router uses the same factor.)
+    """
     able = [
         endpoint
         for endpoint in endpoints
         if endpoint.state is EndpointState.UP and endpoint.has_room(evaluation=evaluation)
     ]
-    return min(able, key=lambda endpoint: (endpoint.tokens + cost) / endpoint.weight, default=None)
+
+    def load(endpoint: Endpoint) -> float:
+        return (endpoint.tokens + cost) / endpoint.weight
+
+    least = min(able, key=load, default=None)
+    cached = next((endpoint for endpoint in able if endpoint.server.url == earlier), None)
+    if least is not None and cached is not None and load(cached) <= _WORTH_OF_A_PREFIX * load(least):
+        return cached
+    return least
 
 
 class UnpublishedError(Exception):
@@ -120,9 +135,11 @@ class Failover:
     """Keeps the states of the servers, and checks servers that are not up until they can be used again."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], check: Callable[[Endpoint], Awaitable[None]], patience: float
+        self, endpoints: list[Endpoint], check: Callable[[Endpoint], Awaitable[None]], patience: float
     ) -> None:
-        """`check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that must not be used.
+        """`endpoints`: the list may grow and shrink: `join` and `leave`.
+
+        `check`: raises ServerTroubleError, UnpublishedError or InferenceError for a server that must not be used.
 
         `patience`: seconds for which all servers may fail.
         """
@@ -138,15 +155,17 @@ class Failover:
         """Time of the first time-out since the last answer."""
         self._slow_last = 0.0
 
-    async def free_endpoint(self, cost: int, *, evaluation: bool, failing_since: float | None) -> Endpoint:
-        """Returns the least loaded server that is up and has room. Waits without limit for such a server.
+    async def free_endpoint(
+        self, cost: int, *, evaluation: bool, failing_since: float | None, earlier: str | None = None
+    ) -> Endpoint:
+        """Returns the server that `choose` prefers. Waits without limit for a server that is up and has room.
 
         Raises InferenceError if all servers are away and no server has answered for `patience` seconds. The seconds
         count from `failing_since`, the time.monotonic() of the caller's first failure (None: from now).
         """
         since = failing_since
         while True:
-            endpoint = least_loaded(self._endpoints, cost, evaluation=evaluation)
+            endpoint = choose(self._endpoints, cost, evaluation=evaluation, earlier=earlier)
             if endpoint is not None:
                 return endpoint
             self._raise_broken()
@@ -241,6 +260,22 @@ class Failover:
         """Marks the server as away, because it did not answer at the start."""
         self._say_away(endpoint, error.problem, "it joins when it answers")
         self._leave(endpoint, EndpointState.AWAY, error.told, error.wait)
+
+    def join(self, endpoint: Endpoint) -> None:
+        """Adds a server, which gets requests once a check succeeds."""
+        logger.info(line("model server", state="joined", url=endpoint.server.url))
+        self._endpoints.append(endpoint)
+        self._leave(endpoint, EndpointState.AWAY, "it has just joined")
+
+    async def leave(self, endpoint: Endpoint) -> None:
+        """Removes a server that is away."""
+        logger.info(line("model server", state="left", url=endpoint.server.url))
+        self._endpoints.remove(endpoint)
+        checks = self._returning.pop(endpoint)
+        checks.cancel()
+        await asyncio.gather(checks, return_exceptions=True)
+        await endpoint.server.close()
+        self.changed()
 
     def unpublished(self, endpoint: Endpoint, turn: int) -> None:
         """Marks the server as unpublished, because it sampled with weights that no trainer published."""

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from gristmill import Manifest
+from gristmill.model_servers import LOOK_UP_EVERY, ServerAddresses
+from gristmill.redaction import redact_text
 from gristmill_env.errors import InferenceError, PromptRefusedError
 from gristmill_env.gather import gather
-from gristmill_env.inference.failover import Backoff, Endpoint, Failover, RetryBudget, UnpublishedError
+from gristmill_env.inference.failover import Backoff, Endpoint, EndpointState, Failover, RetryBudget, UnpublishedError
 from gristmill_env.inference.http import RefusedError, ServerTroubleError, SlowAnswerError
 from gristmill_env.inference.server import ModelServer, Thinking, no_token_ids
 from gristmill_env.inference.types import Completion, GenerationRequest, ServedModel
@@ -31,13 +33,15 @@ class ModelServers:
         self, configs: Sequence[ServerConfig], *, patience: float, thinking: Thinking = _AS_THE_MODEL_DOES
     ) -> None:
         """`patience`: seconds for which all servers may fail during the run. `thinking`: sent to text servers."""
-        self._endpoints = [
-            Endpoint(
-                ModelServer(config, thinking), config.weight, config.num_max_requests_at_once,
-                config.num_requests_for_eval,
-            )
-            for config in configs
-        ]  # fmt: skip
+        self._thinking = thinking
+        self._listed = [(config, ServerAddresses(config.base_url)) for config in configs]
+        fixed = [config for config, addresses in self._listed if not addresses.by_name]
+        self._endpoints = [_endpoint(config, thinking) for config in fixed]
+        self._by_name: dict[str, Endpoint] = {}
+        """The servers whose addresses were looked up, by their URLs."""
+        self._named: frozenset[str] = frozenset()
+        """The URLs of the last look-up."""
+        self._looking: asyncio.Task[None] | None = None
         self._failover = Failover(self._endpoints, self._check, patience)
         self._budget = RetryBudget()
         self._manifest: Manifest | None = None
@@ -52,7 +56,7 @@ class ModelServers:
     @property
     def description(self) -> str:
         """The servers' addresses, for messages."""
-        return ", ".join(endpoint.server.url for endpoint in self._endpoints)
+        return ", ".join(redact_text(config.root_url) for config, _ in self._listed)
 
     async def connect(self, *, patience: float, manifest: Manifest | None = None) -> ServedModel:
         """Waits up to `patience` seconds for the servers, and returns the model that they serve.
@@ -65,6 +69,7 @@ class ModelServers:
         """
         self._manifest = manifest
         began = time.monotonic()
+        patience -= await self._find(patience)
         met, late = await _wait_for_servers(self._endpoints, manifest, patience)
         if not met:
             for endpoint, trouble in late.items():
@@ -75,6 +80,8 @@ class ModelServers:
             self._failover.up(endpoint)
         for endpoint, trouble in late.items():
             self._failover.late(endpoint, trouble)
+        if any(addresses.by_name for _, addresses in self._listed):
+            self._looking = asyncio.create_task(self._look_again())
         return self._served
 
     def refuse_text_only(self) -> None:
@@ -107,13 +114,17 @@ class ModelServers:
             raise
 
     async def weight_label(self) -> str:
-        """Returns the weight label of the first server; "default" if no weights were published to it.
+        """Returns the weight label of the first server that is up; "default" if no weights were published to it.
 
         Raises ServerTroubleError when the server does not answer, InferenceError when it has no labels."""
-        return await self._endpoints[0].server.weight_label()
+        up = [endpoint for endpoint in self._endpoints if endpoint.state is EndpointState.UP]
+        return await (up or self._endpoints)[0].server.weight_label()
 
     async def close(self) -> None:
         """Closes all connections."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._failover.close()
         for endpoint in self._endpoints:
             await endpoint.server.close()
@@ -125,6 +136,51 @@ class ModelServers:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _find(self, patience: float) -> float:
+        """Adds the servers of all names. If no server is known, repeats the look-ups for at most `patience` seconds.
+
+        Returns the seconds it took. Raises InferenceError if no name has an address.
+        """
+        began = time.monotonic()
+        while True:
+            for config in await self._look_up():
+                self._by_name[config.base_url] = endpoint = _endpoint(config, self._thinking)
+                self._endpoints.append(endpoint)
+            spent = time.monotonic() - began
+            if self._endpoints:
+                return spent
+            if spent >= patience:
+                raise InferenceError(
+                    "no_model_server",
+                    f"{self.description} had no address for {spent:.0f} s; is the model service running?",
+                    urls=[config.base_url for config, _ in self._listed],
+                    seconds=spent,
+                )
+            await asyncio.sleep(_LONGEST_PAUSE)
+
+    async def _look_up(self) -> list[ServerConfig]:
+        """Returns a configuration for each server that the names have now and that is not known yet."""
+        found: dict[str, ServerConfig] = {}
+        for config, addresses in self._listed:
+            if addresses.by_name:
+                for url in await asyncio.to_thread(addresses.find):
+                    found.setdefault(url, config.model_copy(update={"base_url": url}))
+        self._named = frozenset(found)
+        return [config for url, config in found.items() if url not in self._by_name]
+
+    async def _look_again(self) -> None:
+        """Adds the servers that join, and removes servers that have left their name and do not answer."""
+        while True:
+            await asyncio.sleep(LOOK_UP_EVERY)
+            for config in await self._look_up():
+                self._by_name[config.base_url] = endpoint = _endpoint(config, self._thinking)
+                self._failover.join(endpoint)
+            for url, endpoint in list(self._by_name.items()):
+                away = endpoint.state is EndpointState.AWAY
+                if url not in self._named and away and not endpoint.requests and len(self._endpoints) > 1:
+                    del self._by_name[url]
+                    await self._failover.leave(endpoint)
 
     async def _ask_briefly(self, request: GenerationRequest, evaluation: bool) -> None:
         """Checks whether a refusal concerns the prompt. Raises InferenceError if a short prompt is refused as well."""
@@ -155,8 +211,10 @@ class ModelServers:
         self._budget.request()
         failing_since: float | None = None
         while True:
+            if self._looking is not None and self._looking.done():
+                self._looking.result()  # raises the error that ended the look-ups
             endpoint = await self._failover.free_endpoint(
-                request.cost, evaluation=evaluation, failing_since=failing_since
+                request.cost, evaluation=evaluation, failing_since=failing_since, earlier=request.earlier
             )
             turn = endpoint.turn
             try:
@@ -176,7 +234,7 @@ class ModelServers:
                 continue
             self._failover.answered(endpoint, turn)
             if self._trusted(completions):
-                return completions
+                return [dataclasses.replace(completion, server=endpoint.server.url) for completion in completions]
             self._failover.unpublished(endpoint, turn)
 
     def _trusted(self, completions: list[Completion]) -> bool:
@@ -190,6 +248,11 @@ class ModelServers:
         _check_same(self._served, self.description, served, endpoint.server.url)
         if self._is_published is not None and not self._is_published(await endpoint.server.weight_label()):
             raise UnpublishedError
+
+
+def _endpoint(config: ServerConfig, thinking: Thinking) -> Endpoint:
+    most, evaluations = config.num_max_requests_at_once, config.num_requests_for_eval
+    return Endpoint(ModelServer(config, thinking), config.weight, most, evaluations)
 
 
 async def _wait_for_servers(

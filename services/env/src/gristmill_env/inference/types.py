@@ -36,6 +36,8 @@ class GenerationRequest:
     """Texts that end a completion. They remain in the completion, because the model sampled them."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end a completion, in addition to the model's own end tokens. They remain in the completion."""
+    earlier: str | None = None
+    """URL of the server that sampled the earlier turns, and so has computed this prompt's beginning."""
 
     @property
     def cost(self) -> int:
@@ -73,6 +75,8 @@ class Completion:
     """Text from a text server, with its reasoning between <think> tags. None if the completion has token ids."""
     counted: int | None = None
     """Number of tokens as a text server counts them. None if the server reports only a sum over completions."""
+    server: str | None = None
+    """URL of the server that sampled the completion."""
 
     @property
     def length(self) -> int | None:

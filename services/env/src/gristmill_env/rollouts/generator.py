@@ -153,7 +153,7 @@ class RolloutGenerator:
         replies = dict(zip(alike, map(iter, answers), strict=True))
         return [next(replies[prompt.text]) for prompt in prompts]
 
-    async def _ask(self, prompt: Prompt, ask: _Ask, count: int = 1) -> list[Completion]:
+    async def _ask(self, prompt: Prompt, ask: _Ask, count: int = 1, earlier: str | None = None) -> list[Completion]:
         dataset = self._config.dataset
         request = GenerationRequest(
             token_ids=prompt.token_ids,
@@ -163,6 +163,7 @@ class RolloutGenerator:
             count=count,
             stop=dataset.stop,
             stop_token_ids=dataset.stop_token_ids,
+            earlier=earlier,
         )
         return await self._server.generate(request, evaluation=ask.evaluation)
 
@@ -205,7 +206,7 @@ class RolloutGenerator:
             transcript.add_messages(turn.messages, between.token_ids)
             begun = between.begun
             prompt = Prompt("", transcript.token_ids, transcript.messages)
-            (completion,) = await self._ask(prompt, ask)
+            (completion,) = await self._ask(prompt, ask, earlier=completion.server)
 
     def _room(self, tokens: int) -> int:
         return self._max_length - tokens

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from gristmill.deployment import API_URL, MODEL_URL
+from gristmill.errors import ConfigError
+from gristmill.model_servers import check_url
 from gristmill.redaction import redact
 from gristmill.settings import Settings
 from gristmill_env.settings.dataset import DatasetConfig, without_secrets
@@ -50,6 +52,13 @@ class EnvironmentSpec(Settings):
         return {"type": self.type, "params": without_secrets(self.model_dump(mode="json")["params"])}
 
 
+def _server_url(url: str) -> str:
+    try:
+        return check_url(url)
+    except ConfigError as error:
+        raise PydanticCustomError(error.code, "{message}", {"message": str(error)}) from error
+
+
 def _http(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise PydanticCustomError("url_scheme", "a URL starts with http:// or https://, not '{url}'", {"url": url})
@@ -57,6 +66,7 @@ def _http(url: str) -> str:
 
 
 Url = Annotated[str, AfterValidator(_http)]
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
 
 
 class ServerConfig(Settings):
@@ -65,8 +75,9 @@ class ServerConfig(Settings):
     model_name: str | None = None
     """Model that must be served there. Default: the served model."""
 
-    base_url: Url = MODEL_URL
-    """Its address, with or without /v1. GRISTMILL_MODEL_URL overrides the address of a single server in the YAML."""
+    base_url: ServerUrl = MODEL_URL
+    """Its address, with or without /v1. dns+http://HOST:PORT is one server for each address of the name.
+    GRISTMILL_MODEL_URL overrides the address of a single server in the YAML, and may be a list with commas."""
 
     api_key: SecretStr | None = None
     """Sent as a bearer token; write ${VAR} to keep it out of the file. Never recorded."""
