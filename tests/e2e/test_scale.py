@@ -1,13 +1,16 @@
-"""`docker compose up --scale env=4`: four environments on one run split its rows."""
+"""`docker compose up --scale`: four environments split the rows of one run; two model servers share its requests."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.support.compose import ComposeStack
+
+from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 
 STEPS, GROUPS, ENVIRONMENTS = 6, 16, 4
 OVERRIDE = f"""
@@ -35,6 +38,37 @@ def test_four_environments_split_the_rows_of_one_run(tmp_path: Path) -> None:
         assert rows == sorted(set(rows)), "a row was worked on twice"
         assert rows[: STEPS * GROUPS] == list(range(STEPS * GROUPS)), "a row was left out"
         assert len({env for env, _ in submits}) == ENVIRONMENTS, "one of the four did nothing"
+
+
+@pytest.mark.long
+def test_two_model_servers_serve_one_run_and_one_of_them_may_die(tmp_path: Path) -> None:
+    override = tmp_path / "long.yaml"
+    override.write_text('services: {trainer: {command: ["--training_steps", "200"]}}\n')
+    with ComposeStack(tmp_path, "gristmill-two-models", {"RUN_ID": "two"}, [override]) as stack:
+        stack.up(scale={"model": 2})
+        stack.wait_until(lambda: len(_proven(stack, tmp_path)) == 2, 900, "receipts of two model servers")
+        assert httpx.get(f"{stack.model_url}/v1/models", timeout=30).status_code == 200
+        dead, *_ = [str(item.ID) for item in stack.get_containers() if item.Service == "model"]
+        subprocess.run(["docker", "stop", "--time", "0", dead], check=True)
+        before = max(_proven(stack, tmp_path).values())
+        stack.wait_until(
+            lambda: max(_proven(stack, tmp_path).values()) >= before + 5, 300, "five steps with one of two servers"
+        )
+        assert httpx.get(f"{stack.model_url}/v1/models", timeout=30).status_code == 200
+        subprocess.run(["docker", "start", dead], check=True)
+        reached = max(_proven(stack, tmp_path).values())
+        stack.wait_until(
+            lambda: sum(step > reached for step in _proven(stack, tmp_path).values()) == 2, 600, "the server to return"
+        )
+
+
+def _proven(stack: ComposeStack, folder: Path) -> dict[str, int]:
+    """Returns the newest step that each model server has proven to serve, by the server's address."""
+    try:
+        rows = read_receipts(stack.run_file("two", RECEIPTS_FILE, folder))
+    except AssertionError:  # The trainer has not written the file yet.
+        return {}
+    return {row.server: row.step for row in rows if row.state is ReceiptState.OK}
 
 
 def _asking(stack: ComposeStack) -> int:

@@ -69,18 +69,20 @@ def start_vllm(
     model: str = "tiny",
     models_dir: Path = MODELS_DIR,
     lora_rank: int = 0,
+    host: str = "127.0.0.1",
 ) -> Service:
     """The model service. Fails, and does not skip, if its virtual environment is missing: `make setup` makes it."""
     assert VLLM_PYTHON.exists(), f"no {VLLM_PYTHON}: run `make setup`"
     environ = {
         "MODEL": model,
+        "MODEL_HOST": host,
         "MODEL_PORT": str(port),
         "GRISTMILL_MODELS_DIR": str(models_dir),
         "GRISTMILL_WEIGHTS_DIR": str(weights_dir),
         "LORA_RANK": str(lora_rank),
     }
     server = stack.start("model", [str(VLLM_PYTHON), "-m", "gristmill_model"], environ)
-    stack.wait_until(server, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=900)
+    stack.wait_until(server, lambda: answers(f"http://{host}:{port}/health"), timeout=900)
     return server
 
 

@@ -71,5 +71,14 @@ def test_compose_passes_every_limit_to_the_api() -> None:
     assert {name: api.get(name) for name in names} == {name: f"${{{name}:-}}" for name in names}
 
 
+def test_all_services_of_compose_find_the_model_servers_by_the_same_name() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    url = "dns+http://model:9001"
+    page = Settings.read({"API_VIEW_SERVERS": services["api"]["environment"]["API_VIEW_SERVERS"]})
+    assert page.view_servers == (url,)
+    assert services["model-port"]["command"][1] == url
+    assert "ports" not in services["model"], "one port of the host cannot belong to several containers"
+
+
 def test_variables_of_other_programs_are_left_alone() -> None:
     Settings.read({"API_KEY": "x", "API_TOKEN": "y", "PATH": "/bin"})

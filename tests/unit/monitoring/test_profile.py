@@ -64,7 +64,8 @@ def test_every_service_with_metrics_is_scraped_at_its_port() -> None:
         host, _, port = SERVICES[name]["environment"]["GRISTMILL_METRICS_ADDRESS"].partition(":")
         assert (host, int(port)) == ("0.0.0.0", found[name])
         assert "ports" not in SERVICES[name], "the port is for the stack's network only"
-    assert [f":{found[name]}" in SERVICES[name]["ports"][0] for name in ("api", "model")] == [True, True]
+    ports = {name: SERVICES[publisher]["ports"][0] for name, publisher in {"api": "api", "model": "model-port"}.items()}
+    assert [f":{found[name]}" in ports[name] for name in ("api", "model")] == [True, True]
 
 
 def test_prometheus_reads_the_token_with_the_fewest_rights() -> None:

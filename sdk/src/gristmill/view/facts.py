@@ -24,6 +24,7 @@ import msgspec
 from gristmill.errors import GristmillError
 from gristmill.group import PolicyVersion
 from gristmill.metrics import METRICS_FILE
+from gristmill.model_servers import ServerAddresses, find_all
 from gristmill.receipts import RECEIPTS_FILE, Receipt, parse_receipts
 from gristmill.run import Environment, RunRecord, RunState, RunStatus
 from gristmill.sync_client import SyncClient
@@ -110,8 +111,9 @@ class ApiReader:
         """`client`: with a short patience, because a view must not wait for minutes."""
         self._client = client
         self._run_id = run_id
+        self._addresses = [ServerAddresses(url) for url in model_urls]
         # One client per server, because a client takes longer to make than a hundred requests.
-        self._servers = {url: httpx.Client(base_url=url, timeout=_SERVER_TIMEOUT) for url in model_urls}
+        self._servers: dict[str, httpx.Client] = {}
         self._rows: dict[str, dict[int, dict[str, Any]]] = {"trainer": {}, "eval": {}}
         self._timed = (0, 0.0)
         """The last step whose time is added up, and the sum in seconds."""
@@ -134,7 +136,7 @@ class ApiReader:
         status = self._client.status(self._run_id)
         environments = self._client.environments(self._run_id)
         rows, evaluations = self._read_rows("trainer"), self._read_rows("eval")
-        servers = [read_server(url, http) for url, http in self._servers.items()]
+        servers = self._read_servers()
         return Facts(
             run=record.run_id,
             state=str(record.state),
@@ -151,6 +153,13 @@ class ApiReader:
             seconds=self._seconds(rows),
             started=record.created_at,
         )
+
+    def _read_servers(self) -> list[ServerFacts]:
+        found = find_all(self._addresses)
+        for url in found:
+            if url not in self._servers:
+                self._servers[url] = httpx.Client(base_url=url, timeout=_SERVER_TIMEOUT)
+        return [read_server(url, self._servers[url]) for url in found]
 
     def _seconds(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Returns the time of all steps. The newest row may be replaced, so the kept sum is without it."""

@@ -15,6 +15,7 @@ from rich.text import Text
 from gristmill.deployment import MODEL_URL, Manifest
 from gristmill.errors import ApiError, ApiUnreachable, ErrorCode, GristmillError, ManifestError
 from gristmill.group import Tokenizer
+from gristmill.model_servers import split_urls
 from gristmill.run import Example, RunState
 from gristmill.sync_client import SyncClient
 from gristmill.view import doctor
@@ -69,7 +70,8 @@ class RunView:
             found = run_id or find_run(self._client)
             if found is not None:
                 self._client.get_run(found)
-                urls = [self._place.model_url] if self._place.model_named or self._model_answers() else []
+                shown = self._place.model_named or self._model_answers()
+                urls = split_urls(self._place.model_url) if shown else []
                 self._reader = ApiReader(self._client, found, model_urls=urls, follow=follow)
                 return found
             self._problem = f"the API at {self._place.api} has no run"

@@ -15,6 +15,7 @@ from pydantic import Field
 from redis.asyncio.connection import parse_url
 
 from gristmill import ConfigError
+from gristmill.model_servers import split_urls
 from gristmill.settings import Settings as SettingsModel
 from gristmill.settings import parse
 from gristmill_api.access import settings as access
@@ -84,7 +85,7 @@ class Settings:
     view_dirs: tuple[Path, ...] = ()
     """Further folders with folders of runs, which the page reads: those of the trainer and the environment."""
     view_servers: tuple[str, ...] = ()
-    """Model servers whose weights the page shows, such as http://model:9001."""
+    """Model servers whose weights the page shows, such as dns+http://model:9001."""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -135,7 +136,7 @@ class Settings:
             access=AccessSettings.read(environ),
             runs_dir=Path(environ["GRISTMILL_RUNS_DIR"]) if environ.get("GRISTMILL_RUNS_DIR") else None,
             view_dirs=tuple(Path(name) for name in (environ.get(VIEW_DIRS) or "").split(os.pathsep) if name),
-            view_servers=tuple(url.strip() for url in (environ.get(VIEW_SERVERS) or "").split(",") if url.strip()),
+            view_servers=tuple(split_urls(environ.get(VIEW_SERVERS) or "")),
         )
 
     @property
