@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -120,6 +120,12 @@ bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, by
 
 bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five minutes; ARGS="--model smollm2 --steps 4" for 135M
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/receipts.py --results benchmarks/results $(ARGS)
+
+bench-recovery: $(DEV_READY) ## time from the kill of each service to the next trained step: ten minutes
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/recovery.py --results benchmarks/results $(ARGS)
+
+bench-scaling: $(DEV_READY) ## compare one, two and four environments against a server with fixed latency: six minutes
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/scaling.py --results benchmarks/results $(ARGS)
 
 clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

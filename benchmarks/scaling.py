@@ -1,0 +1,117 @@
+"""Groups per second with one, two and four environments: `make bench-scaling`.
+
+The model server is a stub with a fixed latency at any load (benchmarks/stub_model_server.py). Redis, API and
+environments are real, and share the cores of this machine. Each environment works on `--workers` prompts at a time, so
+its ideal rate is workers / latency. The measured rate counts the groups that the API accepts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.env.stack import Bench, Load
+from tests.support.stack import start_api, start_redis
+
+from gristmill import SyncClient
+from local_processes import LocalStack, answers, free_port
+
+_COUNTS = (1, 2, 4)
+_ROWS = 5000
+_TARGET = 3.6
+"""Four environments should have at least this many times the rate of one."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--latency", type=float, default=2.0, help="seconds per request; default: 2")
+    parser.add_argument("--workers", type=int, default=8, help="prompts at a time per environment; default: 8")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement; default: 30")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each number; default: 3")
+    parser.add_argument("--results", type=Path, help="folder to write scaling.md to; default: only show it")
+    options = parser.parse_args()
+    facts = machine.hardware()
+    rates: dict[int, list[float]] = {count: [] for count in _COUNTS}
+    with tempfile.TemporaryDirectory() as folder, _bench(Path(folder) / "bench", options) as bench:
+        for number in range(options.rounds):
+            for count in _COUNTS if number % 2 else reversed(_COUNTS):
+                rates[count].append(_rate(bench, f"scaling-{number}-{count}", count, options))
+                print(f"round {number + 1}: {count} environments: {rates[count][-1]:.2f} groups/s", file=sys.stderr)
+    page = _page(facts, rates, options)
+    print(page, end="")
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "scaling.md").write_text(page)
+
+
+@contextmanager
+def _bench(folder: Path, options: argparse.Namespace) -> Iterator[Bench]:
+    """Starts Redis, the API and the stub."""
+    (folder / "weights").mkdir(parents=True)
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "output.log").open("w"))
+        processes = stack.enter_context(LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)))
+        redis_port, api_port, model_port = free_port(), free_port(), free_port()
+        start_redis(processes, folder / "redis", redis_port)
+        start_api(processes, redis_port, api_port)
+        model_url = f"http://127.0.0.1:{model_port}"
+        server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(model_port)]
+        quiet = ["--log-level", "warning"]
+        stub = processes.start("model", [*server, *quiet], {"STUB_LATENCY_S": str(options.latency)})
+        processes.wait_until(stub, lambda: answers(f"{model_url}/health"), timeout=60)
+        yield Bench(
+            processes=processes,
+            folder=folder,
+            api_url=f"http://127.0.0.1:{api_port}",
+            model_url=model_url,
+            weights_dir=folder / "weights",
+            load=Load(model="tiny", workers=options.workers, max_tokens=32),
+        )
+
+
+def _rate(bench: Bench, run: str, count: int, options: argparse.Namespace) -> float:
+    """Returns the groups per second that the API accepts from `count` environments of one run."""
+    bench.config(run, _ROWS)
+    environments = [bench.serve(run) for _ in range(count)]
+    bench.take(run)
+    with SyncClient(bench.api_url) as api:
+        # Every environment submits before the measurement starts.
+        while len(api.environments(run)) < count or api.status(run).accepted < 2 * count * options.workers:
+            for environment in environments:
+                if environment.exit_code is not None:
+                    raise environment.failure()
+            time.sleep(0.1)
+        started, before = time.monotonic(), api.status(run).accepted
+        time.sleep(options.seconds)
+        after, seconds = api.status(run).accepted, time.monotonic() - started
+    for environment in environments:
+        environment.stop(grace=20)
+    bench.close(run)
+    return (after - before) / seconds
+
+
+def _page(facts: dict[str, str], rates: dict[int, list[float]], options: argparse.Namespace) -> str:
+    one = statistics.median(rates[1])
+    lines = ["# Environments against a server with a fixed latency", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    lines += [f"- latency: {options.latency:g} s; prompts at a time per environment: {options.workers}"]
+    target = f"Target: four environments have at least {_TARGET} times the rate of one."
+    lines += ["", f"Medians of {options.rounds} measurements of {options.seconds:g} s. {target}", ""]
+    lines += ["| environments | groups/s | share of the ideal rate | times the rate of one | lowest | highest |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for count, found in rates.items():
+        rate, ideal = statistics.median(found), count * options.workers / options.latency
+        spread = f"{min(found):.2f} | {max(found):.2f}"
+        lines.append(f"| {count} | {rate:.2f} | {rate / ideal:.2f} | {rate / one:.2f} | {spread} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
