@@ -58,6 +58,14 @@ class Recorded(Environment):
         self.closed += 1
 
 
+class Talks(Recorded):
+    """Four turns."""
+
+    def step(self, reply: Reply) -> StepResult:
+        self.steps += 1
+        return StepResult.end(1.0) if self.steps == 4 else StepResult((user("again"),))
+
+
 class FailsToReset(Recorded):
     def reset(self, item: Item) -> Sequence[Message]:
         if self.number == 1:
@@ -152,6 +160,28 @@ async def rolls(failing_server: FailingServer) -> AsyncIterator[Make]:
         Recorded.let_go.set()
         for one in runners:
             one.stop()
+
+
+async def test_turns_of_a_rollout_stay_on_the_server_of_its_first_turn(
+    two_servers: tuple[FailingServer, FailingServer],
+) -> None:
+    for server in two_servers:
+        server.takes_tokens, server.delay = False, 0.05
+        server.answers[CHAT] = lambda: answers(said("2"))
+    Recorded.made = []
+    rewards = [WeightedReward(create_reward("accuracy"), 1.0)]
+    talks = EnvironmentRunner(EnvironmentFactory(Talks), 60.0)
+    configs = [ServerConfig(base_url=server.url) for server in two_servers]
+    async with Scorer(rewards, has_answer=True) as scorer, ModelServers(configs, patience=5) as servers:
+        await servers.connect(patience=5)
+        config = EnvConfig(group_size=2)
+        generator = RolloutGenerator(config, PromptBuilder(None), servers, scorer, talks, max_length=1024)
+        for _ in range(5):
+            await generator.generate_and_score(ITEM, "test")
+    talks.stop()
+    begun = [[body["messages"][0]["content"] for body in server.bodies] for server in two_servers]
+    assert not set(begun[0]) & set(begun[1])
+    assert [len(prompts) for prompts in begun] == [5 * 4, 5 * 4]
 
 
 def closed() -> list[int]:
