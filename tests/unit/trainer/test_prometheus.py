@@ -13,9 +13,10 @@ from tests.unit.trainer.test_metrics import metrics, nothing, result, statistics
 from gristmill.metrics import StepMetrics
 from gristmill.tracking import ObserverErrors
 from gristmill_trainer.prometheus import EXPORTED, Kind, StepCollector
+from gristmill_trainer.receipts.receipts import Tally
 
 STEP: StepMetrics = metrics(statistics(), result(), devices=2, peak=16.0)
-"""Step 4, with a value in every field except kl_ref and skipped."""
+"""Step 4, with a value in every field except kl_ref, skipped and those of receipts."""
 
 
 class Made:
@@ -107,7 +108,8 @@ def test_labels_that_a_run_chooses_are_bounded(made: Made) -> None:
 
 
 def test_every_field_with_a_value_has_a_sample(made: Made) -> None:
-    made.collector.step(replace_fields(STEP, kl_ref=0.1, rejected={"stale": 1}))
+    receipts = Tally({"ok": 2}, difference=1e-6, change=0.01, seconds=0.02).metrics()
+    made.collector.step(replace_fields(STEP, kl_ref=0.1, rejected={"stale": 1}, **receipts))
     empty = {family.name for family in made.registry.collect() if not family.samples}
     assert empty == {"gristmill_trainer_observer_errors"}
 

@@ -32,6 +32,9 @@ class _Slow:
     def ensure(self) -> None:
         """Nothing is lost here."""
 
+    def prove(self) -> None:
+        """Nobody asks for a receipt."""
+
     def close(self) -> None:
         """Nothing is open."""
 
