@@ -179,7 +179,7 @@ def _run(scenario: Scenario, folder: Path, model: str) -> int:
     try:
         with (
             mock.patch("gristmill_trainer.startup.SyncClient", return_value=api),
-            mock.patch("gristmill_trainer.startup.ModelServer.served", return_value=served),
+            mock.patch("gristmill_trainer.startup.ServerList.served", return_value=served),
         ):
             return trainer.main()
     finally:
