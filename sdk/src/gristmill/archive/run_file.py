@@ -9,6 +9,7 @@ step; the metrics have it.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +49,8 @@ def write_run_file(folder: Path, record: RunRecord) -> bool:
     if path.is_file() and path.read_bytes() == content:
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{RUN_FILE}.{os.getpid()}"  # Several processes of the API may write.
+    # Several processes of the API may write. In containers they have the same process id, and different host names.
+    partial = folder / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
     try:
         with partial.open("wb") as file:
             file.write(content)
