@@ -309,6 +309,10 @@ async def test_every_verb_reports_run_missing_for_an_unknown_run(harness: StoreH
         with pytest.raises(ApiProblem) as refused:
             await call
         assert refused.value.code == "run_missing", call
-    for script, arguments in {"take": ("{}", 1, 1, 1, "", ""), "archived": ("g00000000",)}.items():
+    for script, arguments in {
+        "take": ("{}", 1, 1, 1, "", ""),
+        "archived": ("", "", "g00000000"),
+        "fates_written": ("", 1),
+    }.items():
         assert await store.scripts.run(script, keys.prefix(run), *arguments) == [b"MISSING"]
     assert await harness.redis.keys(keys.prefix(run) + "*") == []

@@ -229,3 +229,22 @@ def test_newer_archive_format_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(before, after))
     with raises(ArchiveError, "archive_format", format=2):
         ids(tmp_path)
+
+
+def test_writer_that_continues_a_segment_holds_its_groups(tmp_path: Path) -> None:
+    write(tmp_path, names(5))
+    path = segments(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:-1])  # The last group is torn.
+    writer = RunWriter(tmp_path / "rollouts", "test", 1, MIB)
+    assert [writer.holds(name) for name in names(6)] == [True] * 4 + [False] * 2
+    writer.close()
+    later = RunWriter(tmp_path / "rollouts", "test", 2, MIB)
+    assert not any(later.holds(name) for name in names(5)), "a later run of the same id has other groups"
+
+
+def test_writer_holds_the_groups_before_a_segment_whose_opening_is_torn(tmp_path: Path) -> None:
+    write(tmp_path, names(5))
+    (tmp_path / "rollouts" / "000002.gmz").write_bytes(b"\x50")
+    writer = RunWriter(tmp_path / "rollouts", "test", 1, MIB)
+    assert all(writer.holds(name) for name in names(5))
+    writer.close()

@@ -2,9 +2,11 @@
 
 The trajectory API writes the acked groups to `<run>/rollouts`, and the trainer its records of them to `<run>/trained`.
 
-Two API processes write to one folder only if one of them was paused for longer than its lock lasts. Each group is one
-write to a file that is opened for appending, so the writes of two processes never mix. A group may then be in the file
-twice, and readers handle that.
+Several API processes take turns to write to one folder. A process that continues another's segment finds the groups
+that the segment has already (`RunWriter.holds`), so a process that was killed after a write causes no second copy. Two
+processes write at once only if one of them was paused inside a write for longer than its lease. Each group is one write
+to a file that is opened for appending, so the writes of two processes never mix. A group may then be in the file twice,
+and readers handle that.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from gristmill.logs import line
 _LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 _SEGMENTS_A_RUN = 8
+_RECENT_BYTES = 32 << 20
+"""Bytes of the newest segments whose ids a writer reads when it opens. It is more than any caller writes between two
+calls of `sync`."""
 
 
 class NoRoomError(OSError):
@@ -75,8 +80,13 @@ class RunWriter:
         self._size = 0
         self._unsure = False
         self._older: list[tuple[Path, int]] = []
+        self._held: frozenset[str] = frozenset()
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
+
+    def holds(self, group_id: str) -> bool:
+        """Returns whether an earlier writer wrote the group shortly before it ended. `sync` waits for its bytes too."""
+        return group_id in self._held
 
     def append(self, group_id: str, schema: str, stored: bytes) -> None:
         """Write one group; on disk after `sync`. `stored`: its bytes, plain or one zstd frame."""
@@ -135,6 +145,20 @@ class RunWriter:
             self._size = tail.size
             os.ftruncate(self._file, tail.size)
             self._current = tail.path
+        if tail.sound:
+            self._held = self._recent_ids()
+
+    def _recent_ids(self) -> frozenset[str]:
+        """Returns the ids in this run's newest segments. A torn end is cut before."""
+        found: list[str] = []
+        size = 0
+        newest = [] if self._file is None else [(self._current, self._size)]
+        for path, taken in (*newest, *reversed(self._older)):
+            if size >= _RECENT_BYTES or _run_of(path) != self._run:
+                break
+            found += _ids(path)
+            size += taken
+        return frozenset(found)
 
     def _begin(self) -> None:
         if self._file is not None:
@@ -174,6 +198,16 @@ class RunWriter:
             path.unlink(missing_ok=True)
             self._on_removed(ids, bound)
         path.unlink(missing_ok=True)
+
+
+def _run_of(path: Path) -> tuple[str, int] | None:
+    """Returns id and creation of the segment's run; None if the segment is missing or damaged at its beginning."""
+    try:
+        with path.open("rb") as file:
+            opening = segment.read_opening(file, str(path))
+    except (FileNotFoundError, ArchiveError):
+        return None
+    return None if opening is None else (opening.run_id, opening.created_ms)
 
 
 def _ids(path: Path) -> list[str]:

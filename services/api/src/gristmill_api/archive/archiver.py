@@ -3,8 +3,9 @@
 It also writes what became of the other groups to `<run>/drops.jsonl`: dropped, dead letter, or let go by the archive.
 
 An acked group stays in Redis, and counts against its caps, until it is on disk. A crash of the API, of Redis or of the
-machine loses no group; a group may be written twice. While the disk fails, acked groups are not archived; they are
-counted and logged. Training never waits for the archive longer than the few seconds of `_PAUSES_S`.
+machine loses no group. A process that continues an archive passes over the groups that are on disk already. While the
+disk fails, acked groups are not archived; they are counted and logged. Training never waits for the archive longer than
+the few seconds of `_PAUSES_S`.
 
 Groups are archived as they were submitted, with one exception. If a trainer of /v1 has taken the run, groups that
 Atropos' protocol submitted are archived in binary, as that trainer leased them.
@@ -40,7 +41,7 @@ from gristmill_api.metrics import Metrics
 from gristmill_api.notifications import Notifications
 from gristmill_api.settings import Limits
 from gristmill_api.store import keys
-from gristmill_api.store.archive import HOLD_S, ArchiveQueue, WaitingGroup, WaitingRun
+from gristmill_api.store.archive import HOLD_S, ArchiveQueue, LeaseLostError, WaitingGroup, WaitingRun
 
 _LOG = logging.getLogger(__name__)
 RECHECK_S = 2.0
@@ -53,7 +54,8 @@ _OPEN_RUNS = 16
 
 
 class Archiver:
-    """Runs until `stop`. Several processes may each have one: one works, the others wait for it to end."""
+    """Runs until `stop`. Several processes may each have one: the process with the lease works, the others wait for the
+    lease to end (store/archive.py)."""
 
     def __init__(
         self, queue: ArchiveQueue, notifications: Notifications, metrics: Metrics, runs_dir: Path | None, limits: Limits
@@ -97,6 +99,9 @@ class Archiver:
                             await self._step_back()
                 except ApiProblem as error:
                     _LOG.warning(line("archive", why=error.message))  # The run went away meanwhile.
+                except LeaseLostError as error:
+                    _LOG.warning(line("archive", why=str(error)))
+                    await self._close()  # The successor appends to the same files.
                 except RedisError as error:
                     # The task that listens to Redis logs that Redis is away. Any other error is a defect.
                     if errors.from_redis(error) is None:
@@ -216,9 +221,10 @@ class Archiver:
         failed = False
         for group_id in ids:
             # None: another process archived it, as this one stood still for too long.
-            if group := await self._queue.group(run.run_id, group_id):
+            group = None if writer.holds(group_id) else await self._queue.group(run.run_id, group_id)
+            if group is not None:
                 try:
-                    size += await asyncio.to_thread(_append, writer, run.run_id, group_id, group)
+                    size += await asyncio.to_thread(self._append_group, writer, run.run_id, group_id, group)
                 except OSError as error:
                     if not settled:
                         raise
@@ -231,6 +237,19 @@ class Archiver:
         if failed:
             await self._discard(run)
         return settled
+
+    def _append_group(self, writer: RunWriter, run_id: str, group_id: str, group: WaitingGroup) -> int:
+        """Write a group in the form that the archive keeps. Returns the bytes of that form. Raises LeaseLostError."""
+        schema, body = group.schema, group.stored
+        if schema == "atropos" and group.trained_over_v1:
+            # A group without a binary form was delivered to a trainer of Atropos, and stays JSON.
+            with contextlib.suppress(GroupError):
+                schema, body = "group", to_binary(body, group_id, run_id, group.version)
+        # Last before the write: the process may have been paused since the lease was extended.
+        if not self._queue.is_held():
+            raise LeaseLostError(run_id)
+        writer.append(group_id, schema, body)
+        return len(body)
 
     async def _writer(self, folder: Path, run: WaitingRun) -> RunWriter:
         if run not in self._writers:
@@ -269,17 +288,6 @@ class Archiver:
     async def _close(self) -> None:
         for run in list(self._writers):
             await self._discard(run)
-
-
-def _append(writer: RunWriter, run_id: str, group_id: str, group: WaitingGroup) -> int:
-    """Write a group in the form that the archive keeps. Returns the bytes of that form."""
-    schema, body = group.schema, group.stored
-    if schema == "atropos" and group.trained_over_v1:
-        # A group without a binary form was delivered to a trainer of Atropos, and stays JSON.
-        with contextlib.suppress(GroupError):
-            schema, body = "group", to_binary(body, group_id, run_id, group.version)
-    writer.append(group_id, schema, body)
-    return len(body)
 
 
 class _Fate(msgspec.Struct):

@@ -64,7 +64,8 @@
 --   gm:bytes      STRING  payload bytes held by all runs
 --   gm:journal    STRING  bytes of the metrics rows of all runs
 --   gm:journals   ZSET    key of a source's metrics -> their bytes
---   gm:archiver   STRING  token of the process that archives, while its lock lives
+--   gm:archiver   STRING  random value of the process that archives, while its lease lives. Only calls with this value
+--                         remove groups and fates that wait for the disk
 --   gm:events     pub/sub "open" | "ready <prefix>" | "permits <prefix>" | "archive <prefix>" | "events <prefix>":
 --                         something may be there for who waits, and for who waits for "events"
 
@@ -82,6 +83,7 @@ local DELETED, FENCE = P .. 'deleted', P .. 'fence'
 local RUNS, STACKS, DELETING, BYTES, EVENTS = 'gm:runs', 'gm:stacks', 'gm:deleting', 'gm:bytes', 'gm:events'
 local OPEN_RUNS, FINISHED_RUNS = 'gm:open', 'gm:finished'
 local JOURNAL, JOURNALS = 'gm:journal', 'gm:journals'
+local ARCHIVER = 'gm:archiver'
 
 local function group(id) return P .. 'group:' .. id end
 local function payload(id) return P .. 'payload:' .. id end
