@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -77,9 +77,15 @@ browser: $(DEV_READY) ## run the page's tests in a real Chromium, over synthetic
 integration: dev ## run the tests with a real Redis, a real vLLM, a real Prometheus and a real Chromium
 	scripts/prepare_package.sh prometheus
 	scripts/prepare_package.sh chromium
+	scripts/prepare_package.sh redis-tools
 	$(VENV)/pytest tests/integration/api tests/integration/atropos tests/integration/atropos_queue tests/mutation \
 	  -m "not long" -n 2 --dist loadfile
 	$(VENV)/pytest tests/integration/env tests/integration/loop -m "not long"
+
+# Valkey 8 is in Debian 13. VALKEY names another program, such as one that you built.
+VALKEY ?= valkey-server
+integration-valkey: $(DEV_READY) ## run the integration tests of the store and the API on Valkey instead of Redis
+	REDIS_SERVER=$(VALKEY) $(VENV)/pytest tests/integration/api tests/integration/atropos_queue -m "not long" -n 2 --dist loadfile
 
 e2e: dev ## run the tests with real containers; needs Docker, and installs it on Debian and Ubuntu
 	scripts/prepare_engine.sh

@@ -3,6 +3,7 @@
 #
 #   scripts/prepare_package.sh prometheus   with promtool, for the tests of compose/monitoring/
 #   scripts/prepare_package.sh chromium     for the tests of the page
+#   scripts/prepare_package.sh redis-tools  with a Redis that supports TLS, for tests/integration/api/test_external_redis.py
 #
 # Succeeds at once if the programs exist. If this script cannot install them, it logs the reason, and the tests that
 # need them are skipped. In CI it fails instead. Starts no service. Safe to run again.
@@ -15,7 +16,9 @@ ready() {
     case $package in
     prometheus) has prometheus && has promtool ;;
     chromium) [ -x "${CHROMIUM:-}" ] || has chromium || has chromium-browser ;;
-    *) say "no such package: '$package'; there are prometheus and chromium" && exit 2 ;;
+    # Debian's server has this name too. The package redis-server would put another Redis into PATH.
+    redis-tools) has redis-check-rdb ;;
+    *) say "no such package: '$package'; there are prometheus, chromium and redis-tools" && exit 2 ;;
     esac
 }
 missing() {

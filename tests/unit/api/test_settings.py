@@ -45,6 +45,9 @@ def test_settings_override_defaults_and_ignore_empty_variables() -> None:
         ({"REDIS_URL": "redis://[::1"}, "variable_invalid", REDIS_URL),
         ({"REDIS_URL": "unix://run/redis.sock"}, "variable_invalid", REDIS_URL),
         ({"REDIS_URL": "unix://"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "redis+sentinel://one:26379"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "redis+sentinel://one,,two/mymaster"}, "variable_invalid", REDIS_URL),
+        ({"REDIS_URL": "redis://redis/0?wait_replicas=one"}, "variable_invalid", REDIS_URL),
     ],
 )
 def test_wrong_values_are_named(environ: dict[str, str], code: str, values: dict[str, Any]) -> None:
@@ -59,6 +62,7 @@ def test_wrong_values_are_named(environ: dict[str, str], code: str, values: dict
         ("redis://api:s3cret@redis:7000/0?password=s3cret", "redis:7000"),
         ("unix:///run/redis/redis.sock?db=1", "/run/redis/redis.sock"),
         ("unix://api:s3cret@/run/redis/redis.sock", "/run/redis/redis.sock"),
+        ("rediss+sentinel://api:s3cret@one,two:7000/main?db=1", "main of Sentinels one:26379,two:7000"),
     ],
 )
 def test_redis_address_names_host_or_socket_without_a_password(url: str, address: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
 from gristmill import ConfigError
 from gristmill.view.check import Check
+from gristmill_api.redis_url import uses_tls
 from gristmill_api.settings import Settings
 from gristmill_api.store.connection import check_server, connect, weak_durability
 from gristmill_api.store.records import text
@@ -28,8 +28,7 @@ def before_run(config: str, environ: Mapping[str, str]) -> list[Check]:
 
 async def check_redis(settings: Settings) -> list[Check]:
     """Checks version, durability and eviction of a Redis over TCP, TLS or a Unix socket."""
-    scheme = urlsplit(settings.redis_url).scheme
-    where = f"Redis at {settings.redis_address}" + (" over TLS" if scheme == "rediss" else "")
+    where = f"Redis at {settings.redis_address}" + (" over TLS" if uses_tls(settings.redis_url) else "")
     async with connect(settings.redis_url, settings.redis_login) as redis:
         try:
             await check_server(redis)

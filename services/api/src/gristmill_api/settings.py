@@ -12,7 +12,6 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from redis.asyncio.connection import parse_url
 
 from gristmill import ConfigError
 from gristmill.model_servers import split_urls
@@ -20,6 +19,7 @@ from gristmill.settings import Settings as SettingsModel
 from gristmill.settings import parse
 from gristmill_api.access import settings as access
 from gristmill_api.access.settings import AccessSettings
+from gristmill_api.redis_url import redis_options, shown_address
 
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -72,7 +72,7 @@ class Limits(SettingsModel):
 @dataclass(frozen=True)
 class Settings:
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
-    """redis://HOST:PORT/DATABASE, rediss:// for TLS, or unix:///PATH?db=DATABASE for a Unix socket."""
+    """A server or the Sentinels of a server, as redis_url.py describes it."""
     redis_password: str | None = field(default=None, repr=False)
     """From REDIS_PASSWORD_FILE, for a URL that holds none."""
     atropos_run: str = "default"
@@ -141,9 +141,8 @@ class Settings:
 
     @property
     def redis_address(self) -> str:
-        """Where Redis is, for a log line: host:port or the path of a socket, without user and password."""
-        options = parse_url(self.redis_url)
-        return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+        """Where Redis is, for a log line: host:port, the path of a socket, or Sentinels; without user and password."""
+        return shown_address(self.redis_url)
 
     @property
     def redis_login(self) -> dict[str, str]:
@@ -154,9 +153,12 @@ class Settings:
 
 
 def _check_redis_url(url: str) -> None:
-    remedy = "Write it as redis://HOST:6379/0, or as unix:///PATH/OF/THE/SOCKET."
+    remedy = (
+        "Write it as redis://HOST:6379/0, rediss:// for TLS, unix:///PATH/OF/THE/SOCKET, or "
+        "redis+sentinel://HOST:26379,HOST:26379/SERVICE (docs/redis.md)."
+    )
     try:
-        parts, options = urlsplit(url), parse_url(url)
+        parts, options = urlsplit(url), redis_options(url)
     except ValueError as error:
         # The text between scheme and @, and the query, may hold a password.
         shown = url.rpartition("@")[2].partition("?")[0]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import hiredis
 from redis.asyncio import Connection, ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
@@ -17,7 +17,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gristmill import ConfigError
+from gristmill_api.redis_url import WAIT_REPLICAS, redis_options
 from gristmill_api.store.records import text
+from gristmill_api.store.sentinel import following
 
 Command = Sequence[str | bytes | int]
 
@@ -36,12 +38,23 @@ def connect(url: str, login: Mapping[str, str]) -> Redis:
 
     A script may have run although its answer was lost. Only the caller knows which calls are safe to repeat.
     """
-    options: dict[str, Any] = {**_DEFAULTS, **parse_url(url), **login}
+    options: dict[str, Any] = {**_DEFAULTS, **redis_options(url), **login}
     # Maintenance notifications are for hosted clusters. With them, a closed connection shows only in a failing command.
     options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
-    base: type[AbstractConnection] = options.pop("connection_class", Connection)
+    base: type[Connection] = options.pop("connection_class", Connection)
+    if "sentinels" in options:
+        base = following(base)
+    replicas: int = options.pop(WAIT_REPLICAS, 0)
     kind = type(base.__name__, (_FastConnection, base), {})
-    return Redis.from_pool(_Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options))
+    pool = _Pool(connection_class=kind, retry=Retry(NoBackoff(), 0), **options)
+    pool.wait_replicas = replicas
+    return Redis.from_pool(pool)
+
+
+def wait_replicas(redis: Redis) -> int:
+    """Returns the number of replicas that must have received a write before it counts, for a client of `connect`."""
+    pool = redis.connection_pool
+    return pool.wait_replicas if isinstance(pool, _Pool) else 0
 
 
 async def check_server(redis: Redis) -> None:
@@ -61,7 +74,7 @@ async def check_server(redis: Redis) -> None:
     else:
         return
     options = redis.connection_pool.connection_kwargs
-    where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+    where = options.get("path") or options.get("service") or f"{options.get('host')}:{options.get('port')}"
     raise ConfigError("redis_unsuitable", f"The Redis at {where} {problem}")
 
 
@@ -110,6 +123,8 @@ class _Pool(ConnectionPool):
     That pool takes ten times as long (45 us per call of the store, half as long as the call itself), most of it for
     telemetry. This pool overrides public methods only, and keeps its connections itself.
     """
+
+    wait_replicas = 0
 
     def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:
         """`timeout`: seconds to wait for one of `max_connections`."""

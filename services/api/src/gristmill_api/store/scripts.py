@@ -12,14 +12,16 @@ from importlib.resources import files
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import ConnectionError, NoScriptError, OutOfMemoryError, ResponseError  # noqa: A004
 
 from gristmill_api import errors
 from gristmill_api.store import keys
-from gristmill_api.store.connection import Command, ask
+from gristmill_api.store.connection import Command, ask, wait_replicas
 from gristmill_api.store.records import text
 
 _SENT_TTL_MS = 60_000
+_WAIT_MS: Final = 1000
+"""Longest wait for the replicas of a write."""
 _ASK_FIRST: Final = 4 * 1024 * 1024
 """Bytes. For a payload larger than this, one more round trip costs little."""
 _INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
@@ -40,6 +42,7 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._replicas = wait_replicas(redis)
         self._hashes: dict[str, str] = {}
         self._full: set[str] = set()
         """Prefixes of the runs whose last payload found no room."""
@@ -121,10 +124,23 @@ class Scripts:
 
     async def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands on a connection, without redis-py's client, which takes longer than the script. See
-        `connection.ask`."""
+        `connection.ask`.
+
+        With `wait_replicas` in REDIS_URL, raises redis.ConnectionError also if the commands took effect and too few
+        replicas have received them: a fail-over could undo the effect, so the caller repeats the call.
+        """
+        if self._replicas:
+            commands = [*commands, ("WAIT", self._replicas, _WAIT_MS)]
         pool = self._redis.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            return await ask(connection, commands)
+            replies = await ask(connection, commands)
         finally:
             await pool.release(connection)
+        if self._replicas:
+            received = replies.pop()
+            if isinstance(received, ResponseError):
+                raise received
+            if received < self._replicas:
+                raise ConnectionError(f"{received} of {self._replicas} replicas received the write in {_WAIT_MS} ms")
+        return replies
