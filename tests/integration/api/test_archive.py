@@ -13,13 +13,17 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from tests.integration.api.store_harness import trainer
+from redis.exceptions import ConnectionError as RedisConnectionError
+from tests.integration.api.store_harness import StoreHarness, trainer
 from tests.support.api_server import ApiServer
 from tests.support.groups import make_group
 from tests.support.redis_server import RedisServer
 
 from gristmill import Client, PolicyVersion, TrajectoryGroup, read_rollouts
-from gristmill.archive import ArchiveError, segments
+from gristmill.archive import ArchiveError, segment, segments
+from gristmill_api.archive.archiver import Archiver
+from gristmill_api.metrics import Metrics
+from gristmill_api.notifications import Notifications
 from gristmill_api.settings import Limits
 from gristmill_api.store import Store, keys
 from gristmill_api.store.records import text
@@ -229,9 +233,35 @@ async def test_archive_reads_each_group_once_after_a_crash_between_disk_and_redi
         await redis.rpush(keys.archive(RUN), *before)
         await loop.step(1)
         await until(lambda: empty(redis))
-    (segment,) = segments(tmp_path / RUN)
-    assert segment.read_bytes().count(b"\x51\x2a\x4d\x18") == 7
+    (written,) = segments(tmp_path / RUN)
+    assert written.read_bytes().count(b"\x51\x2a\x4d\x18") == 7
     assert ids(tmp_path) == [group.group_id for group in loop.sent]
+
+
+async def test_archive_has_one_row_per_group_if_redis_goes_away_between_disk_and_redis(
+    harness: StoreHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.store = Store(harness.redis, Limits(), archive=True)
+    queue = harness.store.archive
+    incarnation = await harness.start()
+    group_ids = await harness.fill(3)
+    await harness.lease(incarnation, "b1", 3)
+    await harness.store.queue.ack(RUN, incarnation, ["b1"])
+
+    async def breaks_once(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise RedisConnectionError("reset by peer")
+
+    monkeypatch.setattr(queue, "archived", breaks_once)
+    archiver = Archiver(queue, Notifications(), Metrics(tmp_path), tmp_path, Limits())
+    task = asyncio.create_task(archiver.run())
+    await until(lambda: empty(harness.redis))
+    archiver.stop()
+    await task
+    (path,) = segments(tmp_path / RUN)
+    with path.open("rb") as file:
+        segment.read_opening(file, str(path))
+        assert list(segment.read_ids(file)) == group_ids
 
 
 async def test_one_of_two_processes_archives_and_the_other_takes_over(

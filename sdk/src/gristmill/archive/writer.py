@@ -24,9 +24,9 @@ from gristmill.logs import line
 _LOG = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 _SEGMENTS_A_RUN = 8
-_RECENT_BYTES = 32 << 20
-"""Bytes of the newest segments whose ids a writer reads when it opens. It is more than any caller writes between two
-calls of `sync`."""
+_RECENT_BYTES = 96 << 20
+"""Bytes of the newest segments whose ids a writer reads when it opens. The API writes less between two calls of `sync`:
+16 MiB and one group of at most API_MAX_BODY_BYTES."""
 
 
 class NoRoomError(OSError):

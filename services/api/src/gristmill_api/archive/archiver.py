@@ -103,6 +103,9 @@ class Archiver:
                     _LOG.warning(line("archive", why=str(error)))
                     await self._close()  # The successor appends to the same files.
                 except RedisError as error:
+                    # The call may have had no effect, or a fail-over undid it. A writer that opens now finds the groups
+                    # that are on disk, and passes over them when Redis hands them out again.
+                    await self._close()
                     # The task that listens to Redis logs that Redis is away. Any other error is a defect.
                     if errors.from_redis(error) is None:
                         _LOG.error("archive: Redis refused a command of ours", exc_info=error)
@@ -172,6 +175,8 @@ class Archiver:
             return
         for run in await self._queue.waiting_fates():
             while time.monotonic() < self._deadline and (fates := await self._queue.fates(run.run_id, _BATCH_FATES)):
+                if not self._queue.is_held():
+                    raise LeaseLostError(run.run_id)
                 if self._runs_dir is not None:
                     drops = [_drop(run, fate) for fate in fates]
                     try:
