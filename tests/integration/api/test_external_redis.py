@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from redis.exceptions import ConnectionError  # noqa: A004
 from tests.support.api_server import ApiServer
 from tests.support.ledger import Ledger
 from tests.support.ports import free_port
-from tests.support.redis_sentinels import Sentinels, certificate, program_with_tls
+from tests.support.redis_sentinels import SERVICE, Sentinels, certificate, program_with_tls
 from tests.support.redis_server import PASSWORD, RedisServer
 from tests.support.scripted_env import serve
 from tests.support.scripted_run import ENV, GROUP_SIZE
@@ -22,6 +24,7 @@ from tests.support.scripted_trainer import Checkpoint, train
 from gristmill import Client, GroupAudit
 from gristmill_api.redis_url import redis_options
 from gristmill_api.store.connection import ask, connect, wait_replicas
+from redis_binary import redis_server
 
 RUN = "run-1"
 STEPS = 30
@@ -49,17 +52,36 @@ async def trained_run(url: str, folder: Path, at_half: asyncio.Event | None = No
 
 
 class Tls:
+    """A server with a certificate, and one Sentinel with the same certificate, which starts on request."""
+
     def __init__(self, folder: Path) -> None:
-        self.signed, key = certificate(folder / "server")
+        self.folder = folder
+        self.signed, self.key = certificate(folder / "server")
         self.stranger, _ = certificate(folder / "stranger")
         self.port = free_port()
         self.password = folder / "password"
         self.password.write_text(PASSWORD)
-        files = ("--tls-cert-file", str(self.signed), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+        files = ("--tls-cert-file", str(self.signed), "--tls-key-file", str(self.key), "--tls-auth-clients", "no")
         self.server = RedisServer("--tls-port", str(self.port), *files)
 
     def url(self, authority: Path) -> str:
         return f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={authority}"
+
+    @contextlib.contextmanager
+    def sentinel(self) -> Iterator[str]:
+        """Yields the URL of the server by the Sentinel, without the certificate's issuer."""
+        port, file = free_port(), self.folder / "sentinel.conf"
+        file.write_text(
+            f"port 0\nbind 127.0.0.1\ndir {self.folder}\ntls-port {port}\ntls-replication yes\ntls-auth-clients no\n"
+            f"tls-cert-file {self.signed}\ntls-key-file {self.key}\ntls-ca-cert-file {self.signed}\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.port} 1\n"
+        )
+        process = subprocess.Popen([str(redis_server()), str(file), "--sentinel"])
+        try:
+            yield f"rediss+sentinel://127.0.0.1:{port}/{SERVICE}"
+        finally:
+            process.kill()
+            process.wait(20)
 
 
 @pytest.fixture
@@ -76,6 +98,15 @@ async def test_run_trains_over_tls_with_a_password(tls: Tls, tmp_path: Path) -> 
         assert ledger.problems() == {}
         assert PASSWORD not in api.log()
     assert tls.server.refused() <= {"client|setinfo", "config|get"}
+
+
+async def test_sentinel_and_server_answer_over_tls_if_the_system_trusts_the_certificate(tls: Tls) -> None:
+    login = {"REDIS_PASSWORD_FILE": str(tls.password)}
+    with tls.sentinel() as url, ApiServer(url, SSL_CERT_FILE=str(tls.signed), **login) as api:
+        async with httpx.AsyncClient() as http:
+            while (answer := await http.get(f"{api.url}/readyz", timeout=30)).status_code == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # The Sentinel names the server once it has reached it.
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("wrong", ["certificate", "password"])
@@ -106,6 +137,21 @@ async def test_failover_loses_no_acknowledged_group_if_writes_wait_for_the_repli
         sentinels.wait_for_replica(sentinels.one)
 
 
+async def test_a_repeated_call_waits_for_the_replica_too() -> None:
+    """The repetition writes nothing, and may use another connection than the call whose write the replica lacks."""
+    body = {"run_id": RUN, "env": {}, "group_size": 2}
+    with Sentinels() as sentinels, ApiServer(sentinels.url("wait_replicas=1")) as api:
+        sentinels.other.pause()
+        async with httpx.AsyncClient(base_url=api.url, timeout=30) as http:
+            refused = await asyncio.gather(*(http.post("/v1/runs", json=body) for _ in range(3)))
+            refused.append(await http.post("/v1/runs", json=body))
+            sentinels.other.resume()
+            assert {answer.status_code for answer in refused} == {503}
+            while (answer := await http.post("/v1/runs", json=body)).status_code == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert answer.is_success
+
+
 async def test_connection_to_a_master_that_became_a_replica_is_closed() -> None:
     """An administrator's REPLICAOF keeps connections open."""
     with Sentinels() as sentinels:
@@ -122,6 +168,14 @@ async def test_connection_to_a_master_that_became_a_replica_is_closed() -> None:
 
 async def test_a_write_that_too_few_replicas_received_is_not_acknowledged(redis_url: str) -> None:
     with ApiServer(f"{redis_url}?wait_replicas=1") as api:
+        async with httpx.AsyncClient() as http:
+            body = {"run_id": RUN, "env": {}, "group_size": 2}
+            answer = await http.post(f"{api.url}/v1/runs", json=body, timeout=30)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+
+
+async def test_a_master_that_refuses_writes_without_a_replica_is_unavailable() -> None:
+    with RedisServer("--min-replicas-to-write", "1") as server, ApiServer(server.url) as api:
         async with httpx.AsyncClient() as http:
             body = {"run_id": RUN, "env": {}, "group_size": 2}
             answer = await http.post(f"{api.url}/v1/runs", json=body, timeout=30)

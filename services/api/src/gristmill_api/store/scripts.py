@@ -130,7 +130,9 @@ class Scripts:
         replicas have received them: a fail-over could undo the effect, so the caller repeats the call.
         """
         if self._replicas:
-            commands = [*commands, ("WAIT", self._replicas, _WAIT_MS)]
+            # WAIT waits for this connection's last write. A repeated call writes nothing, and its first write may have
+            # used another connection. PUBLISH is sent to the replicas, so WAIT then waits for all earlier writes.
+            commands = [*commands, ("PUBLISH", keys.EVENTS, "written"), ("WAIT", self._replicas, _WAIT_MS)]
         pool = self._redis.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
@@ -138,9 +140,10 @@ class Scripts:
         finally:
             await pool.release(connection)
         if self._replicas:
-            received = replies.pop()
-            if isinstance(received, ResponseError):
-                raise received
+            *replies, published, received = replies
+            for reply in (published, received):
+                if isinstance(reply, ResponseError):
+                    raise reply
             if received < self._replicas:
                 raise ConnectionError(f"{received} of {self._replicas} replicas received the write in {_WAIT_MS} ms")
         return replies

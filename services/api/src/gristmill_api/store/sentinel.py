@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection, Connection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError, ReadOnlyError  # noqa: A004
 
@@ -29,8 +29,8 @@ class _Following(AbstractConnection):
     def __init__(self, *, sentinels: Sequence[tuple[str, int]], service: str, **options: Any) -> None:
         super().__init__(**options)
         shared = {name: value for name, value in options.items() if name.startswith(_OF_SENTINELS)}
-        tls = any(name.startswith("ssl_") for name in shared)
-        self._sentinels = [(host, port, {**shared, "ssl": tls}) for host, port in sentinels]
+        shared["ssl"] = isinstance(self, SSLConnection)
+        self._sentinels = [(host, port, shared) for host, port in sentinels]
         self._service = service
 
     async def connect(self) -> None:
