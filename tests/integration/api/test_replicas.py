@@ -24,7 +24,12 @@ from tests.support.scripted_trainer import Checkpoint, train
 from gristmill import Client, PolicyVersion, RunState
 from gristmill.archive import segment, segments
 from gristmill.archive.writer import RunWriter
-from gristmill_api.store import keys
+from gristmill_api import notifications
+from gristmill_api.metrics import Metrics
+from gristmill_api.notifications import Notifications, listen_to_redis
+from gristmill_api.settings import Limits
+from gristmill_api.store import Store, keys
+from gristmill_api.store.connection import connect
 
 RUN = "run-1"
 STEPS = 60
@@ -95,7 +100,7 @@ async def archived_ids(redis: Redis, runs: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda number: number.name)
 async def test_run_continues_over_the_other_process_when_one_ends(
     redis: Redis, replicas: tuple[ApiServer, ApiServer], tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -152,6 +157,35 @@ async def test_waiting_requests_wake_by_changes_through_the_other_process(
         assert [group.group_id for group in batch] == [permit.group_id]
         await second.ack(RUN, incarnation, ["b1"])
         assert (await first.status(RUN)).trained == 1
+
+
+async def test_waiting_request_wakes_by_the_message_of_another_process(
+    redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check once per second, which would find the change too."""
+    monkeypatch.setattr(notifications, "RECHECK_S", 3600)
+    here, store = Notifications(), Store(redis, Limits())
+
+    async def attempt() -> int | None:
+        return (await store.runs.status(RUN)).ready or None
+
+    async def gone() -> bool:
+        return False
+
+    with ApiServer(redis_url) as other:
+        async with Client(other.url) as client, connect(redis_url, {}) as listening:
+            await client.create_run(RUN, ENV, GROUP_SIZE)
+            incarnation, _ = await client.take(RUN, trainer(), [])
+            await client.record_version(RUN, PolicyVersion(incarnation, 0))
+            (permit,) = (await client.permits(RUN, "env-1", 1, wait=5)).permits
+            async with asyncio.TaskGroup() as tasks:
+                listener = tasks.create_task(listen_to_redis(listening, here, Metrics(None)))
+                waiting = tasks.create_task(here.poll(keys.ready_topic(RUN), attempt, 3600, gone))
+                while (await redis.pubsub_numsub(keys.EVENTS))[0][1] < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await client.submit(make_group(permit.group_id, RUN), "env-1")
+                assert await waiting == 1
+                listener.cancel()
 
 
 async def test_group_that_a_killed_archiver_wrote_gets_no_second_row(
