@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -132,6 +132,9 @@ bench-recovery: $(DEV_READY) ## time from the kill of each service to the next t
 
 bench-scaling: $(DEV_READY) ## compare one, two and four environments against a server with fixed latency: six minutes
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/scaling.py --results benchmarks/results $(ARGS)
+
+bench-capacity: $(DEV_READY) ## submits with one and two API processes, and the cost of an idle stack: three minutes
+	PYTHONPATH=.:scripts $(VENV)/python benchmarks/capacity.py --results benchmarks/results $(ARGS)
 
 clean: ## remove environments, local models and Redis data; runs stay
 	rm -rf .venv .venv-model .venv-atropos .gristmill

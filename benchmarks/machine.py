@@ -78,6 +78,15 @@ def cpu_seconds(*pids: int) -> float:
     return used / _TICKS
 
 
+def with_children(pid: int) -> list[int]:
+    """Returns the process and all processes that it started and that have not ended."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += with_children(int(child))
+    return found
+
+
 def _versions(python: str) -> str:
     """Returns the versions of the packages that serve HTTP in the environment of `python`."""
     names = ("atroposlib", "fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "httptools", "redis", "hiredis")

@@ -199,7 +199,7 @@ def submits(rounds: int) -> list[str]:
                             requests = native.prepare(payloads, GROUPS)
                             time.sleep(SETTLE_S)
                             before = cpu(api.pid)
-                            done = load(api.port, requests)
+                            done = load(requests, api.port)
                             blocks[pages].cpu.append((cpu(api.pid) - before) / GROUPS)
                             blocks[pages].rates.append(GROUPS / done.seconds)
                             rate = blocks[pages].rates[-1]

@@ -80,13 +80,13 @@ class Http:
         self._connection.close()
 
 
-def load(port: int, requests: Sequence[Request]) -> Load:
-    """Sends all requests with CLIENTS clients at once. Each client sends its share one by one."""
+def load(requests: Sequence[Request], *ports: int) -> Load:
+    """Sends all requests with CLIENTS clients at once. Each client sends its share one by one, to one of the ports."""
     shares = [requests[index::CLIENTS] for index in range(CLIENTS)]
     barrier = _FORK.Barrier(CLIENTS)
 
     def client(index: int) -> tuple[float, float, list[float]]:
-        return _client(port, shares[index], barrier)
+        return _client(ports[index % len(ports)], shares[index], barrier)
 
     results = together(client, CLIENTS)
     return Load(

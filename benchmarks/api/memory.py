@@ -162,7 +162,7 @@ def store(api: Uvicorn, redis_url: str, shape: Shape, total: int) -> Stored:
     count = -(-total // payloads[0].native_size)
     before = int(_memory(redis_url)["used_memory"])
     requests = interface.prepare(payloads, count)
-    load(api.port, requests)
+    load(requests, api.port)
     held = int(_memory(redis_url)["used_memory"]) - before
     interface.prepare(payloads, 0)
     interface.close()

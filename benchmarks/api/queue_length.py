@@ -58,7 +58,7 @@ def _submit(interface: NativeInterface, payload: Payload, count: int) -> None:
     http = Http(interface.port)
     rows = interface.permits(http, "bench", count)
     http.close()
-    load(interface.port, [interface.submission("bench", row, payload) for row in rows])
+    load([interface.submission("bench", row, payload) for row in rows], interface.port)
 
 
 def _status(server: redis.Redis, interface: NativeInterface, http: Http, ready: int, calls: int) -> Cost:

@@ -117,7 +117,7 @@ def _measure(
     """Measures one round of one interface. `pids`: the processes that serve the interface."""
     requests = interface.prepare(payloads, plan.groups)
     before = cpu_seconds(*pids)
-    done = load(interface.port, requests)
+    done = load(requests, interface.port)
     samples.submit_cpu.append((cpu_seconds(*pids) - before) / plan.groups)
     samples.submits.append(plan.groups / done.seconds)
     samples.submit_latencies += done.latencies

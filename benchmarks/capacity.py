@@ -1,0 +1,245 @@
+"""Submits per second of one and two API processes over one Redis, and the cost of an idle stack: `make bench-capacity`.
+
+docs/operations.md computes from these figures how many GPUs one stack serves. Clients, API and Redis share the
+cores of this machine, so the page also shows the processor time of each, and how many cores all of them used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.api.clients import CLIENTS, Http, Request, load
+from benchmarks.api.interfaces import NativeInterface
+from benchmarks.api.payloads import Payload, Shape, make
+from benchmarks.api.servers import Uvicorn, gristmill
+from benchmarks.env.stack import Bench, Load
+from tests.support.redis_server import RedisServer
+from tests.support.stack import start_api, start_redis
+
+from gristmill import SyncClient
+from local_processes import LocalStack, answers, free_port
+
+_SHAPE = Shape(8, 1024)
+_CONTENTS = 16
+_RATIO = 1.6
+"""Two API processes should accept at least this many times the groups per second of one."""
+_SHARE, _MEGABYTES = 0.02, 300
+"""Most that redis, api and env may use together while nothing happens: of one core, and of memory."""
+_WITH_TORCH = "env beside torch"
+_AS_IN_THE_IMAGE = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] == "torch" else found(name, *rest)
+from gristmill_env.cli import main
+sys.exit(main())
+"""
+"""Starts the environment without torch, which its image does not have. transformers imports torch if it finds it."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measurement of submits. CPU times are seconds per group."""
+
+    rate: float
+    """Groups per second."""
+    api: float
+    redis: float
+    clients: float
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What one service used while nothing happened."""
+
+    name: str
+    share: float
+    """Of one core."""
+    rss: int
+    """Resident bytes, which include pages that processes share."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=4096, help="submits of each measurement; default: 4096")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each number; default: 7")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds without work; default: 60")
+    parser.add_argument("--results", type=Path, help="folder to write capacity.md to; default: only show it")
+    options = parser.parse_args()
+    facts = machine.hardware()
+    rounds = _submits(options.groups, options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        idle = _idle(Path(folder), options.idle)
+    page = _page(facts, rounds, idle, options)
+    print(page, end="")
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        (options.results / "capacity.md").write_text(page)
+
+
+def _submits(groups: int, times: int) -> dict[int, list[Round]]:
+    """Returns the measurements by the number of API processes. The numbers take turns."""
+    payloads = [make(_SHAPE, seed) for seed in range(_CONTENTS)]
+    found: dict[int, list[Round]] = {1: [], 2: []}
+    with RedisServer() as redis, gristmill(redis.url) as one, gristmill(redis.url) as two:
+        run = NativeInterface(one.port, _SHAPE, "capacity")
+        run.open()
+        for index in range(times):
+            for count in (1, 2) if index % 2 else (2, 1):
+                apis = (one, two)[:count]
+                found[count].append(_round(run, payloads, groups, apis, redis))
+                print(f"round {index + 1}: {count} API: {found[count][-1].rate:.0f} groups/s", file=sys.stderr)
+                _empty(run)
+        run.close()
+    return found
+
+
+def _round(
+    run: NativeInterface, payloads: Sequence[Payload], groups: int, apis: Sequence[Uvicorn], redis: RedisServer
+) -> Round:
+    requests: list[Request] = run.prepare(payloads, groups)
+    pids = [api.pid for api in apis]
+    api, stored, own = machine.cpu_seconds(*pids), machine.cpu_seconds(redis.pid), _children_cpu()
+    done = load(requests, *(api.port for api in apis))
+    return Round(
+        rate=groups / done.seconds,
+        api=(machine.cpu_seconds(*pids) - api) / groups,
+        redis=(machine.cpu_seconds(redis.pid) - stored) / groups,
+        clients=(_children_cpu() - own) / groups,
+    )
+
+
+def _empty(run: NativeInterface) -> None:
+    """Leases and acks all groups, so that Redis holds none."""
+    http = Http(run.port)
+    while run.lease(http, 64, wait=0).status == 200:
+        run.settle(http)
+    http.close()
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _idle(folder: Path, seconds: float) -> list[Idle]:
+    """Measures a stack whose environments wait for a trainer: one as in its image, and one beside torch, as after
+    `make setup`."""
+    (folder / "weights").mkdir()
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "output.log").open("w"))
+        processes = stack.enter_context(LocalStack(lambda name, text: print(f"{name} | {text}", file=log, flush=True)))
+        redis_port, api_port, model_port = free_port(), free_port(), free_port()
+        services = {"redis": start_redis(processes, folder / "redis", redis_port)}
+        services["api"] = start_api(processes, redis_port, api_port, GRISTMILL_RUNS_DIR=str(folder / "runs"))
+        model_url = f"http://127.0.0.1:{model_port}"
+        server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(model_port)]
+        stub = processes.start("model", [*server, "--log-level", "warning"], {})
+        processes.wait_until(stub, lambda: answers(f"{model_url}/health"), timeout=60)
+        bench = Bench(
+            processes=processes,
+            folder=folder,
+            api_url=f"http://127.0.0.1:{api_port}",
+            model_url=model_url,
+            weights_dir=folder / "weights",
+            load=Load(model="tiny", workers=8, max_tokens=32),
+        )
+        bench.config("idle", 100)
+        command = [sys.executable, "-c", _AS_IN_THE_IMAGE, "serve", "--config", "idle"]
+        services["env"] = processes.start("env", command, bench.environ())
+        services[_WITH_TORCH] = bench.serve("idle")
+        with SyncClient(bench.api_url) as api:
+            processes.wait_until(services["env"], lambda: _waiting(api) == 2, timeout=60)
+        time.sleep(5)  # What a service does once after its start ends.
+        pids = {name: machine.with_children(service.process.pid) for name, service in services.items()}
+        before = {name: machine.cpu_seconds(*found) for name, found in pids.items()}
+        time.sleep(seconds)
+        idle = [
+            Idle(
+                name,
+                (machine.cpu_seconds(*found) - before[name]) / seconds,
+                sum(machine.rss(pid) for pid in found),
+            )
+            for name, found in pids.items()
+        ]
+        for name in ("env", _WITH_TORCH):
+            services[name].stop(grace=20)
+        return idle
+
+
+def _waiting(api: SyncClient) -> int:
+    """Returns the number of environments that serve the run and wait for permits."""
+    return len(api.environments("idle")) if api.open_run(0) is not None else 0
+
+
+def _page(
+    facts: dict[str, str], rounds: dict[int, list[Round]], idle: Sequence[Idle], options: argparse.Namespace
+) -> str:
+    rates = {count: statistics.median(one.rate for one in found) for count, found in rounds.items()}
+    ratio, cores = rates[2] / rates[1], os.cpu_count() or 1
+    lines = ["# Capacity: API processes, and an idle stack", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    lines += ["", "## Submits", ""]
+    lines += [f"{CLIENTS} clients submit groups of {_SHAPE.name} tokens. Medians of {options.rounds} measurements of"]
+    lines += [
+        f"{options.groups} groups. Target: two API processes accept at least {_RATIO} times the groups of one.",
+        "",
+    ]
+    lines += [
+        "| API processes | groups/s | × | lowest | highest | CPU ms a group: API | Redis | clients | cores in use |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    spent: dict[int, tuple[float, float, float]] = {}
+    for count, found in rounds.items():
+        spent[count] = (
+            statistics.median(one.api for one in found),
+            statistics.median(one.redis for one in found),
+            statistics.median(one.clients for one in found),
+        )
+        low, high = min(one.rate for one in found), max(one.rate for one in found)
+        cpu = " | ".join(f"{1000 * value:.2f}" for value in spent[count])
+        lines.append(
+            f"| {count} | {rates[count]:,.0f} | {rates[count] / rates[1]:.2f} | {low:,.0f} | {high:,.0f} | {cpu} | "
+            f"{rates[count] * sum(spent[count]):.2f} of {cores} |"
+        )
+    api, redis, _ = spent[1]
+    used = rates[1] * sum(spent[1])
+    lines += [
+        "",
+        f"The target is {'met' if ratio >= _RATIO else 'missed'}: {ratio:.2f}. With one API process, clients, API",
+    ]
+    lines += [
+        f"and Redis use {used:.2f} of {cores} cores, so two can have at most {cores / used:.2f} times its rate here."
+    ]
+    lines += [
+        f"By its processor time, an API process with a core of its own ends at {1 / api:,.0f} groups/s, and Redis"
+    ]
+    lines += [f"at {1 / redis:,.0f}."]
+    image = [one for one in idle if one.name != _WITH_TORCH]
+    share, memory = sum(one.share for one in image), sum(one.rss for one in image)
+    lines += ["", "## Idle", "", f"{options.idle:g} s in which the environments of an open run wait for a trainer.", ""]
+    lines += ["| service | share of a core | resident MB |", "|---|---|---|"]
+    lines += [f"| {one.name} | {one.share:.2%} | {one.rss / 1e6:.0f} |" for one in idle]
+    lines += [
+        f"| redis, api and env | {share:.2%} (at most {_SHARE:.0%}) | {memory / 1e6:.0f} (at most {_MEGABYTES}) |"
+    ]
+    lines += [
+        "",
+        "`env` is without torch, as in its image. In a virtual environment with torch, as after `make setup`,",
+    ]
+    lines += ["transformers imports torch."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
