@@ -1,0 +1,35 @@
+"""scripts/redis_binary.py: which server the tests, the benchmarks and `make local` start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redis_binary import RedisMissingError, redis_command, redis_server
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_redis_server_variable_comes_before_the_server_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_path = program(tmp_path / "bin" / "redis-server")
+    valkey = program(tmp_path / "bin" / "valkey-server")
+    built = program(tmp_path / "built" / "valkey-server")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("REDIS_SERVER", "")
+    assert redis_server() == in_path
+    monkeypatch.setenv("REDIS_SERVER", "valkey-server")
+    assert redis_server() == valkey
+    monkeypatch.setenv("REDIS_SERVER", str(built))
+    assert redis_command(7000, tmp_path)[0] == str(built)
+
+
+def test_missing_program_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_SERVER", "valkey-of-nobody")
+    with pytest.raises(RedisMissingError, match="REDIS_SERVER=valkey-of-nobody"):
+        redis_server()
