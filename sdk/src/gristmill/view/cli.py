@@ -13,6 +13,7 @@ gristmill doctor [RUN]      checks of this machine, of a configuration (--config
 gristmill retrain RUN       trains a run again from its archive (needs the trainer's package)
 gristmill bisect RUN        finds the sequence that causes the value of a metric
 gristmill fork RUN          continues a run live from one of its steps, as a new run
+gristmill slurm CONFIG      trains on the nodes of a Slurm cluster
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from gristmill.archive.pack import SUFFIX, secrets_of, write_pack
 from gristmill.archive.pack import unpack as unpack_run
 from gristmill.deployment import API_URL, MODEL_URL, Deployment
 from gristmill.errors import ApiUnreachable, GristmillError
+from gristmill.slurm import Job, Nodes, submit
 from gristmill.view import doctor
 from gristmill.view.check import Check
 from gristmill.view.facts import read_files
@@ -288,6 +290,33 @@ def _say_check(console: Console, check: Check) -> None:
     console.print(Text.assemble((f"{check.state:<8}", style), name, check.text), soft_wrap=True)
 
 
+def slurm(options: argparse.Namespace, place: Place, console: Console) -> int:
+    """Writes the batch script of a training, and submits it. --dry-run prints the script only."""
+    nodes = Nodes(
+        model=options.model_nodes,
+        trainer=options.trainer_nodes,
+        gpus=options.gpus_per_node,
+        servers=options.servers_per_node,
+        env_workers=options.env_workers,
+    )
+    job = Job.read(
+        options.config,
+        nodes,
+        options.model or os.environ.get("MODEL") or "tiny",
+        os.environ,
+        time=options.time,
+        partition=options.partition,
+        api_port=options.api_port,
+        image=options.image,
+    )
+    if options.dry_run:
+        print(job.script(), end="")  # noqa: T201
+        return 0
+    number = submit(job)
+    console.print(Text(f"job {number}; its script, output and tokens are in {job.state}"), soft_wrap=True)
+    return 0
+
+
 def train_again(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Runs a command of the trainer's package, which needs torch."""
     try:
@@ -400,6 +429,23 @@ def _parser() -> argparse.ArgumentParser:
     health.add_argument("run", nargs="?", help="id, folder or pack of a run whose files are checked")
     health.add_argument("--config", metavar="NAME", help="name or path of a run's YAML")
     health.add_argument("--json", action="store_true", help="one JSON object")
+    placed = command("slurm", slurm, "a training on the nodes of a Slurm cluster")
+    placed.add_argument("config", help="name or path of a run's YAML")
+    placed.add_argument("--model-nodes", type=int, required=True, metavar="N", help="nodes that run model servers")
+    placed.add_argument("--trainer-nodes", type=int, required=True, metavar="N", help="nodes that train")
+    placed.add_argument(
+        "--env-workers", type=int, required=True, metavar="N", help="environments, on all nodes in turn"
+    )
+    placed.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs of each node; 0: CPUs only (0)")
+    placed.add_argument("--servers-per-node", type=int, default=1, metavar="N", help="model servers per node (1)")
+    placed.add_argument(
+        "--model", help="the model that the servers load: tiny, smollm2, a path, a hub id (MODEL, tiny)"
+    )
+    placed.add_argument("--time", help="time limit, after which the job returns to the queue: 4:00:00")
+    placed.add_argument("--partition", help="partition of all nodes")
+    placed.add_argument("--api-port", type=int, default=8000, metavar="PORT", help="port on the first node (8000)")
+    placed.add_argument("--image", help="image of containers, such as /shared/gristmill-{service}.sqsh")
+    placed.add_argument("--dry-run", action="store_true", help="print the script, and do not submit it")
     for name, text in TRAIN_AGAIN.items():
         # The trainer's package parses the other arguments, and --help.
         commands.add_parser(name, help=text, add_help=False).set_defaults(command=train_again, name=name)
