@@ -99,6 +99,7 @@ mutants: $(DEV_READY) ## run the store's tests on every mutant of its Lua script
 test-long: dev ## run the tests that are too slow for every change
 	scripts/prepare_engine.sh
 	scripts/prepare_images.sh
+	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m long --timeout 3600
 
 bench-api: $(DEV_READY) $(ATROPOS_READY) ## compare the trajectory API with atroposlib's server: half an hour; ARGS=--quick is shorter

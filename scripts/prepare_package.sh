@@ -4,6 +4,7 @@
 #   scripts/prepare_package.sh prometheus   with promtool, for the tests of compose/monitoring/
 #   scripts/prepare_package.sh chromium     for the tests of the page
 #   scripts/prepare_package.sh redis-tools  with a Redis that supports TLS, for tests/integration/api/test_external_redis.py
+#   scripts/prepare_package.sh slurm        slurmctld, slurmd, slurm-client and munge, for the tests of docs/slurm.md
 #
 # Succeeds at once if the programs exist. If this script cannot install them, it logs the reason, and the tests that
 # need them are skipped. In CI it fails instead. Starts no service. Safe to run again.
@@ -18,7 +19,8 @@ ready() {
     chromium) [ -x "${CHROMIUM:-}" ] || has chromium || has chromium-browser ;;
     # Debian's server has this name too. The package redis-server would put another Redis into PATH.
     redis-tools) has redis-check-rdb ;;
-    *) say "no such package: '$package'; there are prometheus, chromium and redis-tools" && exit 2 ;;
+    slurm) has slurmctld && has slurmd && has sbatch && has munged ;;
+    *) say "no such package: '$package'; there are prometheus, chromium, redis-tools and slurm" && exit 2 ;;
     esac
 }
 missing() {
@@ -35,7 +37,9 @@ if [ "$(id -u)" -ne 0 ]; then
     as_root=(sudo "${as_root[@]}")
 fi
 
-say "installing the distribution's $package"
+packages=("$package")
+[ "$package" != slurm ] || packages=(slurmctld slurmd slurm-client munge)
+say "installing the distribution's ${packages[*]}"
 # A package with a service would start it with its own configuration.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
@@ -43,7 +47,7 @@ if [ ! -e "$policy" ]; then
     "${as_root[@]}" chmod +x "$policy"
     trap '"${as_root[@]}" rm -f "$policy"' EXIT
 fi
-{ "${as_root[@]}" apt-get update -q && "${as_root[@]}" apt-get install -q -y --no-install-recommends "$package"; } ||
+{ "${as_root[@]}" apt-get update -q && "${as_root[@]}" apt-get install -q -y --no-install-recommends "${packages[@]}"; } ||
     missing "apt-get could not install $package"
 # Ubuntu's package chromium-browser only points to a snap, and has no package chromium.
 ready || missing "the distribution's $package has no program of this name; install one, or name it with CHROMIUM"

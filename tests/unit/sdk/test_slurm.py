@@ -1,4 +1,4 @@
-"""The batch script of `gristmill slurm`. tests/integration/slurm runs it on a real cluster."""
+"""The batch script of `gristmill slurm`. tests/integration/loop/test_slurm.py runs it on a real cluster."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ run_step() {
     "${apptainer[@]}" "$@" >> "$LOGS/$name.log" 2>&1
 }
 
-# keep WHEN NAME ...: runs a step, and runs it again when it ends (WHEN=always) or when it fails (WHEN=on-failure). After
-# ten failures in a row, each less than a minute after its start, the job fails.
+# keep WHEN NAME ...: runs a step, and runs it again when it ends (WHEN=always) or when it fails (WHEN=on-failure).
+# After ten failures in a row, each less than a minute after its start, the job fails.
 keep() {
   local when=$1 name=$2 code started failures=0
   shift
@@ -68,17 +68,19 @@ keep() {
   done
 }
 
-# Before the time limit, and on `scancel --batch --signal=TERM JOB`: the trainer writes a checkpoint, and the job returns
-# to the queue. After `scancel JOB` the trainer writes a checkpoint too, and the job ends.
+# Before the time limit, and on `scancel --batch --signal=TERM JOB`: the trainer writes a checkpoint, and the job
+# returns to the queue. After `scancel JOB` the trainer writes a checkpoint too, and the job ends.
 stop() {
   local step states
   trap '' TERM
   touch "$LOCAL/stopping"
   states=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
   say "stopping; the trainer writes a checkpoint"
-  for step in $(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk '$2 == "trainer" { print $1 }'); do
-    scancel --signal=TERM "$step" || say "$step has ended already"
-  done
+  step=$(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk '$2 == "trainer" { print $1 }')
+  if [ -n "$step" ]; then
+    # In a heterogeneous job, scancel signals the step, and then fails because the other component has no such step.
+    scancel --quiet --signal=TERM "$step" || true
+  fi
   [ -z "${TRAINER:-}" ] || wait "$TRAINER" || true
   if grep --quiet --invert-match RUNNING <<< "$states"; then
     say "the job was cancelled"
