@@ -151,8 +151,8 @@ def test_job_survives_cancelled_steps_a_drained_node_its_time_limit_and_a_lost_n
         cluster.cancel_step(cancelled)
         training.wait(lambda: _id(cluster, name) not in (None, cancelled), f"{name} starts again")  # noqa: B023
         training.wait_for_steps()
-    versions = {row["policy_version"].partition(".")[0] for row in read_jsonl(training.run / METRICS_FILE)}
-    assert versions == {"1", "2"}, "one start of the trainer for each cancelled step of the trainer"
+    newest = read_jsonl(training.run / METRICS_FILE)[-1]["policy_version"]
+    assert PolicyVersion.parse(newest).incarnation == 2, "only the cancelled step of the trainer started a trainer"
 
     drained = "127.0.0.3"
     assert drained in training.nodes()
