@@ -10,9 +10,10 @@ MODEL_URLS=$(for node in "${MODEL_NODES[@]}"; do
   for ((i = 0; i < SERVERS_PER_NODE; i++)); do echo "http://$node:$((FIRST_MODEL_PORT + i))"; done
 done | paste --serial --delimiters=,)
 
-LOCAL=/tmp/gristmill-$SLURM_JOB_ID # on the first node: Redis' socket, and a mark once the job stops
+# On the first node, for this start of the job: Redis' socket, and a mark that exists until the job stops.
+LOCAL=/tmp/gristmill-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 (umask 077 && mkdir --parents "$LOCAL")
-rm -f "$LOCAL/stopping"
+touch "$LOCAL/running"
 trap 'rm -rf "$LOCAL"' EXIT
 LOGS=$GRISTMILL_RUNS_DIR/$RUN/logs
 mkdir --parents "$LOGS" "$STATE/redis" "$STATE/tokens" "$GRISTMILL_MODELS_DIR" "$GRISTMILL_WEIGHTS_DIR"
@@ -55,7 +56,7 @@ keep() {
   while true; do
     started=$SECONDS code=0
     run_step "$@" || code=$?
-    [ ! -e "$LOCAL/stopping" ] || return 0
+    [ -e "$LOCAL/running" ] || return 0
     [ "$when" = always ] || [ "$code" -ne 0 ] || return 0
     ((SECONDS - started < 60)) && failures=$((failures + 1)) || failures=0
     if ((failures == 10)); then
@@ -73,7 +74,7 @@ keep() {
 stop() {
   local step states
   trap '' TERM
-  touch "$LOCAL/stopping"
+  rm -f "$LOCAL/running"
   states=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
   say "stopping; the trainer writes a checkpoint"
   step=$(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk '$2 == "trainer" { print $1 }')
@@ -147,5 +148,5 @@ for ((i = 0; i < 30; i++)); do # The API archives the last groups, and writes th
   [ ! -s "$GRISTMILL_RUNS_DIR/$RUN/report.html" ] || break
   sleep 1
 done
-touch "$LOCAL/stopping"
+rm -f "$LOCAL/running"
 say "run $RUN is finished; its folder is $GRISTMILL_RUNS_DIR/$RUN"
