@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ REDIS_PORT = 6379
 LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
-SERVICES = ("redis", "api", "model", "trainer", "env")
+SERVICES = ("redis", "api", "model", "model-port", "trainer", "env")
 IN_MEMORY = {service: {"/tmp"} for service in SERVICES} | {"env": {"/tmp", "/home/gristmill"}}
 
 TRY_EACH_MOUNT = r"""
@@ -40,8 +39,8 @@ class Mount(NamedTuple):
 
 
 def documented_mounts() -> dict[str, set[Mount]]:
-    """By service: the table of docs/security.md."""
-    mounts: dict[str, set[Mount]] = defaultdict(set)
+    """By service: the table of docs/security.md. `model-port` is not in the table, because it has no volume."""
+    mounts: dict[str, set[Mount]] = {service: set() for service in SERVICES}
     lines = iter((ROOT / "docs" / "security.md").read_text().splitlines())
     header = next(line for line in lines if line.startswith("| volume |"))
     services = [cell.strip() for cell in header.split("|")][1:-1]
@@ -52,7 +51,7 @@ def documented_mounts() -> dict[str, set[Mount]]:
         for service, cell in zip(services, cells, strict=True):
             for verb, path in re.findall(r"(reads|writes) `(/[^`]*)`", cell):
                 mounts[service].add(Mount(cells[0].strip(" `"), path, verb))
-    assert set(mounts) == set(SERVICES)
+    assert {service for service, found in mounts.items() if found} == set(SERVICES) - {"model-port"}
     return mounts
 
 
@@ -88,7 +87,7 @@ def test_compose_mounts_the_volumes_that_the_documentation_names(stack: ComposeS
                 mount["target"],
                 "reads" if mount.get("read_only") else "writes",
             )
-            for mount in service["volumes"]
+            for mount in service.get("volumes", [])
         }
         for name, service in config["services"].items()
     }

@@ -76,10 +76,11 @@ def test_compose_mounts_each_service_its_own_secrets(stack: tuple[str, dict[str,
             "/run/secrets/wandb_api_key": "wandb_api_key",
         },
         "model": {"/run/secrets/hf_token": "hf_token"},
+        "model-port": {},
     }
     group = str(folder.stat().st_gid) if kind == "secured" else "10001"
-    for service in config["services"].values():
-        assert service["group_add"] == [group]
+    for name, service in config["services"].items():
+        assert service.get("group_add", []) == ([group] if mounted[name] else [])
     assert config["services"]["api"]["environment"]["API_AUTH"] == ("token" if kind == "secured" else "none")
     assert config["services"]["env"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_env"
     assert config["services"]["trainer"]["environment"]["GRISTMILL_API_TOKEN_FILE"] == "/run/secrets/token_trainer"
