@@ -121,9 +121,13 @@ class ComposeStack(DockerCompose):
         deadline = time.monotonic() + timeout
         while not done():
             if time.monotonic() > deadline:
-                tails = {service: self.logs(service)[-3000:] for service in ("env", "trainer", "model", "api")}
-                raise AssertionError(f"{what}: not after {timeout:.0f} s\n" + json.dumps(tails, indent=1))
+                raise self.late(what, timeout)
             time.sleep(1.0)
+
+    def late(self, what: str, seconds: float) -> AssertionError:
+        """Returns the error of a wait that took too long, with the ends of the services' logs."""
+        tails = {service: self.logs(service)[-3000:] for service in ("env", "trainer", "model", "api")}
+        return AssertionError(f"{what}: not after {seconds:.0f} s\n" + json.dumps(tails, indent=1))
 
     def __enter__(self) -> ComposeStack:
         """Prepares a stack and starts nothing yet, because each test decides which services start, and in which order.

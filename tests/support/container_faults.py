@@ -193,9 +193,9 @@ class FaultyStack:
                 self._filter(service, "-F")
 
     def _filter(self, service: str, *rule: str) -> None:
-        """Runs iptables in the network namespace of a service."""
-        pid = self._stack.inspect(service)["State"]["Pid"]
-        subprocess.run(["nsenter", "--target", str(pid), "--net", "iptables", *rule], check=True)
+        """Runs iptables in the network namespace of a service. A container that is between two starts has none."""
+        if pid := self._stack.inspect(service)["State"]["Pid"]:
+            subprocess.run(["nsenter", "--target", str(pid), "--net", "iptables", "--wait", *rule], check=True)
 
     @contextlib.contextmanager
     def _without_socket(self) -> Iterator[None]:
