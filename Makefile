@@ -6,7 +6,7 @@ DEVICE ?= cpu
 VENV := .venv/bin
 ARGS ?=
 
-.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
+.PHONY: setup dev local secure help fmt quick test test-long lint types unit browser integration integration-valkey e2e resilience mutants bench-api bench-env bench-trainer bench-learning bench-durability bench-rollouts bench-page bench-receipts bench-recovery bench-scaling bench-capacity clean
 
 # One stamp per device: after `make setup` for a CPU, `DEVICE=cuda make setup` makes the environments again.
 READY := .venv/.ready-$(DEVICE)
@@ -101,6 +101,11 @@ test-long: dev ## run the tests that are too slow for every change
 	scripts/prepare_images.sh
 	scripts/prepare_package.sh slurm
 	$(VENV)/pytest tests -m long --timeout 3600
+
+resilience: dev ## inject every fault into a run in containers, and write the table of docs/resilience.md: half an hour
+	scripts/prepare_engine.sh
+	scripts/prepare_images.sh
+	RESILIENCE_PAGE=docs/resilience.md $(VENV)/pytest tests/e2e/test_resilience.py -m long -s
 
 bench-api: $(DEV_READY) $(ATROPOS_READY) ## compare the trajectory API with atroposlib's server: half an hour; ARGS=--quick is shorter
 	PYTHONPATH=.:scripts $(VENV)/python -m benchmarks.api --results benchmarks/results $(ARGS)

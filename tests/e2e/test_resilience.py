@@ -205,7 +205,7 @@ def _override(disk: Disk, clocks: Clocks) -> dict[str, Any]:
     services["trainer"]["command"] = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     services["env"]["command"] = ["--config", "quickstart", *ENV_FLAGS]
     for name in ("trainer", "env"):
-        services[name]["restart"] = "on-failure:1000"  # Ten, as in compose.yaml, are too few for so many faults.
+        services[name]["restart"] = "on-failure:1000"  # compose.yaml has ten, too few for all faults.
     return {"services": services, "volumes": disk.volumes()}
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.container_faults import CLOCK_STEP_S, Clocks, Disk, stopped
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults are those of Linux containers")
+
 CLOCKS = """
 import sys, time
 for _ in sys.stdin:
