@@ -103,21 +103,26 @@ class Effect:
         return f"| {self.fault.kind} | {named} | {lasted} | {self.to_next_step:.1f} | {'; '.join(self._words())} |"
 
     def _words(self) -> list[str]:
-        words = [f"{self.meanwhile or 'no'} steps meanwhile"] if self.fault.lasts else []
-        for service, starts in self.after.starts.items():
-            ended = starts - self.before.starts[service]
-            if self.fault.kind is Kind.KILL and service in self.fault.services:
-                ended -= 1
-            if ended > 0:
-                words.append(f"{service} ended and was started again" + (f" {ended} times" if ended > 1 else ""))
+        words = [f"{_count(self.meanwhile, 'step')} meanwhile"] if self.fault.lasts else []
+        ended = Counter(self.after.starts) - Counter(self.before.starts)
+        if self.fault.kind is Kind.KILL:
+            ended -= Counter(self.fault.services)
+        if ended:
+            words.append(
+                "restarted: " + ", ".join(name if n == 1 else f"{name} ({n} times)" for name, n in ended.items())
+            )
         if self.repeated:
-            words.append(f"{self.repeated} steps done again")
+            words.append(f"{_count(self.repeated, 'step')} done again")
         before, after = self.before.status, self.after.status
-        if count := after.redeliveries - before.redeliveries:
-            words.append(f"{count} groups delivered again")
-        dropped = {reason: count - before.dropped.get(reason, 0) for reason, count in after.dropped.items()}
-        words += [f"{count} rows dropped ({reason})" for reason, count in dropped.items() if count]
+        if delivered := after.redeliveries - before.redeliveries:
+            words.append(f"{_count(delivered, 'group')} delivered again")
+        dropped = Counter(after.dropped) - Counter(before.dropped)
+        words += [f"{_count(count, 'row')} dropped ({reason})" for reason, count in dropped.items()]
         return words or ["none"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number <= 1 else 's'}"
 
 
 class Run:
