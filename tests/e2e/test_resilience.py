@@ -38,7 +38,7 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.publish.publisher import KEPT
 
 RUN = "resilience"
-STEPS = 320
+STEPS = 400
 GROUPS = 16
 """Groups per step of configs/quickstart.yaml."""
 SERVICES = ("redis", "api", "model", "env", "trainer")
