@@ -11,6 +11,7 @@ import os
 import signal
 import struct
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -228,12 +229,19 @@ def stopped(pid: int) -> Iterator[None]:
     while waiting:
         found.append(waiting.pop())
         os.kill(found[-1], signal.SIGSTOP)
+        while state(found[-1]) not in "TZ":
+            time.sleep(0.01)
         waiting += _children(found[-1])
     try:
         yield
     finally:
         for process in reversed(found):
             os.kill(process, signal.SIGCONT)
+
+
+def state(pid: int) -> str:
+    """Returns the letter of the process' state: "T" if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _children(pid: int) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.container_faults import CLOCK_STEP_S, Clocks, Disk, stopped
+from tests.support.container_faults import CLOCK_STEP_S, Clocks, Disk, state, stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults are those of Linux containers")
 
@@ -51,13 +51,9 @@ def test_stopped_process_and_its_child_stand_still_and_continue() -> None:
         process.stdout.readline()
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         with stopped(process.pid):
-            assert [_state(pid) for pid in (process.pid, int(child))] == ["T", "T"]
-        assert "T" not in [_state(pid) for pid in (process.pid, int(child))]
+            assert [state(pid) for pid in (process.pid, int(child))] == ["T", "T"]
+        assert "T" not in [state(pid) for pid in (process.pid, int(child))]
         os.kill(int(child), 9)
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
