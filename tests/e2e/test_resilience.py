@@ -38,7 +38,7 @@ from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.publish.publisher import KEPT
 
 RUN = "resilience"
-STEPS = 400
+STEPS = 600
 GROUPS = 16
 """Groups per step of configs/quickstart.yaml."""
 SERVICES = ("redis", "api", "model", "env", "trainer")
@@ -59,8 +59,8 @@ FAULTS = (
     Fault(Kind.DISK, SERVICES),
     *(Fault(kind, (name,)) for kind in (Kind.FORWARD, Kind.BACK) for name in SERVICES),
 )
-SETTINGS = {"API_LEASE_TTL_S": "10", "API_PERMIT_TTL_S": "6", "API_ENV_TTL_S": "10", "API_MAX_WAIT_S": "5"}
-"""Short, so that a fault can last longer. Requests have 50 s at most."""
+SETTINGS = {"API_LEASE_TTL_S": "45", "API_PERMIT_TTL_S": "20", "API_ENV_TTL_S": "30", "API_MAX_WAIT_S": "5"}
+"""Shorter than a fault can last, and longer than the heartbeats of trainer and env. Requests have 50 s at most."""
 ENV_FLAGS = ["--timeout", "15", "--patience", "45", "--steps_per_eval", "0"]
 LASTS_S = {Kind.STOP: 62.0, Kind.DISCONNECT: 20.0, Kind.CUT: 20.0, Kind.DISK: 15.0}
 RECOVERY_S = 300.0
