@@ -1,9 +1,12 @@
-"""The share of receipts in a training step: `make bench-receipts`.
+"""The cost of receipts in a training step: `make bench-receipts`.
 
-Trains the quickstart with real services. The trainer's process measures the time of the two parts of a receipt: its own
-log-probabilities of the probes (`own_scores`), and the server's answer with the comparison and the file
-(`Receipts.holds`). The share is the median of their time divided by the median of the step's wall time. Steps before
-`_WARM` do not count.
+Trains the quickstart with real services. The learning rate is small, so that all steps are alike. Every second
+publication has a receipt. A step with a receipt is compared with the step before it, which has none: the share is the
+median of the differences divided by the median step without a receipt.
+
+The trainer's process also measures the parts: its own log-probabilities of the probes (`own_scores`), the server's
+answer with the comparison and the file (`Receipts.holds`), which arrives while the environment samples, and the time
+that the trainer waits for the answer before it trains (`Publisher.settle`). Steps before `_WARM` do not count.
 """
 
 from __future__ import annotations
@@ -20,18 +23,19 @@ from tests.support.ports import free_port
 from tests.support.stack import MODELS_DIR, ROOT, Output, environ, start_api, start_redis, start_vllm
 
 from gristmill.metrics import read_jsonl
-from gristmill.receipts import RECEIPTS_FILE, proven, read_receipts
+from gristmill.receipts import RECEIPTS_FILE, ReceiptState, read_receipts
 from local_processes import LocalStack
 
-_WARM = 1
+_WARM = 3
 """Steps at the beginning, which load and compile."""
 _TIMED = """
 import json, sys, time
 from gristmill_trainer import loop
 from gristmill_trainer.__main__ import main
+from gristmill_trainer.publish import Publisher
 from gristmill_trainer.receipts import Receipts
 target = sys.argv.pop(1)
-times = {"own": [], "server": []}
+times = {"own": [], "server": [], "wait": []}
 def timed(name, call):
     def measured(*arguments):
         started = time.perf_counter()
@@ -42,8 +46,13 @@ def timed(name, call):
             with open(target, "w") as file:
                 json.dump(times, file)
     return measured
+def every_second(training, step, **moved):
+    if step % 2 == 0:
+        expect_scores(training, step, **moved)
 loop.own_scores = timed("own", loop.own_scores)
+expect_scores, loop.expect_scores = loop.expect_scores, every_second
 Receipts.holds = timed("server", Receipts.holds)
+Publisher.settle = timed("wait", Publisher.settle)
 sys.exit(main())
 """
 
@@ -51,7 +60,7 @@ sys.exit(main())
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny or smollm2; default: tiny")
-    parser.add_argument("--steps", type=int, default=30, help="default: 30")
+    parser.add_argument("--steps", type=int, default=400, help="default: 400")
     parser.add_argument("--results", type=Path, help="folder to write receipts-MODEL.md to; default: only show it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,25 +75,35 @@ def _page(model: str, folder: Path, steps: int) -> str:
     times = _train(model, folder, steps)
     run = folder / "runs" / "quickstart"
     rows, receipts = read_jsonl(run / "metrics.jsonl"), read_receipts(run / RECEIPTS_FILE)
-    # The publication of a step is in the row of the next step.
-    step = statistics.median(sum(row["seconds"].values()) for row in rows[_WARM:])
-    parts = {name: statistics.median(values[_WARM:]) for name, values in times.items()}
-    cost, count = sum(parts.values()), proven(receipts)
+    if failed := [one for one in receipts if one.state is ReceiptState.FAILED]:
+        raise SystemExit(f"{len(failed)} receipts failed; the first: {failed[0].detail}")
+    # The publication of a step is in the row of the next step, so the rows of odd steps have a receipt.
+    walls = {row["step"]: sum(row["seconds"].values()) for row in rows[_WARM:]}
+    pairs = [(walls[step - 1], walls[step]) for step in walls if step % 2 == 1 and step - 1 in walls]
+    plain = statistics.median(without for without, _ in pairs)
+    more = [with_one - without for without, with_one in pairs]
+    difference = statistics.median(more)
+    # The median of n values has a standard error of 1.25 standard deviations over the root of n, for a normal
+    # distribution; half the distance of the outer sixths estimates the standard deviation.
+    low, *_, high = statistics.quantiles(more, n=6)
+    error = 1.25 * (high - low) / 2 / len(more) ** 0.5
+    own, server, wait = (statistics.median(times[name][_WARM:]) for name in ("own", "server", "wait"))
     lines = [
         f"# Receipts of {model}",
         "",
         *(f"- {name}: {value}" for name, value in machine.hardware().items()),
         "",
-        "| | |",
+        "| medians | |",
         "|---|---|",
-        f"| steps | {len(rows)} |",
-        f"| publications proven | {count.proven} of {count.publications} |",
-        f"| wall time per step (medians here and below) | {step:.3f} s |",
-        f"| trainer's own log-probabilities | {1000 * parts['own']:.1f} ms |",
-        f"| server's answer, comparison and file | {1000 * parts['server']:.1f} ms |",
-        f"| share of the step | {100 * cost / step:.2f} % |",
-        f"| largest difference | {max(one.difference or 0.0 for one in receipts):.2g} nats |",
-        f"| smallest change | {min(one.change for one in receipts if one.change is not None):.2g} nats |",
+        f"| pairs of steps without and with a receipt | {len(pairs)} |",
+        f"| step without a receipt | {plain:.3f} s |",
+        f"| a receipt adds to the step | {1000 * difference:.1f} ± {1000 * error:.1f} ms |",
+        f"| share of the step | {100 * difference / plain:.2f} ± {100 * error / plain:.2f} % |",
+        f"| the trainer's own log-probabilities | {1000 * own:.1f} ms |",
+        f"| the server's answer, comparison and file, while the environment samples | {1000 * server:.1f} ms |",
+        f"| the trainer waits for the answer | {1000 * wait:.1f} ms |",
+        f"| own log-probabilities and wait, as a share of the step | {100 * (own + wait) / plain:.2f} % |",
+        f"| largest difference of a receipt | {max(one.difference or 0.0 for one in receipts):.2g} nats |",
         "",
     ]
     return "\n".join(lines)
@@ -104,7 +123,7 @@ def _train(model: str, folder: Path, steps: int) -> dict[str, list[float]]:
             folder / "weights", MODELS_DIR,
         )  # fmt: skip
         stack.start("env", [sys.executable, "-m", "gristmill_env", "--config", "quickstart"], places)
-        flags = ["--training_steps", str(steps)]
+        flags = ["--training_steps", str(steps), "--learning_rate", "1e-7"]
         trainer = stack.start("trainer", [sys.executable, "-c", _TIMED, str(measured), *flags], places)
         stack.wait_until(trainer, lambda: trainer.exit_code is not None, timeout=3600)
         if trainer.exit_code != 0:

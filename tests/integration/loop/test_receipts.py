@@ -81,5 +81,5 @@ def test_training_ends_when_the_server_has_the_label_without_the_weights(vllm: V
         ("1.2", "failed", "label_without_weights"),
     ]
     assert proven(receipts) == Proven(2, 3)
-    assert version == "1.1", "the version was announced without its weights"
+    assert version == "1.2", "environments sample while the server answers the probes"
     assert httpx.get(f"{vllm.url}/weight_info").json()["weight_version"] == "unproven"

@@ -205,7 +205,7 @@ def train(training: Training) -> None:
 
 
 def wait_for_batch(main: MainRank, step: int) -> None:
-    """Waits without a time limit for the groups of `step`."""
+    """Waits without a time limit for the groups of `step`, and for the receipts of the weights that sampled them."""
     main.watchdog.begin()
     main.batch = None
     while main.batch is None:
@@ -216,6 +216,7 @@ def wait_for_batch(main: MainRank, step: int) -> None:
             # A restarted server serves its first weights again, while the environment waits for this trainer's weights.
             main.publisher.ensure()
             main.watchdog.check(str(main.version(step - 1)), publishing=main.publisher.publishing)
+    main.publisher.settle()  # The receipts arrive while the environment samples, so this seldom waits.
 
 
 def batch_samples(main: MainRank) -> list[Sample]:
@@ -391,7 +392,7 @@ def begin_receipts(training: Training, samples: list[Sample], step: int) -> None
     probing.probes = Probes.choose(samples)
     if probing.probes is not None:
         expect_scores(training, step, moved=False)
-        training.on_main(lambda main: main.publisher.prove())
+        training.on_main(lambda main: main.publisher.wait())
 
 
 def expect_scores(training: Training, step: int, *, moved: bool) -> None:

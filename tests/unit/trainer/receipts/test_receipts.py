@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -50,7 +53,7 @@ def test_diagnosis_names_the_fault_of_a_server(serve: Serve, begin: Begin, fault
     assert [row.cause for row in run.rows()[2:]] == [CAUSES[fault]] * 2
     assert server.label == "unproven", "an environment samples only under the label of a version"
     assert server.loads == ["1.0", "1.1", "1.2", "1.2"]
-    assert run.announced == ["1.0", "1.1"]
+    assert run.announced == ["1.0", "1.1", "1.2"]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -107,11 +110,47 @@ def test_training_has_the_same_bits_with_and_without_receipts(serve: Serve, begi
     assert mode == other_mode
 
 
+def test_environments_sample_while_a_server_answers_the_probes(serve: Serve, begin: Begin) -> None:
+    server, asked, go = serve(), threading.Event(), threading.Event()
+    run = begin([server])
+    run.train(1)
+    answers = server._generate
+
+    def late(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        assert go.wait(30)
+        return answers(body)
+
+    server._generate = late  # type: ignore[method-assign]
+    publish(run.training, 2)
+    assert run.announced[-1] == "1.2"
+    assert asked.wait(30)
+    assert run.rows()[-1].version == "1.1"
+    go.set()
+    run.publisher.settle()
+    assert run.rows()[-1].version == "1.2"
+
+
+def test_trainer_that_waits_for_a_batch_learns_that_no_server_is_left(serve: Serve, begin: Begin) -> None:
+    """Environments sample nothing from a server that is left out, so the batch would never arrive."""
+    server = serve("label_only")
+    run = begin([server])
+    run.train(1)
+    run.learner.step(run.samples(), 2)
+    publish(run.training, 2, moved=True)
+    deadline = time.monotonic() + 30
+    with raises(PublishError, "receipt_failed", version="1.2"):
+        while time.monotonic() < deadline:
+            run.publisher.ensure()
+            time.sleep(0.05)
+
+
 def test_step_without_a_gradient_needs_no_change(serve: Serve, begin: Begin) -> None:
     run = begin([serve()])
     run.train(1)
-    publish(run.training, 2, moved=False)
-    publish(run.training, 3, moved=True)
+    for step, moved in ((2, False), (3, True)):
+        publish(run.training, step, moved=moved)
+        run.publisher.settle()
     last = run.rows()[-2:]
     assert [row.state for row in last] == [ReceiptState.OK, ReceiptState.UNPROVEN]
     assert [row.change for row in last] == [0.0, 0.0]

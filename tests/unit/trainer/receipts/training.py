@@ -62,13 +62,13 @@ class Run:
         describe = policy.describe_adapters if policy.publishes_adapters else None
         stop = StopRequest(50)
         self.announced: list[str] = []
-        publisher = Publisher(
+        self.publisher = Publisher(
             FilesystemTransport(self.servers, folder / "weights", None, describe),
             lambda version: self.announced.append(str(version)),
             stop,
         )
         main: Any = SimpleNamespace(
-            publisher=publisher,
+            publisher=self.publisher,
             receipts=self.receipts,
             version=lambda step: PolicyVersion(1, step),
             noticing_replacement=contextlib.nullcontext,
@@ -82,10 +82,12 @@ class Run:
     def train(self, steps: int) -> None:
         publish(self.training, 0)
         for step in range(1, steps + 1):
-            samples = self._samples()
+            samples = self.samples()
+            self.publisher.settle()
             begin_receipts(self.training, samples, step - 1)
             result = self.learner.step(samples, step)
             publish(self.training, step, moved=result.moved)
+        self.publisher.wait()
 
     def close(self) -> None:
         self.servers.close()
@@ -101,7 +103,7 @@ class Run:
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.learner.policy.model.state_dict().items()}
 
-    def _samples(self) -> list[Sample]:
+    def samples(self) -> list[Sample]:
         found = []
         for number in range(8):
             prompt, completion = int(self.rng.integers(24, 40)), int(self.rng.integers(4, 12))

@@ -37,7 +37,10 @@ class WeightTransport(Protocol):
     """Brings weights to one or more model servers."""
 
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
-        """Returns when these weights are served under this version. Raises PublishError."""
+        """Returns when these weights are served under this version. Raises PublishError.
+
+        The servers then prove in the background that they serve the weights.
+        """
 
     def ensure(self) -> None:
         """Publishes the last weights again to restarted servers. Does not wait: call it regularly.
@@ -46,7 +49,7 @@ class WeightTransport(Protocol):
         """
 
     def prove(self) -> None:
-        """Returns when each server has proven that it serves the last weights. Raises PublishError."""
+        """Returns when each server that answers has proven that it serves the last weights. Raises PublishError."""
 
     def close(self) -> None:
         """Ends the background work."""
@@ -58,6 +61,9 @@ class Publisher:
     The background is for runs whose environment may be a step behind (max_staleness > 0). A synchronous run would only
     wait elsewhere. In the background, one publication runs at a time in a thread, while the trainer continues.
     `publish`, `ensure` or `wait` raises the error of the thread.
+
+    The servers prove a version after it is announced, so that environments sample meanwhile. A synchronous trainer
+    calls `settle` before it trains on these completions. In the background the thread waits for the proof.
     """
 
     def __init__(
@@ -79,14 +85,14 @@ class Publisher:
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         """Returns when the version is served and announced. Raises PublishError.
 
-        In the background, copies the tensors and starts their publication. First waits for the previous one, as
+        In the background, copies the tensors and starts their publication. First waits for the previous one, because
         versions only rise.
         """
         if not self._background:
             self._transport.publish(tensors, version)
             self._announce(version)
             return
-        self.wait()
+        self._join()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self._thread = threading.Thread(target=self._run, args=(copies, version), name="publish", daemon=True)
         self._thread.start()
@@ -100,19 +106,24 @@ class Publisher:
         """Publishes the last weights again to restarted servers, unless a publication is in progress."""
         if self.publishing:
             return
-        self.wait()
+        self._join()
         self._transport.ensure()
 
-    def prove(self) -> None:
-        """Asks the servers for receipts of the last publication, after it is announced. Raises PublishError."""
-        self.wait()
-        self._transport.prove()
+    def settle(self) -> None:
+        """In a synchronous run, does what `wait` does. In the background, returns at once."""
+        if not self._background:
+            self.wait()
 
     def wait(self) -> None:
-        """Returns when the last publication is served and announced.
+        """Returns when the last publication is served, announced and proven.
 
         Raises the error of the publication, or StoppedError if a stop is requested meanwhile.
         """
+        self._join()
+        self._transport.prove()
+
+    def _join(self) -> None:
+        """Returns when no thread publishes any more."""
         if self._thread is not None:
             while self.publishing:
                 self._thread.join(timeout=1.0)
@@ -133,6 +144,7 @@ class Publisher:
         try:
             self._transport.publish(tensors, version)
             self._announce(version)
+            self._transport.prove()
         except Exception as error:  # noqa: BLE001  Raised by the next call: a full disk must not end the thread unheard.
             self._failure = of_thread(f"publishing version {version}", error)
 
@@ -166,7 +178,6 @@ class FilesystemTransport:
         """`served_weights`: the folder that the server first loaded; publications must have its shapes.
         `describe_adapters`: for an adapter's tensors, writes its adapter_config.json into a folder."""
         self._servers = servers
-        self._last: tuple[Path, PolicyVersion] | None = None
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         for partial in self._folder.glob(".*.partial"):  # Left by a killed trainer; never reused.
@@ -177,7 +188,6 @@ class FilesystemTransport:
     def publish(self, tensors: Tensors, version: PolicyVersion) -> None:
         path = self._write(tensors, version)
         self._check(path)
-        self._last = path, version
         self._servers.load(path, version)
         self._prune()
 
@@ -185,8 +195,7 @@ class FilesystemTransport:
         self._servers.ensure()
 
     def prove(self) -> None:
-        if self._last is not None:
-            self._servers.load(*self._last)
+        self._servers.prove()
 
     def close(self) -> None:
         self._servers.close()

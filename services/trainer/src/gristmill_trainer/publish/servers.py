@@ -301,25 +301,36 @@ class ModelServers:
     def load(self, path: Path, version: PolicyVersion) -> None:
         """Returns when every server that answers serves the weights in `path` as `version`, and at least one does.
 
-        A server that does not answer is left out, and gets the newest version when it is back. A second call with the
-        same version only checks it, if `proof` expects the version since the first call. Raises PublishError if a
-        server refuses, if no server answers or loads within its patience, or if no server is left that serves the
-        version.
+        A server that does not answer is left out, and gets the newest version when it is back. The threads of the
+        servers then ask for the proofs; `prove` waits for them. Raises PublishError if a server refuses, if no server
+        answers or loads within its patience, or if no server is left that serves the version.
         """
         with self._changed:
-            self._wanted, since = (path, version), time.monotonic()
+            self._wanted = path, version
             self._changed.notify_all()
-            while not self._enough(version, since):
-                self._changed.wait(timeout=1.0)  # A stop request shortens the patience without a notification.
+            self._wait(version, proven=False)
+
+    def prove(self) -> None:
+        """Returns when every server that answers has proven the last version that was loaded, and at least one has.
+
+        Returns at once if `proof` does not expect the version. Raises PublishError like `load`, and if every server
+        failed the check twice.
+        """
+        with self._changed:
+            if self._wanted is not None:
+                self._changed.notify_all()  # `proof` may expect the version only since its load.
+                self._wait(self._wanted[1], proven=True)
 
     def ensure(self) -> None:
         """Requests a check of each server's version, and publishes again to a server that lost it.
 
-        Does not wait for the servers. Raises PublishError if a server refused, or if all servers are unreachable and
-        one of them for longer than its patience.
+        Does not wait for the servers. Raises PublishError if a server refused, if every server is left out, or if all
+        servers are unreachable and one of them for longer than its patience.
         """
         with self._changed:
             self._raise_what_is_permanent()
+            if self._wanted is not None:
+                self._raise_if_none_is_left(self._wanted[1])
             if all(standing.away_since is not None for standing in self._standings):
                 for standing in self._standings:
                     self._raise_if_late(standing, time.monotonic())
@@ -374,25 +385,34 @@ class ModelServers:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closed, timeout=LOOK_UP_EVERY)
 
-    def _enough(self, version: PolicyVersion, since: float) -> bool:
+    def _wait(self, version: PolicyVersion, *, proven: bool) -> None:
+        """Waits until enough servers serve the version, and have proven it if `proven`. Needs the lock."""
+        since = time.monotonic()
+        while not self._enough(version, since, proven=proven):
+            self._changed.wait(timeout=1.0)  # A stop request shortens the patience without a notification.
+
+    def _enough(self, version: PolicyVersion, since: float, *, proven: bool) -> bool:
         """Whether enough servers have the version. Needs the lock. Raises errors that further waiting cannot fix."""
         self._raise_what_is_permanent()
-        left_out = [standing for standing in self._standings if standing.left_out == version]
-        if len(left_out) == len(self._standings) and left_out[0].problem is not None:
-            raise left_out[0].problem
+        self._raise_if_none_is_left(version)
+        here = [standing for standing in self._standings if standing.left_out != version]
         missing = [
             standing
-            for standing in self._standings
-            if standing.left_out != version and (standing.served != version or self._unproven(standing, version))
+            for standing in here
+            if standing.served != version or (proven and self._unproven(standing, version))
         ]
-        served = len(missing) + len(left_out) < len(self._standings)
         if not missing:
             return True
-        if served:
+        if len(missing) < len(here):
             return all(standing.problem is not None or self._late(standing, since) is not None for standing in missing)
         for standing in missing:
             self._raise_if_late(standing, since)
         return False
+
+    def _raise_if_none_is_left(self, version: PolicyVersion) -> None:
+        problems = [standing.problem for standing in self._standings if standing.left_out == version]
+        if len(problems) == len(self._standings) and problems[0] is not None:
+            raise problems[0]
 
     def _raise_what_is_permanent(self) -> None:
         if self._failure is not None:
@@ -424,18 +444,20 @@ class ModelServers:
 
     def _follow(self, standing: _Standing) -> None:
         """Keeps one server at the newest version."""
+        just_loaded = False
         while True:
             with self._changed:
                 while not (self._closed or standing.gone or self._work_for(standing)):
+                    just_loaded = False
                     self._changed.wait()
                 if self._closed or standing.gone or self._wanted is None:
                     return
                 (path, version), standing.check_due = self._wanted, False
                 there = standing.served == version
-                proof = self._proof if not there or self._unproven(standing, version) else None
-                if proof is not None and not proof.expects(version):
-                    proof = None
-            problem, served = _attempt(standing.server, path, version, proof, there=there)
+                proof = self._proof if there and self._unproven(standing, version) else None
+            check = there and not just_loaded
+            problem, served = _attempt(standing.server, path, version, proof, load=not there, check=check)
+            just_loaded = not there and problem is None
             with self._changed:
                 standing.served, standing.problem = served, problem
                 if problem is None:
@@ -478,16 +500,18 @@ def _away(server: ModelServer, version: PolicyVersion, problem: PublishError) ->
 
 
 def _attempt(
-    server: ModelServer, path: Path, version: PolicyVersion, proof: Proof | None, *, there: bool
+    server: ModelServer, path: Path, version: PolicyVersion, proof: Proof | None, *, load: bool, check: bool
 ) -> tuple[PublishError | None, PolicyVersion | None]:
-    """Checks the label of a version that was loaded before (`there`), else loads it; then asks for the `proof`.
+    """Loads a version, or checks the label of a version that was loaded before; then asks for the `proof`.
+
+    A version is not checked right after its load, because the proof then finds a label that did not change.
 
     Returns a problem or None, and the version that the server serves now.
     """
     try:
-        if not there:
+        if load:
             server.publish(path, version)
-        elif server.served_version() != str(version):
+        elif check and server.served_version() != str(version):
             _LOG.warning(
                 "the model server at %s no longer serves version %s (was it restarted?): publishing again",
                 server.url,

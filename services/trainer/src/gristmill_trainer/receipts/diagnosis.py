@@ -115,8 +115,8 @@ class Case:
     served: list[ProbeScores]
     own: list[ProbeScores]
     older: dict[str, list[ProbeScores]]
-    """Scores of older versions by their label, the newest first: the version before, as the trainer computed it, and
-    the last version that this server proved."""
+    """The trainer's scores of older versions by their label, the newest first: the version before, and the last version
+    that this server proved."""
     bound: float
     """Nats. Hypotheses explain the gap if their scores differ from the server's by at most this."""
     rounding: float

@@ -76,6 +76,13 @@ class Probes(msgspec.Struct, frozen=True):
         temperature = chosen[0].temperature if chosen[0].temperature > 0 else 1.0
         return cls(tuple(_probe(sample, prompt=place > 0) for place, sample in enumerate(chosen)), temperature)
 
+    def each_time(self) -> Probes:
+        """Returns the first probe. It finds each fault alone; the others help to tell the faults apart.
+
+        The first receipt of a server and a failed receipt ask for all probes.
+        """
+        return msgspec.structs.replace(self, probes=self.probes[:1])
+
     def first_scores(self) -> list[ProbeScores]:
         """Returns `first` as scores, or an empty list if there was no receipt yet."""
         return [

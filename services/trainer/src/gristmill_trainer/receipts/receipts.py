@@ -55,6 +55,16 @@ class Expectation:
     """Whether the step before this version applied a gradient that was not zero."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """The last receipt of a server that did not fail."""
+
+    version: PolicyVersion
+    served: list[ProbeScores]
+    own: list[ProbeScores]
+    """The trainer's, of all probes."""
+
+
 @dataclass
 class Tally:
     """Receipts since the last row of metrics."""
@@ -111,8 +121,8 @@ class Receipts:
         self._bounds = {one.server: one.bound for one in self._written if one.state is not ReceiptState.FAILED}
         self._probes = probes
         self._expected: dict[PolicyVersion, Expectation] = {}
-        self._served: dict[str, tuple[PolicyVersion, list[ProbeScores]]] = {}
-        """By server, the answers of its last receipt that did not fail."""
+        self._answered: dict[str, Answered] = {}
+        """By server."""
         self._failed: dict[str, tuple[Case, Receipt]] = {}
         self._causes: dict[str, Diagnosis] = {}
         """By server, the cause of its first failed receipt since its last proven version."""
@@ -147,24 +157,25 @@ class Receipts:
         with self._lock:
             expectation, probes = self._expected[version], self._probes
             before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
-            last = self._served.get(server.url)
+            last = self._answered.get(server.url)
             bound = self._bounds.get(server.url)
         assert probes is not None
         started = time.monotonic()
         try:
-            served = served_scores(server, probes)
+            served = served_scores(server, probes if bound is None else probes.each_time())
         except PublishError as error:
             if error.code != "probe_refused":
                 raise
             self._unanswered(server, version, attempt, bound or 0.0, error)
             return True
         seconds = time.monotonic() - started
-        difference = distance(served, expectation.scores)
-        unit = self._rounding * scale(expectation.scores)
+        own = expectation.scores[: len(served)]
+        difference = distance(served, own)
+        unit = self._rounding * scale(own)
         allowed = first_bound(unit) if bound is None else bound
         if bound is None and difference <= allowed:
             bound = max(_TIMES_FIRST * difference, _FLOOR_UNITS * unit)
-        wanted = None if before is None else distance(expectation.scores, before.scores)
+        wanted = None if before is None else distance(own, before.scores[: len(own)])
         receipt = Receipt(
             step=version.step,
             version=str(version),
@@ -172,7 +183,7 @@ class Receipts:
             state=_state(expectation.moved, difference, allowed, wanted, bound),
             difference=difference if difference < float("inf") else None,
             bound=allowed if bound is None else bound,
-            change=None if last is None else _finite(distance(served, last[1])),
+            change=None if last is None else _finite(_change(served, last.served)),
             wanted_change=wanted,
             seconds=seconds,
             attempt=attempt,
@@ -180,7 +191,7 @@ class Receipts:
         if receipt.state is ReceiptState.FAILED:
             case = Case(
                 probes=probes,
-                served=served,
+                served=served if len(served) == len(probes.probes) else served_scores(server, probes),
                 own=expectation.scores,
                 older=_older(version, before, last),
                 bound=receipt.bound,
@@ -191,7 +202,7 @@ class Receipts:
                 self._failed[server.url] = case, receipt
             return False
         with self._lock:
-            self._served[server.url] = version, served
+            self._answered[server.url] = Answered(version, served, expectation.scores)
             self._causes.pop(server.url, None)
             if bound is not None:
                 self._bounds[server.url] = bound
@@ -304,16 +315,20 @@ def _state(moved: bool, difference: float, allowed: float, wanted: float | None,
     return ReceiptState.OK
 
 
-def _older(
-    version: PolicyVersion, before: Expectation | None, last: tuple[PolicyVersion, list[ProbeScores]] | None
-) -> dict[str, list[ProbeScores]]:
+def _older(version: PolicyVersion, before: Expectation | None, last: Answered | None) -> dict[str, list[ProbeScores]]:
     """Returns the scores of the version before, and of the last version that the server proved."""
     found = {}
     if before is not None:
         found[str(PolicyVersion(version.incarnation, version.step - 1))] = before.scores
-    if last is not None and last[0] != version:
-        found.setdefault(str(last[0]), last[1])
+    if last is not None and last.version != version:
+        found.setdefault(str(last.version), last.own)
     return found
+
+
+def _change(now: list[ProbeScores], before: list[ProbeScores]) -> float:
+    """Returns the distance of the probes that both receipts have."""
+    common = min(len(now), len(before))
+    return distance(now[:common], before[:common])
 
 
 def _finite(value: float) -> float | None:
