@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,10 @@ class PrometheusServer:
         found = list(self.query(promql).values())
         assert len(found) <= 1, found
         return found[0] if found else None
+
+    def wait_for(self, promql: str, at_least: float, timeout: float = 20.0) -> None:
+        """Waits until the value of a query is `at_least` this number. Raises AssertionError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (value := self.value(promql) or 0.0) < at_least:
+            assert time.monotonic() < deadline, f"{promql} is {value}, and stays below {at_least}"
+            time.sleep(0.2)
