@@ -110,6 +110,19 @@ def test_training_has_the_same_bits_with_and_without_receipts(serve: Serve, begi
     assert mode == other_mode
 
 
+def test_restarted_server_proves_the_same_version_again(serve: Serve, begin: Begin) -> None:
+    server = serve()
+    run = begin([server])
+    run.train(2)
+    server.label = "default"
+    deadline = time.monotonic() + 30
+    while len(run.rows()) == 3:
+        assert time.monotonic() < deadline, "the server published again, and no receipt followed"
+        run.publisher.ensure()
+        time.sleep(0.05)
+    assert [(row.version, row.state) for row in run.rows()[2:]] == [("1.2", "ok"), ("1.2", "ok")]
+
+
 def test_environments_sample_while_a_server_answers_the_probes(serve: Serve, begin: Begin) -> None:
     server, asked, go = serve(), threading.Event(), threading.Event()
     run = begin([server])

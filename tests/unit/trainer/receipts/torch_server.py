@@ -1,6 +1,6 @@
 """A model server with torch that answers the trainer's calls as vLLM does, and has one of twelve faults on request.
 
-No real server has these faults on request. `test_real_server.py` in integration/loop asks a real vLLM.
+No real server has these faults on request. `test_receipts.py` in integration/loop asks a real vLLM.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class Run:
             FilesystemTransport(self.servers, folder / "weights", None, describe),
             lambda version: self.announced.append(str(version)),
             stop,
+            background=background,
         )
         main: Any = SimpleNamespace(
             publisher=self.publisher,

@@ -307,6 +307,9 @@ class ModelServers:
         """
         with self._changed:
             self._wanted = path, version
+            for standing in self._standings:
+                if standing.left_out not in (None, version):
+                    standing.left_out = standing.problem = None
             self._changed.notify_all()
             self._wait(version, proven=False)
 
@@ -454,6 +457,8 @@ class ModelServers:
                     return
                 (path, version), standing.check_due = self._wanted, False
                 there = standing.served == version
+                if not there:
+                    standing.proven = None  # A restarted server has to prove the same version again.
                 proof = self._proof if there and self._unproven(standing, version) else None
             check = there and not just_loaded
             problem, served = _attempt(standing.server, path, version, proof, load=not there, check=check)
@@ -492,11 +497,6 @@ class ModelServers:
     def _unproven(self, standing: _Standing, version: PolicyVersion) -> bool:
         """Whether the version can be checked on the server, and was not."""
         return self._proof is not None and standing.proven != version and self._proof.expects(version)
-
-
-def _away(server: ModelServer, version: PolicyVersion, problem: PublishError) -> str:
-    remedy = "the server gets the newest version when it answers"
-    return line("model server", state="away", url=server.url, version=version, problem=problem, remedy=remedy)
 
 
 def _attempt(

@@ -77,7 +77,7 @@ class Probes(msgspec.Struct, frozen=True):
         return cls(tuple(_probe(sample, prompt=place > 0) for place, sample in enumerate(chosen)), temperature)
 
     def each_time(self) -> Probes:
-        """Returns the first probe. It finds each fault alone; the others help to tell the faults apart.
+        """Returns the first probe, which shows whether the server computes with new weights.
 
         The first receipt of a server and a failed receipt ask for all probes.
         """

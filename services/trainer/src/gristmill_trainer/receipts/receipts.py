@@ -118,7 +118,9 @@ class Receipts:
             folder / RECEIPTS_FILE, keep=lambda row: first_step is not None and bool(row["step"] <= first_step)
         )
         self._written = read_receipts(folder / RECEIPTS_FILE)
-        self._bounds = {one.server: one.bound for one in self._written if one.state is not ReceiptState.FAILED}
+        self._bounds = {
+            one.server: one.bound for one in self._written if one.state is not ReceiptState.FAILED and one.bound > 0
+        }
         self._probes = probes
         self._expected: dict[PolicyVersion, Expectation] = {}
         self._answered: dict[str, Answered] = {}
@@ -172,6 +174,8 @@ class Receipts:
         own = expectation.scores[: len(served)]
         difference = distance(served, own)
         unit = self._rounding * scale(own)
+        if bound is not None:
+            bound = max(bound, _FLOOR_UNITS * unit)  # A resumed run may use a coarser dtype.
         allowed = first_bound(unit) if bound is None else bound
         if bound is None and difference <= allowed:
             bound = max(_TIMES_FIRST * difference, _FLOOR_UNITS * unit)
