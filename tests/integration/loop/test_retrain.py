@@ -270,6 +270,12 @@ def test_fork_continues_live_from_a_step_as_a_new_run(
         places = vllm.environ(f"http://127.0.0.1:{api_port}", runs)
         changes = ["--set", "learning_rate=2e-4", "--set", "objective=cispo", "--set", "dataset.temperature=0.9"]
         command = [sys.executable, "-m", "gristmill", "fork", RUN, "--at", "3", "--id", "forked", *changes]
+        with SyncClient(places["GRISTMILL_API_URL"]) as api:
+            api.create_run("other", {}, 8)
+            refused = gristmill(run, "--api", places["GRISTMILL_API_URL"], "fork", RUN, "--at", "3", "--id", "refused")
+            assert (refused.returncode, code_of(refused)) == (1, "run_open"), "the fork would train the open run"
+            assert not (runs / "refused").exists()
+            api.close_run("other")
         done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where a test fails
         assert done.returncode == 0

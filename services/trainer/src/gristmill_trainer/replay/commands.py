@@ -121,11 +121,12 @@ def _fork(arguments: Sequence[str], here: Here) -> int:
     settings = dict(map(_setting, options.set))
     config_dir = Path(os.environ.get("GRISTMILL_CONFIG_DIR") or "configs")
     runs_dir = _place(options.run, run, here)
+    startable = fork.can_start(here.api, here.token)
     prepared = fork.prepare(
         run, options.at, settings, runs_dir / name, config_dir, here.models_dir, options.model, _say
     )
     _say(f"both curves on one page: /view/compare?runs={run.run_id},{name}")
-    if fork.can_start(here.api, here.token):
+    if startable:
         return fork.start(prepared, here.api, runs_dir)
     _say(f"no trajectory API answers at {here.api}. Start the fork with all services:")
     flags = f"--config {prepared.config} --resume {prepared.checkpoint} --runs_dir {runs_dir}"

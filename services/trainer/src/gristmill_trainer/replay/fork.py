@@ -88,14 +88,24 @@ def prepare(
 
 
 def can_start(api: str, token: str | None) -> bool:
-    """Whether the API answers and the environment's package is installed here, so that `start` works."""
+    """Whether the API answers and the environment's package is installed here, so that `start` works.
+
+    Raises ReplayError if another run is open at the API: the fork's trainer would take that run.
+    """
     if importlib.util.find_spec("gristmill_env") is None:
         return False
     try:
         with SyncClient(api, token=token, patience=0) as client:
-            client.runs()
+            taken = client.open_run(wait=0)
     except (ApiUnreachable, ApiError):
         return False
+    if taken is not None:
+        raise ReplayError(
+            "run_open",
+            f"run {taken.run_id} is open at {api}, and one stack trains one run at a time. Wait until the run ends, or "
+            f"end it: python -m gristmill_env close {taken.run_id}",
+            run=taken.run_id,
+        )
     return True
 
 
