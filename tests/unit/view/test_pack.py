@@ -213,6 +213,15 @@ def test_pack_has_no_secrets(run: RunFolderWriter, monkeypatch: pytest.MonkeyPat
     assert read_run_file(folder / "run.json").run_id == "quickstart"
 
 
+def test_quarantined_group_with_a_secret_is_an_error(run: RunFolderWriter, tmp_path: Path) -> None:
+    aside = run.path / "aside" / "step-000002.1.groups"
+    aside.parent.mkdir()
+    aside.write_bytes(f"\x91\xc4 x-key {SECRET}".encode("latin-1"))
+    with raises(PackError, "secret_in_group", path=aside):
+        packed(run, "p.zip", SECRET)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
 def test_group_with_a_secret_is_an_error_and_leaves_no_file(run: RunFolderWriter, tmp_path: Path) -> None:
     group = make_group("g00000099", "quickstart", lengths=((3, 4),))
     fields = {name: getattr(group, name) for name in type(group).__dataclass_fields__}

@@ -41,6 +41,8 @@ _EXACT: Final = frozenset({TOKENIZER_FOLDER, ORIGIN_FOLDER})
 """Folders whose files have no settings of a person, and must not change: checkpoints have hashes."""
 _TEXTS: Final = frozenset({".csv", ".html", ".log", ".md", ".txt", ".yaml", ".yml"})
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_QUARANTINED = ".groups"
+"""Groups of steps that changed no weights, which the trainer keeps in aside/."""
 _CHUNK: Final = 1 << 20
 _SHORTEST_SECRET: Final = 8
 _OF_FILES: Final = ("_FILE", "_PATH")
@@ -176,7 +178,7 @@ def _add(archive: zipfile.ZipFile, run_id: str, name: str, path: Path, secrets: 
     digest, size, redacted = hashlib.sha256(), 0, False
     with path.open("rb") as file, archive.open(_member(f"{run_id}/{name}"), "w", force_zip64=True) as member:
         stat = os.fstat(file.fileno())
-        if path.suffix == segment.SUFFIX and secrets:
+        if path.suffix in (segment.SUFFIX, _QUARANTINED) and secrets:
             _refuse_secrets(path, secrets)
         for original, packed in _pieces(file, name, stat.st_size):
             redacted |= original != packed
@@ -241,22 +243,30 @@ def _text_without_secrets(content: bytes) -> bytes:
 
 
 def _refuse_secrets(path: Path, secrets: Sequence[str]) -> None:
-    """Raises PackError if a group in a segment has one of the secrets in its bytes."""
+    """Raises PackError if a group in a segment or in a file of quarantined groups has a secret in its bytes."""
     pattern = re.compile(b"|".join(re.escape(value.encode()) for value in secrets))
+    for body, group in _bodies(path):
+        if pattern.search(body):
+            raise PackError(
+                "secret_in_group",
+                f"{f'group {group}' if group else 'a group'} in {path} has a secret of this machine in its messages or "
+                "its meta, and a pack copies groups unchanged. Revoke the secret, remove it from the environment and "
+                "from .env, and pack the run again",
+                group=group,
+                path=path,
+            )
+
+
+def _bodies(path: Path) -> Iterator[tuple[bytes, str]]:
+    """Yields the uncompressed bytes of the groups in a file, and the id of each group of a segment."""
+    if path.suffix == _QUARANTINED:
+        yield path.read_bytes(), ""
+        return
     with path.open("rb") as file:
-        if segment.read_opening(file, str(path)) is None:
-            return
-        for frames, head_size, _ in segment.read_frames(file, str(path)):
-            group = segment.parse(frames, head_size)
-            if pattern.search(group.body):
-                raise PackError(
-                    "secret_in_group",
-                    f"group {group.group_id} in {path} has a secret of this machine in its messages or its meta, and a "
-                    "pack copies groups unchanged. Revoke the secret, remove it from the environment and from .env, "
-                    "and pack the run again",
-                    group=group.group_id,
-                    path=path,
-                )
+        if segment.read_opening(file, str(path)) is not None:
+            for frames, head_size, _ in segment.read_frames(file, str(path)):
+                group = segment.parse(frames, head_size)
+                yield group.body, group.group_id
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------
