@@ -29,6 +29,7 @@ from gristmill.settings import find_config, load_yaml
 from gristmill.view.check import Check, State
 from gristmill.view.doctor import read_memory
 from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
+from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
@@ -278,10 +279,13 @@ def _proven_bound(run: RunFolder) -> float | None:
 
 
 def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
-    """Returns the run's checkpoints of whole models, and its initial model if the manifest has it."""
+    """Returns the run's checkpoints of whole models, and the initial model if the manifest has it and the run began
+    from it."""
     found = []
     manifest, record = _manifest(deployment.models_dir), run.record()
-    if manifest is not None and record is not None and record.env.get("model") == manifest.name:
+    digests = run.find(DIGESTS_FILE)
+    elsewhere = digests is not None and any(one.after is None and one.progress.origin for one in read_digests(digests))
+    if manifest is not None and record is not None and record.env.get("model") == manifest.name and not elsewhere:
         source = ModelSource(
             manifest.weights_path, manifest.tokenizer_path, None, manifest.max_model_len, 0, manifest.dtype
         )
