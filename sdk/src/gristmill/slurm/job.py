@@ -145,7 +145,14 @@ class Job:
     def script(self) -> str:
         """Returns the text of the batch script."""
         body = files("gristmill.slurm").joinpath("job.sh").read_text(encoding="utf-8")
-        return "\n".join(["#!/bin/bash", *self._directives(), "", *self._values(), "", body])
+        folders = shlex.join(str(folder) for folder in self.folders)
+        first = f"# Slurm writes the output to a folder that must exist. Before sbatch: mkdir -p {folders}"
+        return "\n".join(["#!/bin/bash", first, *self._directives(), "", *self._values(), "", body])
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders that must exist before the submission."""
+        return self.state, self.runs_dir, self.models_dir
 
     def _directives(self) -> list[str]:
         """Returns the lines for sbatch. Each component of the job has its own lines."""
@@ -205,6 +212,7 @@ class Job:
 
     def _mounts(self) -> str:
         folders = [self.config_dir, self.config.parent, self.models_dir, self.runs_dir, self.state]
+        folders += [Path(self.model)] if Path(self.model).is_absolute() else []
         return ",".join(f"{folder}:{folder}" for folder in dict.fromkeys(folders))
 
 
@@ -219,7 +227,7 @@ def submit(job: Job) -> str:
             "slurm_missing",
             "no sbatch in PATH: run this command on a login node of the cluster, or print the script with --dry-run",
         )
-    for folder in (job.state, job.runs_dir, job.models_dir):
+    for folder in job.folders:
         folder.mkdir(parents=True, exist_ok=True)
     path = job.state / "job.sh"
     path.write_text(job.script(), encoding="utf-8")

@@ -12,7 +12,7 @@ done | paste --serial --delimiters=,)
 
 # On the first node, for this start of the job: Redis' socket, and a mark that exists until the job stops.
 LOCAL=/tmp/gristmill-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
-(umask 077 && mkdir --parents "$LOCAL")
+(umask 077 && mkdir "$LOCAL") # Fails if another user of the node has made this folder.
 touch "$LOCAL/running"
 trap 'rm -rf "$LOCAL"' EXIT
 LOGS=$GRISTMILL_RUNS_DIR/$RUN/logs
@@ -36,20 +36,21 @@ say() { echo "$(date '+%F %T') $*"; }
 # run_step NAME GROUP NODES SERVICE COMMAND...: runs a step of the job, one task per node, with all resources of its
 # nodes. GROUP is 0 for the trainer's nodes and 1 for the model servers' nodes.
 run_step() {
-  local name=$1 group=$2 nodes=$3 count image=${IMAGE//\{service\}/$4} pyxis=() apptainer=()
+  local name=$1 group=$2 nodes=$3 count image=${IMAGE//\{service\}/$4} mounts=$MOUNTS pyxis=() apptainer=()
+  case $4 in redis | api) mounts+=,$LOCAL:$LOCAL ;; esac # Other nodes do not have this folder.
   shift 4
   count=$(awk -F, '{ print NF }' <<< "$nodes")
   case $CONTAINERS in
-    pyxis) pyxis=(--container-image="$image" --container-mounts="$MOUNTS,$LOCAL:$LOCAL") ;;
-    apptainer) apptainer=(apptainer exec --nv --bind "$MOUNTS,$LOCAL:$LOCAL" "$image") ;;
+    pyxis) pyxis=(--container-image="$image" --container-mounts="$mounts") ;;
+    apptainer) apptainer=(apptainer exec --nv --bind "$mounts" "$image") ;;
   esac
   srun --job-name="$name" --het-group="$group" --nodelist="$nodes" --nodes="$count" --ntasks="$count" \
-    --ntasks-per-node=1 --overlap --mem=0 --cpu-bind=none --kill-on-bad-exit=1 "${pyxis[@]}" \
+    --ntasks-per-node=1 --export=ALL --overlap --mem=0 --cpu-bind=none --kill-on-bad-exit=1 "${pyxis[@]}" \
     "${apptainer[@]}" "$@" >> "$LOGS/$name.log" 2>&1
 }
 
 # keep WHEN NAME ...: runs a step, and runs it again when it ends (WHEN=always) or when it fails (WHEN=on-failure).
-# After ten failures in a row, each less than a minute after its start, the job fails.
+# After ten failures in a row, each less than ten minutes after its start, the job fails.
 keep() {
   local when=$1 name=$2 code started failures=0
   shift
@@ -58,7 +59,7 @@ keep() {
     run_step "$@" || code=$?
     [ -e "$LOCAL/running" ] || return 0
     [ "$when" = always ] || [ "$code" -ne 0 ] || return 0
-    ((SECONDS - started < 60)) && failures=$((failures + 1)) || failures=0
+    ((SECONDS - started < 600)) && failures=$((failures + 1)) || failures=0
     if ((failures == 10)); then
       say "$name failed ten times in a row, the last time with exit code $code; its log is $LOGS/$name.log"
       kill -USR1 $$
@@ -139,10 +140,12 @@ for ((i = 0; i < ENV_WORKERS; i++)); do
   ENVIRONMENTS+=($!)
 done
 
-wait "${ENVIRONMENTS[@]}" # Environments end with the run. So does the trainer, unless it started after the run's end.
-for ((i = 0; i < 20; i++)); do
-  kill -0 "$TRAINER" 2> "$LOCAL/trainer" || break
-  sleep 1
+wait "${ENVIRONMENTS[@]}" # Environments end with the run. The trainer may still upload the model to a hub.
+while kill -0 "$TRAINER" 2> "$LOCAL/trainer"; do
+  # A trainer that fails after the run's end starts again, and finds no run.
+  if tail --lines=1 "$LOGS/trainer.log" | grep --quiet 'waiting for a run'; then break; fi
+  sleep 1 &
+  wait $!
 done
 for ((i = 0; i < 30; i++)); do # The API archives the last groups, and writes the report.
   [ ! -s "$GRISTMILL_RUNS_DIR/$RUN/report.html" ] || break
