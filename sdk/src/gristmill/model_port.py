@@ -64,7 +64,7 @@ class ModelPort:
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Copies until the sender closes its side, or either side breaks off."""
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):
         while chunk := await reader.read(_CHUNK):
             writer.write(chunk)
             await writer.drain()
