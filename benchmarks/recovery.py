@@ -7,8 +7,8 @@ a restarted container, so it gives back the permits of the killed process. If an
 the permits of the killed process expire after API_PERMIT_TTL_S.
 
 A step is trained when its row is in the trainer's metrics.jsonl. The standstill is the time from the kill to this row,
-less the median time between two steps. That median is measured with both servers before the kill. After the kill of a
-model server, it is measured with the other server, because one server needs longer for the same rollouts.
+less the half step that was left. The usual step is the median of the steps before the kill, with both model servers. So
+the standstill after the kill of a model server includes that the other server needs longer for the same rollouts.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Kill:
 
     @property
     def standstill(self) -> float:
-        """How much later than usual the next step came, at least 0."""
-        return max(0.0, self.to_next_step - self.usual_step)
+        """How much later than usual the next step came, at least 0. The kill came in the middle of a step."""
+        return max(0.0, self.to_next_step - self.usual_step / 2)
 
 
 class Run:
@@ -187,7 +187,6 @@ def measure(run: Run, name: str, steps: int) -> Kill:
         run.start(name)
     to_next_step = run.next_step() - killed
     if name == "model":
-        usual = run.usual_step(steps)
         run.start(name)
         run.wait_for_model()
     return Kill(to_next_step, usual)
