@@ -130,7 +130,7 @@ bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, by
 	scripts/prepare_package.sh chromium
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/page.py --results benchmarks/results $(ARGS)
 
-bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five minutes; ARGS="--model smollm2 --steps 4" for 135M
+bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five minutes; ARGS="--model smollm2 --steps 12" for 135M
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/receipts.py --results benchmarks/results $(ARGS)
 
 bench-recovery: $(DEV_READY) ## time from the kill of each service to the next trained step: ten minutes

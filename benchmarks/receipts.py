@@ -87,7 +87,8 @@ def _page(model: str, folder: Path, steps: int) -> str:
     # distribution; half the distance of the outer sixths estimates the standard deviation.
     low, *_, high = statistics.quantiles(more, n=6)
     error = 1.25 * (high - low) / 2 / len(more) ** 0.5
-    own, server, wait = (statistics.median(times[name][_WARM:]) for name in ("own", "server", "wait"))
+    times["wait"] = times["wait"][::2]  # One per step; only every second step waits for a receipt.
+    own, server, wait = (statistics.median(times[name][1:]) for name in ("own", "server", "wait"))
     lines = [
         f"# Receipts of {model}",
         "",
