@@ -254,6 +254,11 @@ class DemoSource:
             "evaluations": [] if found.hostile else self._evaluations(found, done),
             "metrics": [*_metrics(found)], "live": live, "started_ms": _START_MS,
             "dropped": {name: count for name, count in dropped.items() if count},
+            "receipts": {
+                "proven": done + 1, "publications": done + 1,
+                "newest": [{"server": "http://model:9001", "version": version, "state": "ok", "difference": 2.9e-7,
+                            "change": 0.031, "seconds": 0.012}],
+            },
         }  # fmt: skip
 
     def _settings(self, run: _Run) -> dict[str, Any]:

@@ -56,11 +56,26 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class NewestReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest receipt of a model server, or of all servers together if only the metrics are here."""
+
+    server: str
+    """URL; empty for all servers together."""
+    version: str
+    state: str
+    """ok, failed or unproven."""
+    difference: float | None
+    """Nats, as `change`."""
+    change: float | None
+    seconds: float
+
+
 class Receipts(msgspec.Struct, frozen=True, kw_only=True):
     """How many publications model servers have proven (docs/receipts.md)."""
 
     proven: int
     publications: int
+    newest: list[NewestReceipt] = []
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,12 +193,33 @@ def _receipts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> Receipts | Non
     """Counts publications by the run's receipts, else by the rows of metrics, which count the step before."""
     if facts.receipts:
         found = proven(facts.receipts)
-        return Receipts(proven=found.proven, publications=found.publications)
-    counts = [row.get("receipts") or _flat_receipts(row) for row in rows]
-    counts = [count for count in counts if count]
-    if not counts:
+        last = {receipt.server: receipt for receipt in facts.receipts}
+        newest = [
+            NewestReceipt(
+                server=server,
+                version=receipt.version,
+                state=str(receipt.state),
+                difference=receipt.difference,
+                change=receipt.change,
+                seconds=receipt.seconds,
+            )
+            for server, receipt in sorted(last.items())
+        ]
+        return Receipts(proven=found.proven, publications=found.publications, newest=newest)
+    counted = [(row, count) for row in rows if (count := row.get("receipts") or _flat_receipts(row))]
+    if not counted:
         return None
-    return Receipts(proven=sum({*count} == {"ok"} for count in counts), publications=len(counts))
+    row, states = counted[-1]
+    together = NewestReceipt(
+        server="",
+        version="",
+        state=next(state for state in ("failed", "unproven", "ok") if state in states),
+        difference=_number(row.get("receipt_difference")),
+        change=_number(row.get("receipt_change")),
+        seconds=_number(row.get("receipt_seconds")) or 0.0,
+    )
+    good = sum({*count} == {"ok"} for _, count in counted)
+    return Receipts(proven=good, publications=len(counted), newest=[together])
 
 
 def _flat_receipts(row: Mapping[str, Any]) -> dict[str, Any]:

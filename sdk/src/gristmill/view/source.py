@@ -102,8 +102,8 @@ class Overview(TypedDict):
     started_ms: NotRequired[int | None]
     dropped: NotRequired[dict[str, int]]
     """Dropped groups by reason."""
-    receipts: NotRequired[dict[str, int] | None]
-    """`proven` and `publications`; None if the run has no receipts."""
+    receipts: NotRequired[dict[str, Any] | None]
+    """`proven`, `publications`, and the `newest` receipt of each model server; None if the run has no receipts."""
 
 
 class Band(TypedDict):

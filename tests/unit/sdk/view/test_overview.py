@@ -42,17 +42,22 @@ def test_overview_counts_proven_publications_by_file_or_else_by_metrics() -> Non
         receipt("1.0", "ok"),
         receipt("1.1", "failed"),
         receipt("1.1", "ok", attempt=2),
-        receipt("1.2", "failed"),
+        receipt("1.2", "failed", server="http://gpu2:9001", seconds=0.5, change=None, difference=None),
     ]
-    found = overview(live(receipts=receipts))
-    assert to_json(found)["receipts"] == {"proven": 2, "publications": 3}
+    found = to_json(overview(live(receipts=receipts)))["receipts"]
+    assert (found["proven"], found["publications"]) == (2, 3)
+    assert [(one["server"], one["version"], one["state"], one["seconds"]) for one in found["newest"]] == [
+        ("http://127.0.0.1:9001", "1.1", "ok", 0.0),
+        ("http://gpu2:9001", "1.2", "failed", 0.5),
+    ]
     assert overview(live()).receipts is None
     counted = overview(live(rows=rows(receipts={"ok": 2}))).receipts
     assert counted is not None
     assert counted.proven == counted.publications == 8
-    doubtful = overview(live(rows=rows(receipts={"ok": 1, "unproven": 1}))).receipts
+    doubtful = overview(live(rows=rows(receipts={"ok": 1, "unproven": 1}, receipt_difference=1e-6))).receipts
     assert doubtful is not None
     assert doubtful.proven == 0
+    assert [(one.server, one.state, one.difference) for one in doubtful.newest] == [("", "unproven", 1e-6)]
 
 
 def test_trouble_of_a_receipt_ends_when_the_server_proves_a_later_version() -> None:

@@ -258,6 +258,7 @@ class Page {
     const { receipts } = this.now;
     fill(this.queue,
       receipts ? h("p", { class: "soft receipts" }, `${count(receipts.proven)} of ${count(receipts.publications)} publications proven`) : null,
+      receipts?.newest?.length ? h("ul", { class: "soft receipts" }, receipts.newest.map((one) => h("li", {}, visible(newestReceipt(one))))) : null,
       h("table", {}, h("tbody", {}, row("ready"), row("leased"), row("trained"),
         row("dropped", Object.entries(dropped).map(([reason, number]) => `${count(number)} ${visible(words(reason))}`).join(", ")), row("dead"))),
       h("p", { class: "waiting soft" }, waiting.length ? waiting.map((wait) => `${visible(wait.who)} waits for ${visible(wait.for)}.`).join(" ") : "No service waits."));
@@ -295,6 +296,11 @@ class Page {
     say(this.link, text);
   }
 }
+
+const newestReceipt = ({ server, version, state, difference, change, seconds }) => [
+  [server, version, state].filter(Boolean).join(" "),
+  difference === null ? "no log-probabilities" : `log-probabilities differ by ${figure(difference)} nats`,
+  change === null ? null : `changed by ${figure(change)}`, `${figure(1000 * seconds)} ms`].filter(Boolean).join(", ");
 
 const wanted = (name) => NAMES.some((pattern) => (pattern.endsWith("*") ? name.startsWith(pattern.slice(0, -1)) : name === pattern));
 
