@@ -2,9 +2,8 @@
 
 Trains the quickstart with two real model servers, and a checkpoint every two steps. Kills one service with SIGKILL in
 the middle of a step, and starts it again at once, as Docker's restart policy does. A killed model server stays dead
-until the next step is measured: the other server must suffice. The environment keeps its name at the API, as it does in
-a restarted container, so it gives back the permits of the killed process. If an environment returns under another name,
-the permits of the killed process expire after API_PERMIT_TTL_S.
+until the next step is measured: the other server must suffice. The environment takes the name of the killed process at
+the API, and gives back its permits.
 
 A step is trained when its row is in the trainer's metrics.jsonl. The standstill is the time from the kill to this row,
 less the half step that was left. The usual step is the median of the steps before the kill, with both model servers. So
@@ -35,12 +34,6 @@ from local_processes import LocalStack, Service
 from redis_binary import redis_command
 
 _CONFIG = "quickstart"
-_SAME_NAME = """
-import runpy
-from gristmill_env import serve
-serve.make_worker_id = lambda: "env-1"
-runpy.run_module("gristmill_env", run_name="__main__", alter_sys=True)
-"""
 _POLL = 0.01
 _PATIENCE = 600.0
 
@@ -107,7 +100,7 @@ class Run:
                 *("--host", "127.0.0.1", "--port", str(self._api_port)),
             ],
             "model": [str(VLLM_PYTHON), "-m", "gristmill_model"],
-            "env": [sys.executable, "-c", _SAME_NAME, "--config", _CONFIG, "--steps_per_eval", "0"],
+            "env": [sys.executable, "-m", "gristmill_env", "--config", _CONFIG, "--steps_per_eval", "0"],
             "trainer": [
                 *(sys.executable, "-m", "gristmill_trainer"),
                 *("--training_steps", "100000", "--checkpoint_interval", "2"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from gristmill import ConfigError
 from gristmill_env.inference import ModelServers
 from gristmill_env.run_settings import RunSettings
-from gristmill_env.serve import serve
+from gristmill_env.serve import serve, worker_name
 from gristmill_env.session import Task, meet_model
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -96,3 +99,27 @@ def test_step_of_a_run_is_not_completed_without_the_trainers_file(folder: Path) 
     asked = launch_with_trainer(folder, "")
     (folder / "trainer.yaml").unlink()
     asked.check_step_size()
+
+
+_HOLDS_A_NAME = """
+import time
+from gristmill_env.serve import worker_name
+with worker_name() as name:
+    print(name, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_successor_of_a_killed_environment_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    command = [sys.executable, "-c", _HOLDS_A_NAME]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline().strip()
+        with worker_name() as second:
+            assert second != first, "both environments run"
+            process.kill()
+            process.wait()
+            with worker_name() as successor:
+                assert successor == first

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
+import itertools
 import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,9 +94,9 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
             logger.info("run %s is open at version %s", run_id, record.version or "none yet: waiting for a trainer")
             if measure is not None:
                 logger.info("evaluation every %d steps on %s", config.steps_per_eval, measure.label)
-            worker_id = make_worker_id()
             weight, share = config.inference_weight, config.min_batch_allocation
             with contextlib.ExitStack() as observing:  # the observers close last, when the permits are given back
+                worker_id = observing.enter_context(worker_name())
                 # Registers at once, because a run without a live environment may be replaced by another run.
                 async with PermitSession(api, run_id, worker_id, weight=weight, min_batch_allocation=share) as permits:
                     registry = observing.enter_context(metrics_endpoint(config.metrics_address, environ))
@@ -250,10 +253,21 @@ class _Trainer:
     steps: int | None
 
 
-def make_worker_id() -> str:
-    """Returns a name that is unique among running processes. A restarted container keeps its name and its permits."""
+@contextlib.contextmanager
+def worker_name() -> Iterator[str]:
+    """Yields HOST-N with the least number N that no other environment of this user on this machine has.
+
+    A killed process loses its number, so its successor takes the same name, and with it the permits of the process.
+    """
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
-    return f"{host}-{os.getpid()}"
+    for number in itertools.count(1):
+        with (Path(tempfile.gettempdir()) / f"gristmill-env-{os.getuid()}-{number}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield f"{host}-{number}"
+            return
 
 
 async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
@@ -284,8 +298,9 @@ async def _evaluate_afterwards(
         return
     with contextlib.closing(open_observers()) as observers:
         slots = Slots(run.config.workers)
-        evaluations = _evaluations(run, session, make_worker_id(), api, measure, observers, slots)
-        await evaluations.at_end(version)
+        with worker_name() as worker_id:
+            evaluations = _evaluations(run, session, worker_id, api, measure, observers, slots)
+            await evaluations.at_end(version)
 
 
 def _evaluations(
