@@ -140,7 +140,9 @@ def test_quickstart_trains_to_its_reward_across_three_nodes(cluster: SlurmCluste
 
 
 @pytest.mark.long
-def test_job_survives_cancelled_steps_a_drained_node_and_its_time_limit(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_job_survives_cancelled_steps_lost_and_drained_nodes_and_its_time_limit(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     training = Training(cluster, tmp_path, steps=250)
     training.wait_for_steps()
 
@@ -167,6 +169,13 @@ def test_job_survives_cancelled_steps_a_drained_node_and_its_time_limit(cluster:
     cluster.start_now(training.job)
     training.wait_for_steps()
     assert training.nodes() == set(cluster.nodes) - {drained}
+
+    cluster.update("nodename", drained, state="resume")
+    lost = cluster.steps()["trainer"][1][1]
+    cluster.update("nodename", lost, state="down", reason="test")
+    cluster.start_now(training.job)
+    training.wait_for_steps()
+    assert training.nodes() == set(cluster.nodes) - {lost}
 
     training.wait_for_end()
     training.assert_finished()

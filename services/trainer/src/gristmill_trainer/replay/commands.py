@@ -149,7 +149,9 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _open(run: str, roots: Sequence[Path]) -> RecordedRun:
-    return RecordedRun.open(RunFolder.named(run, roots))
+    found = RecordedRun.open(RunFolder.named(run, roots))
+    _say(f"run {found.run_id}: {found.coverage().report()}")
+    return found
 
 
 def _place(named: str, run: RecordedRun, here: Here) -> Path:

@@ -131,7 +131,6 @@ def retrain(run: RecordedRun, request: Request, out: Path, models_dir: Path, say
 def _begun(trainer: Retrainer, request: Request, say: Say) -> Iterator[TakenStep]:
     """Begins the training and returns the iterator of its steps."""
     run = trainer.run
-    say(f"run {run.run_id}: {run.coverage().report()}")
     at, until = request.at or 0, run.last_step if request.until is None else request.until
     _check_steps(run, request)
     begun = trainer.begin(at)
