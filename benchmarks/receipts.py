@@ -28,6 +28,8 @@ from local_processes import LocalStack
 
 _WARM = 3
 """Steps at the beginning, which load and compile."""
+_PAIRS = 30
+"""Fewer pairs scatter too much to compare."""
 _TIMED = """
 import json, sys, time
 from gristmill_trainer import loop
@@ -89,6 +91,10 @@ def _page(model: str, folder: Path, steps: int) -> str:
     error = 1.25 * (high - low) / 2 / len(more) ** 0.5
     times["wait"] = times["wait"][::2]  # One per step; only every second step waits for a receipt.
     own, server, wait = (statistics.median(times[name][1:]) for name in ("own", "server", "wait"))
+    compared = [
+        f"| a receipt adds to the step | {1000 * difference:.1f} ± {1000 * error:.1f} ms |",
+        f"| share of the step | {100 * difference / plain:.2f} ± {100 * error / plain:.2f} % |",
+    ]
     lines = [
         f"# Receipts of {model}",
         "",
@@ -98,8 +104,7 @@ def _page(model: str, folder: Path, steps: int) -> str:
         "|---|---|",
         f"| pairs of steps without and with a receipt | {len(pairs)} |",
         f"| step without a receipt | {plain:.3f} s |",
-        f"| a receipt adds to the step | {1000 * difference:.1f} ± {1000 * error:.1f} ms |",
-        f"| share of the step | {100 * difference / plain:.2f} ± {100 * error / plain:.2f} % |",
+        *(compared if len(pairs) >= _PAIRS else []),
         f"| the trainer's own log-probabilities | {1000 * own:.1f} ms |",
         f"| the server's answer, comparison and file, while the environment samples | {1000 * server:.1f} ms |",
         f"| the trainer waits for the answer | {1000 * wait:.1f} ms |",
