@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import itertools
 import logging
 import os
 import re
@@ -59,6 +58,7 @@ logger = logging.getLogger(__name__)
 _STARTUP_PATIENCE = 300.0
 _ROWS = "data.rows"
 """Source of the metrics row at step 0 that holds the number of rows."""
+_MOST_ON_ONE_HOST = 4096
 _HOW_TO_BEGIN = (
     "to begin another, give it a name: RUN_ID=<name> (GRISTMILL_RUN_ID outside Compose) or --run_id <name>, "
     "for the trainer too"
@@ -260,14 +260,18 @@ def worker_name() -> Iterator[str]:
     A killed process loses its number, so its successor takes the same name, and with it the permits of the process.
     """
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100]
-    for number in itertools.count(1):
-        with (Path(tempfile.gettempdir()) / f"gristmill-env-{os.getuid()}-{number}.lock").open("w") as file:
+    for number in range(1, _MOST_ON_ONE_HOST):
+        path = Path(tempfile.gettempdir()) / f"gristmill-env-{os.getuid()}-{number}.lock"
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                held.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # Another environment has the number, or another user has made the file.
                 continue
             yield f"{host}-{number}"
             return
+    yield f"{host}-{os.getpid()}"
 
 
 async def record_row_count(api: Client, run_id: str, label: str, rows: int) -> None:
