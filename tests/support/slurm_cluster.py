@@ -13,6 +13,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
@@ -110,8 +111,8 @@ def slurm_cluster(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
     for name in ("state", "munge"):
         (folder / name).mkdir(parents=True)
     cluster = SlurmCluster(folder, names)
-    _write_config(folder, names)
-    with LocalStack(logs=folder / "logs") as stack:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as spool, LocalStack(logs=folder / "logs") as stack:
+        _write_config(folder, Path(spool), names)
         _start(stack, folder, names, cluster)
         try:
             yield cluster
@@ -144,9 +145,10 @@ def _start(stack: LocalStack, folder: Path, names: list[str], cluster: SlurmClus
     stack.wait_until(controller, ready, timeout=120)
 
 
-def _write_config(folder: Path, names: list[str]) -> None:
+def _write_config(folder: Path, spool: Path, names: list[str]) -> None:
+    """`spool`: a folder with a short path, because the paths of slurmd's Unix sockets have at most 107 bytes."""
     host = socket.gethostname().partition(".")[0]
-    lines = [_CONFIG.format(host=host, port=free_port(), folder=folder)]
+    lines = [_CONFIG.format(host=host, port=free_port(), folder=folder, spool=spool)]
     # More processors than the machine may have, because steps of one node share them in any case.
     lines += [
         f"NodeName={name} NodeHostname={host} NodeAddr={name} Port={free_port()} CPUs=4 RealMemory=8000"
