@@ -84,8 +84,9 @@ stop() {
     scancel --quiet --signal=TERM "$step" || true
   fi
   [ -z "${TRAINER:-}" ] || wait "$TRAINER" || true
-  if grep --quiet --invert-match RUNNING <<< "$states"; then
-    say "the job was cancelled"
+  # At the time limit the components are RUNNING, or for a moment SIGNALING.
+  if grep --quiet --extended-regexp 'CANCELLED|COMPLETING' <<< "$states"; then
+    say "the job was cancelled: its components are ${states//$'\n'/ and }"
     exit 143
   fi
   say "the job returns to the queue"
