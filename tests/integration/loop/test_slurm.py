@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,10 +176,20 @@ def test_job_survives_cancelled_steps_lost_and_drained_nodes_and_its_time_limit(
     cluster.update("nodename", lost, state="down", reason="test")
     cluster.start_now(training.job)
     training.wait_for_steps()
-    assert training.nodes() == set(cluster.nodes) - {lost}
+    assert re.findall(r"job \d+, start (\d)", training.output) == ["1", "2", "3"]
 
     training.wait_for_end()
     training.assert_finished()
+
+
+@pytest.mark.long
+def test_cancelled_job_writes_a_checkpoint_and_does_not_return(cluster: SlurmCluster, tmp_path: Path) -> None:
+    training = Training(cluster, tmp_path, steps=1000)
+    training.wait_for_steps()
+    cluster.run("scancel", training.job)
+    training.wait_for_end()
+    assert "the job was cancelled" in training.output
+    assert _newest_checkpoint(training.run) == training.step()
 
 
 def _id(cluster: SlurmCluster, name: str) -> str | None:
