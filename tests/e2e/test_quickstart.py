@@ -96,6 +96,7 @@ def test_files_of_all_services_are_copied_out_into_one_run_folder(trained: Train
         trained.stack.copy(f"{service}:/runs/.", runs)
     run = runs / "quickstart"
     files = {"metrics.jsonl", "checkpoints", "model", "trained", "rollouts", "evaluations", "run.json", "report.html"}
+    files |= {"digests.jsonl", "probes.json", "receipts.jsonl"}
     assert {path.name for path in run.iterdir()} - {"drops.jsonl"} == files
     assert read_run_file(run / "run.json").state == "finished"
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [row["step"] for row in trained.metrics]
