@@ -6,8 +6,11 @@ With the rounding unit eps of the coarser of the two dtypes, and s the root mean
 least 1):
 
     first receipt:     ok if  d0 <= 1024 eps s          the server surely computes another function above it
-    bound              = max(4 d0, 8 eps s)             rounding of other values is up to a few times larger
+    bound              = max(4 d0, 8 eps s, 64 eps32 s) rounding of other values is up to a few times larger
     later receipts:    ok if  difference <= bound
+
+eps32 is the rounding unit of float32, in which both programs add up. A sum of many terms loses many of these units, and
+a low d0 of the first weights does not bound the rounding of trained weights, whose logits are larger.
 
 A step that changed the trainer's own scores by more than 2 bound is then proven to be on the server: an answer within
 the bound cannot be the answer of the version before. A smaller change is `unproven`, although the answers agree.
@@ -41,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 _FIRST_UNITS: Final = 1024
 """Rounding units by which a first receipt may differ. float32: 1.2e-4 s. Kernels differ by 10 to 100 units."""
 _FLOOR_UNITS: Final = 8
+_FLOOR_UNITS_FLOAT32: Final = 64
 _TIMES_FIRST: Final = 4
 _KEPT: Final = 4
 """Versions whose scores are kept: a server in the background may be a version or two behind."""
@@ -175,10 +179,10 @@ class Receipts:
         difference = distance(served, own)
         unit = self._rounding * scale(own)
         if bound is not None:
-            bound = max(bound, _FLOOR_UNITS * unit)  # A resumed run may use a coarser dtype.
+            bound = max(bound, self._floor(unit))  # A resumed run may use a coarser dtype.
         allowed = first_bound(unit) if bound is None else bound
         if bound is None and difference <= allowed:
-            bound = max(_TIMES_FIRST * difference, _FLOOR_UNITS * unit)
+            bound = max(_TIMES_FIRST * difference, self._floor(unit))
         wanted = None if before is None else distance(own, before.scores[: len(own)])
         receipt = Receipt(
             step=version.step,
@@ -213,6 +217,10 @@ class Receipts:
         self._write(receipt)
         return True
 
+    def _floor(self, unit: float) -> float:
+        """Returns the least bound. `unit`: rounding unit times the size of the scores, in nats."""
+        return max(_FLOOR_UNITS * unit, _FLOOR_UNITS_FLOAT32 * unit / self._rounding * torch.finfo(torch.float32).eps)
+
     def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
         """Diagnoses the server's failed receipt, writes it, and returns its error. `path`: of the published weights.
 
@@ -235,8 +243,8 @@ class Receipts:
                 version=receipt.version,
                 server=server.url,
                 cause=found.cause,
-                difference=receipt.difference,
-                bound=receipt.bound,
+                difference=None if receipt.difference is None else f"{receipt.difference:.2g}",
+                bound=f"{receipt.bound:.2g}",
                 detail=detail,
             )
         )
