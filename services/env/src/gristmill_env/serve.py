@@ -267,7 +267,7 @@ def worker_name() -> Iterator[str]:
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # Another environment has the number, or another user has made the file.
+            except (BlockingIOError, PermissionError):  # Another environment has the number, or another user the file.
                 continue
             yield f"{host}-{number}"
             return
