@@ -100,6 +100,73 @@ def test_server_that_hangs_before_a_load_is_left_out(
     target.close()
 
 
+def test_server_that_hangs_in_a_load_delays_one_publication_and_no_other(
+    pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.5)
+    caplog.set_level("INFO")
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].load_seconds = 4.0
+    for step in (1, 2, 3):
+        target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
+        assert [server.version for server in pair] == [f"1.{step}", "1.0"]
+        monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 60.0)
+    _until(lambda: pair[1].version == "1.3")
+    assert pair[1].loads == [str(FOLDER / version) for version in ("1.0", "1.1", "1.3")]
+    target.load(FOLDER / "1.3", PolicyVersion(1, 3))
+    states = [text.split("state=")[1].split()[0] for text in caplog.messages if text.startswith("model server")]
+    assert states == ["away", "up"]
+    target.close()
+
+
+def test_server_that_refuses_later_is_left_out_while_another_serves(pair: list[ModelServerStandIn]) -> None:
+    """It was replaced by a server that allows no updates, or has another token."""
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].refusal = 404, "not_found"
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    target.ensure()
+    assert [server.version for server in pair] == ["1.1", "1.0"]
+    pair[1].refusal = None
+    _until(lambda: pair[1].version == "1.1")
+    pair[1].refusal = 401, "unauthorized"
+    target.load(FOLDER / "1.2", PolicyVersion(1, 2))
+    pair[0].stop()
+    with raises(PublishError, "model_server_refused", url=pair[1].url, status=401):
+        target.load(FOLDER / "1.3", PolicyVersion(1, 3))
+    pair[0].start()
+    target.close()
+
+
+@pytest.mark.parametrize(("status", "first"), [(404, True), (401, True), (409, True), (409, False)])
+def test_refusal_of_the_first_weights_or_of_this_trainer_ends_the_training(
+    pair: list[ModelServerStandIn], status: int, first: bool
+) -> None:
+    target = _target(pair)
+    if not first:
+        target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].refusal = status, "refused"
+    with raises(PublishError, "model_server_refused", url=pair[1].url, status=status):
+        target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    target.close()
+
+
+def test_server_that_joins_late_and_refuses_does_not_end_the_training(pair: list[ModelServerStandIn]) -> None:
+    clients = [ModelServer(server.url, "token", 30.0) for server in pair]
+    found = clients[:1]
+    pair[1].refusal = 401, "unauthorized"
+    target = ModelServers(clients[:1], look_up=lambda: tuple(found))
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    found.append(clients[1])
+    _until(lambda: len(target.servers) == 2)
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    assert [server.version for server in pair] == ["1.1", "default"]
+    pair[1].refusal = None
+    _until(lambda: pair[1].version == "1.1")
+    target.close()
+
+
 def test_server_that_joins_gets_the_weights_and_a_server_that_left_gets_none(pair: list[ModelServerStandIn]) -> None:
     clients = [ModelServer(server.url, "token", 30.0) for server in pair]
     found = clients[:1]

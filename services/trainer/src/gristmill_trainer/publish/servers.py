@@ -34,6 +34,11 @@ _ALIVE_TIMEOUT = 10.0
 """For the check before a publication that the server answers. A process that hangs accepts connections."""
 # Seconds between two attempts at a server that does not answer or did not load the weights.
 _PAUSE = 0.5
+_OTHERS_TIMES, _OTHERS_LEAST = 3.0, 30.0
+"""Once one server has the weights, a publication waits for the others until this many times its seconds have passed,
+and at least so many seconds. A server may hang in a load."""
+_REPLACED = 409
+"""HTTP status of a refusal because another trainer publishes now."""
 RECEIPT_FAILED = "receipt_failed"
 """Code of the error that `Proof.explain` returns."""
 
@@ -246,6 +251,12 @@ class _Standing:
     problem: PublishError | None = None
     """Why the last attempt failed; None if the version is served or was not tried yet."""
     away_since: float | None = None
+    seconds: float = 0.0
+    """Duration of the last load."""
+    behind: bool = False
+    """Whether the present attempt takes so long that no publication waits for the server."""
+    late: bool = False
+    """Whether the server joined after the first publication."""
     proven: PolicyVersion | None = None
     """The newest version that was checked."""
     left_out: PolicyVersion | None = None
@@ -301,9 +312,10 @@ class ModelServers:
     def load(self, path: Path, version: PolicyVersion) -> None:
         """Returns when every server that answers serves the weights in `path` as `version`, and at least one does.
 
-        A server that does not answer is left out, and gets the newest version when it is back. The threads of the
-        servers then ask for the proofs; `prove` waits for them. Raises PublishError if a server refuses, if no server
-        answers or loads within its patience, or if no server is left that serves the version.
+        A server that does not answer, or takes much longer than the others, is left out, and gets the newest version
+        later. The threads of the servers then ask for the proofs; `prove` waits for them. Raises PublishError if no
+        server answers or loads within its patience, if no server is left that serves the version, or if a server
+        refuses: its first publication, while no other server serves the weights, or because another trainer publishes.
         """
         with self._changed:
             self._wanted = path, version
@@ -327,8 +339,8 @@ class ModelServers:
     def ensure(self) -> None:
         """Requests a check of each server's version, and publishes again to a server that lost it.
 
-        Does not wait for the servers. Raises PublishError if a server refused, if every server is left out, or if all
-        servers are unreachable and one of them for longer than its patience.
+        Does not wait for the servers. Raises PublishError if a server refused as in `load`, if every server is left
+        out, or if all servers are unreachable and one of them for longer than its patience.
         """
         with self._changed:
             self._raise_what_is_permanent()
@@ -352,7 +364,7 @@ class ModelServers:
 
     def _join(self, server: ModelServer) -> None:
         """Starts to keep a server at the newest version. Needs the lock."""
-        standing = _Standing(server)
+        standing = _Standing(server, late=self._wanted is not None)
         self._standings.append(standing)
         self._start(lambda: self._follow(standing), f"publish-{server.url}")
 
@@ -406,11 +418,29 @@ class ModelServers:
         ]
         if not missing:
             return True
-        if len(missing) < len(here):
-            return all(standing.problem is not None or self._late(standing, since) is not None for standing in missing)
-        for standing in missing:
-            self._raise_if_late(standing, since)
-        return False
+        if len(missing) == len(here):
+            for standing in missing:
+                self._raise_if_late(standing, since)
+            return False
+        fastest = min(standing.seconds for standing in here if standing not in missing)
+        spent = time.monotonic() - since
+        waiting = [standing for standing in missing if standing.problem is None and not standing.behind]
+        if spent > max(_OTHERS_LEAST, _OTHERS_TIMES * fastest):
+            for standing in waiting:
+                standing.behind = True
+                problem = f"not ready after {spent:.0f} s, and another server was after {fastest:.0f} s"
+                self._leave(standing, version, problem)
+            return True
+        return all(self._late(standing, since) is not None for standing in waiting)
+
+    def _leave(self, standing: _Standing, version: PolicyVersion, problem: object) -> None:
+        """Logs that the run continues without a server. Needs the lock."""
+        if standing.away_since is None:
+            standing.away_since = time.monotonic()
+            url, remedy = standing.server.url, "it gets the newest version when it answers"
+            _LOG.warning(
+                "%s", line("model server", state="away", url=url, version=version, problem=problem, remedy=remedy)
+            )
 
     def _raise_if_none_is_left(self, version: PolicyVersion) -> None:
         problems = [standing.problem for standing in self._standings if standing.left_out == version]
@@ -421,8 +451,20 @@ class ModelServers:
         if self._failure is not None:
             raise self._failure
         for standing in self._standings:
-            if standing.problem is not None and standing.problem.permanent:
+            if self._is_fatal(standing):
+                assert standing.problem is not None
                 raise standing.problem
+
+    def _is_fatal(self, standing: _Standing) -> bool:
+        """Whether a server's refusal ends the training. A server that is replaced by a wrong one does not, as long as
+        another server serves the weights. Needs the lock."""
+        problem = standing.problem
+        if problem is None or not problem.permanent:
+            return False
+        if problem.code != "model_server_refused" or problem.values.get("status") == _REPLACED:
+            return True
+        others = any(other.problem is None and other.served is not None for other in self._standings)
+        return not ((standing.late or standing.seconds > 0) and others)
 
     def _raise_if_late(self, standing: _Standing, since: float) -> None:
         error = self._late(standing, since)
@@ -460,11 +502,13 @@ class ModelServers:
                 if not there:
                     standing.proven = None  # A restarted server has to prove the same version again.
                 proof = self._proof if there and self._unproven(standing, version) else None
-            check = there and not just_loaded
+            check, begun = there and not just_loaded, time.monotonic()
             problem, served = _attempt(standing.server, path, version, proof, load=not there, check=check)
             just_loaded = not there and problem is None
             with self._changed:
-                standing.served, standing.problem = served, problem
+                standing.served, standing.problem, standing.behind = served, problem, False
+                if just_loaded:
+                    standing.seconds = time.monotonic() - begun
                 if problem is None:
                     if standing.away_since is not None and served is not None:
                         standing.away_since = None
@@ -475,16 +519,11 @@ class ModelServers:
                     standing.left_out = version
                     self._changed.notify_all()
                     continue
-                elif standing.away_since is None:
-                    standing.away_since = time.monotonic()
-                    url, remedy = standing.server.url, "it gets the newest version when it answers"
-                    _LOG.warning(
-                        "%s",
-                        line("model server", state="away", url=url, version=version, problem=problem, remedy=remedy),
-                    )
+                else:
+                    self._leave(standing, version, problem)
                 self._changed.notify_all()
                 if problem is not None:
-                    if problem.permanent:
+                    if self._is_fatal(standing):
                         return
                     self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
 
