@@ -139,6 +139,31 @@ def test_time_limit_has_the_form_of_slurm(home: Path, time: str) -> None:
         Job.read("quickstart", Nodes(1, 1), "tiny", {"GRISTMILL_CONFIG_DIR": str(ROOT / "configs")}, time=time)
 
 
+@pytest.mark.parametrize(
+    ("time", "long_enough"),
+    [
+        ("9", False),
+        ("9:59", False),
+        ("0:09:59", False),
+        ("0-0:09:59", False),
+        ("10", True),
+        ("10:00", True),
+        ("0:10:00", True),
+        ("0-0:10", True),
+        ("1:00:00", True),
+        ("1-0", True),
+    ],
+)
+def test_time_limit_leaves_time_to_train(home: Path, time: str, long_enough: bool) -> None:
+    """A shorter job would return to the queue for ever."""
+    places = {"GRISTMILL_CONFIG_DIR": str(ROOT / "configs")}
+    if long_enough:
+        assert f"#SBATCH --time={time}" in Job.read("quickstart", Nodes(1, 1), "tiny", places, time=time).script()
+    else:
+        with raises(ConfigError, "time_limit_short", time=time, at_least=600):
+            Job.read("quickstart", Nodes(1, 1), "tiny", places, time=time)
+
+
 def test_run_id_is_that_of_the_services(home: Path) -> None:
     assert job(home).run_id == "quickstart"
     (home / "mine.yaml").write_text("run_id: of-file\n")

@@ -24,6 +24,8 @@ _GPUS_OF_THE_RULE = 8
 """`--slurm` of an environment expects 8 / INFER_TP servers per node, at the ports from 9000 on (as Atropos does)."""
 _GRACE_SECONDS = 180
 """From Slurm's signal to the time limit. Slurm may send the signal up to a minute earlier."""
+_LEAST_SECONDS = 600
+"""The services need minutes to start. With a shorter limit, the job would only start, stop and return to the queue."""
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 _REDIS = "redis-server"
 SERVICES = ("redis", "api", "model", "trainer", "env")
@@ -110,11 +112,20 @@ class Job:
     ) -> Job:
         """Finds the configuration, the run's id and the folders as the services do, and the programs on this machine.
 
-        Raises ConfigError for a missing configuration, an invalid time limit, and programs that are not installed.
+        Raises ConfigError for a missing configuration, an invalid or short time limit, and programs that are not
+        installed.
         """
         if time is not None and not _TIME.fullmatch(time):
             raise ConfigError(
                 "time_limit", f"--time {time} is not a time limit such as 30, 4:00:00 or 2-00:00:00", time=time
+            )
+        if time is not None and _seconds(time) < _LEAST_SECONDS:
+            raise ConfigError(
+                "time_limit_short",
+                f"--time {time} is too short: the services take minutes to start, and the job stops "
+                f"{_GRACE_SECONDS // 60} minutes before its limit; give at least {_LEAST_SECONDS // 60} minutes",
+                time=time,
+                at_least=_LEAST_SECONDS,
             )
         deployment = Deployment.read(environ)
         path = find_config(config, deployment.config_dir).absolute()
@@ -254,6 +265,17 @@ def containers(which: Callable[[str], str | None] = shutil.which) -> Containers:
         "--image needs pyxis (srun --container-image) or Apptainer on this cluster, and neither is here; leave --image "
         "out to use virtual environments",
     )
+
+
+def _seconds(time: str) -> int:
+    """Returns the seconds of a time limit in Slurm's form: MINUTES[:SECONDS], HOURS:MINUTES:SECONDS, or
+    DAYS-HOURS[:MINUTES[:SECONDS]]."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]  # Without days, one or two numbers begin with the minutes.
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _installed() -> tuple[Path, Path, str]:
