@@ -18,7 +18,8 @@ from tests.unit.trainer.receipts.training import Run
 from gristmill.receipts import Proven, ReceiptState, failing, proven
 from gristmill_trainer.errors import PublishError
 from gristmill_trainer.loop import publish
-from gristmill_trainer.receipts import Cause, Probes
+from gristmill_trainer.publish import ModelServer
+from gristmill_trainer.receipts import Case, Cause, Diagnosis, LiveDiagnosis, Probes
 
 Serve = Callable[..., TorchServer]
 Begin = Callable[..., Run]
@@ -96,6 +97,24 @@ def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fa
     assert {row.cause for row in run.rows() if row.state is ReceiptState.FAILED} == {CAUSES[fault]}
     assert {row.server for row in failing(run.rows())} == {bad.url}
     assert all(row.state is ReceiptState.OK for row in run.rows() if row.server == good.url)
+
+
+def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
+    serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+        raise MemoryError("no memory for a copy of the model")
+
+    monkeypatch.setattr(LiveDiagnosis, "__call__", fails)
+    good, bad = serve(), serve("label_only")
+    run = begin([good, bad])
+    run.train(3)
+    run.close()
+    assert (good.label, bad.label) == ("1.3", "unproven")
+    failed = [row for row in run.rows() if row.state is ReceiptState.FAILED]
+    assert {(row.server, row.cause) for row in failed} == {(bad.url, Cause.UNKNOWN)}
+    assert all("MemoryError" in row.detail for row in failed)
+    assert any(record.exc_info for record in caplog.records), "the log has the traceback"
 
 
 def test_training_has_the_same_bits_with_and_without_receipts(serve: Serve, begin: Begin) -> None:

@@ -228,7 +228,14 @@ class Receipts:
         """
         with self._lock:
             case, receipt = self._failed[server.url]
-        found = self._diagnose(replace(case, label=label), server, path)
+        try:
+            found = self._diagnose(replace(case, label=label), server, path)
+        except PublishError:
+            raise
+        except Exception as error:  # noqa: BLE001  A missing file or too little memory must not end the training.
+            _LOG.exception("the diagnosis of the failed receipt of %s failed", server.url)
+            problem = f"the diagnosis failed: {type(error).__name__}: {error}"
+            found = Diagnosis(Cause.UNKNOWN, problem, receipt.difference or float("inf"))
         with self._lock:
             if found.cause is Cause.UNKNOWN:  # The files of the versions that the server mixes may be pruned by now.
                 found = self._causes.get(server.url, found)
