@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from gristmill import Manifest, PolicyVersion
 from gristmill.metrics import read_jsonl
 from gristmill.receipts import RECEIPTS_FILE, read_receipts
+from gristmill.view.folders import RunFolder
+from gristmill_trainer.doctor import after_run
 from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import FilesystemTransport, ModelServer, ModelServers, claim_publishing
 from local_processes import LocalStack
@@ -118,7 +120,7 @@ def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: P
     with LocalStack(output.add) as stack:
         redis_port, api_port = free_port(), free_port()
         start_redis(stack, tmp_path / "redis", redis_port)
-        start_api(stack, redis_port, api_port)
+        start_api(stack, redis_port, api_port, GRISTMILL_RUNS_DIR=str(tmp_path / "runs"))
         places = server.environ(f"http://127.0.0.1:{api_port}", tmp_path / "runs", tmp_path)
         trainer = stack.start("trainer", [sys.executable, "-m", "gristmill_trainer"], places)
         serve = [sys.executable, "-m", "gristmill_env", "serve", "--config", "adapters"]
@@ -139,6 +141,8 @@ def test_run_trains_adapters_and_exports_a_whole_model(server: Vllm, tmp_path: P
     assert load_file(last / "adapter_model.safetensors").keys()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs" / "adapters" / "model")
     assert not [name for name in model.state_dict() if "lora" in name]
+    checks = after_run(RunFolder.named(str(tmp_path / "runs" / "adapters"), ()), "adapters", places)
+    assert {check.name: check.state for check in checks} == {"weights 1.0": "ok", "weights 1.4": "ok"}
 
 
 def _adapters(policy: Policy) -> list[tuple[str, torch.nn.Parameter]]:

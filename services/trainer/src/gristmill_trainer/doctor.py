@@ -7,6 +7,7 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
 from gristmill_trainer.errors import PublishError, TrainerError
 from gristmill_trainer.policy import ModelSource, Policy, check_publishable, find_model
+from gristmill_trainer.policy.lora import ADAPTER_CONFIG, adapter_rank, saved_lora
 from gristmill_trainer.publish import ModelServer, ServerList
 from gristmill_trainer.receipts import (
     Case,
@@ -50,7 +52,10 @@ from gristmill_trainer.receipts import (
     scale,
     served_scores,
 )
+from gristmill_trainer.replay.recorded import ReplayError, find_source
 from gristmill_trainer.settings import TrainerSettings, read_settings
+
+_LOG = logging.getLogger(__name__)
 
 _FLOAT32 = 4
 _MOMENTS = {"adamw": 8, "adamw_8bit": 2}
@@ -234,10 +239,12 @@ def check_server(server: ModelServer, policy: Policy, probes: Probes, *, adapter
     return Check(name, "failed", f"{text} [{found.cause}]. Remedy: {found.remedy}")
 
 
-def _load(source: ModelSource, settings: TrainerSettings) -> Policy:
-    """Loads a policy without a progress bar. Raises ModelError."""
+def _load(source: ModelSource, settings: TrainerSettings, adapters: Path | None = None) -> Policy:
+    """Loads a policy without a progress bar. `adapters`: folder of its adapters. Raises ModelError."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return Policy(source, settings.device, packing=settings.packing)
+    if adapters is None:
+        return Policy(source, settings.device, packing=settings.packing)
+    return Policy(source, settings.device, str(adapters), packing=settings.packing, lora=saved_lora(adapters))
 
 
 # --- After a run -----------------------------------------------------------------------------------------------
@@ -248,6 +255,9 @@ class _Weights:
     label: str
     """The policy version, or "1.0" for the initial model."""
     source: ModelSource
+    """The model, or the model that the adapters belong to."""
+    adapters: Path | None = None
+    """Folder of the checkpoint, if it contains only adapters."""
 
 
 def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -279,12 +289,15 @@ def _proven_bound(run: RunFolder) -> float | None:
 
 
 def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
-    """Returns the run's checkpoints of whole models, and the initial model if the manifest has it and the run began
-    from it."""
+    """Returns the run's checkpoints, and the initial model if the manifest has it and the run began from it.
+
+    A checkpoint of adapters is left out if the model of the adapters is not on this machine.
+    """
     found = []
     manifest, record = _manifest(deployment.models_dir), run.record()
-    digests = run.find(DIGESTS_FILE)
-    elsewhere = digests is not None and any(one.after is None and one.progress.origin for one in read_digests(digests))
+    path = run.find(DIGESTS_FILE)
+    digests = {} if path is None else {one.version: one for one in read_digests(path)}
+    elsewhere = any(one.after is None and one.progress.origin for one in digests.values())
     if manifest is not None and record is not None and record.env.get("model") == manifest.name and not elsewhere:
         source = ModelSource(
             manifest.weights_path, manifest.tokenizer_path, None, manifest.max_model_len, 0, manifest.dtype
@@ -292,10 +305,18 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
         found.append(_Weights(f"{record.incarnation and 1}.0", source))
     for folder in run.folders:
         for path in sorted((folder / "checkpoints").glob("step-*")):
-            if (path / "config.json").is_file() and not (path / "adapter_config.json").exists():
-                dtype = "float32" if manifest is None else manifest.dtype
-                source = replace(ModelSource.of(str(path)), served_dtype=dtype)
-                found.append(_Weights(str(read_progress(path).version), source))
+            if not any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+                continue
+            version, dtype = str(read_progress(path).version), "float32" if manifest is None else manifest.dtype
+            if adapter_rank(path) is None:
+                found.append(_Weights(version, replace(ModelSource.of(str(path)), served_dtype=dtype)))
+            elif version in digests:
+                try:
+                    source = find_source(digests[version].trainer, None, deployment.models_dir)
+                except ReplayError as error:
+                    _LOG.info("the checkpoint %s is not compared: %s", path, error)
+                else:
+                    found.append(_Weights(version, replace(source, served_dtype=dtype), path))
     return found
 
 
@@ -321,7 +342,7 @@ def check_weights(
     scores: dict[str, dict[str, list[ProbeScores]]] = defaultdict(dict)
     raw, units = {}, {}
     for one in weights:
-        policy = _load(one.source, TrainerSettings(packing=False))
+        policy = _load(one.source, TrainerSettings(packing=False), one.adapters)
         for label, of_version in samples.items():
             scores[label][one.label] = _scored(policy, of_version)
             if label == one.label:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from gristmill_trainer.learner import Learner
 from gristmill_trainer.model_state import LearnerState, ShardedState, WholeState, check_shardable, shard
 from gristmill_trainer.optimizer import build_optimizer, build_schedule
 from gristmill_trainer.policy import Lora, ModelSource, Policy
+from gristmill_trainer.policy.lora import saved_lora
 from gristmill_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def _compare_alpha(folder: Path, asked: float) -> None:
 
     Raises ModelError.
     """
-    saved = float(json.loads((folder / "adapter_config.json").read_text())["lora_alpha"])
+    saved = saved_lora(folder).alpha
     if saved != asked:
         raise ModelError(
             "lora_alpha_mismatch",

@@ -19,7 +19,7 @@ from gristmill.view.check import Check
 from gristmill_trainer import doctor
 from gristmill_trainer.doctor import _samples_of, _scored, _Weights, check_room, check_server, check_weights
 from gristmill_trainer.errors import PublishError
-from gristmill_trainer.policy import ModelSource, Policy
+from gristmill_trainer.policy import Lora, ModelSource, Policy
 from gristmill_trainer.publish import ModelServer
 from gristmill_trainer.receipts import Cause
 from gristmill_trainer.settings import TrainerSettings
@@ -105,9 +105,14 @@ def weights(model: Path, tmp_path: Path) -> list[_Weights]:
     return [_Weights("1.0", ModelSource.of(str(model))), _Weights("1.2", ModelSource.of(str(tmp_path / "trained")))]
 
 
+def adapted(source: ModelSource, folder: Path | None = None) -> Policy:
+    return Policy(source, "cpu", None if folder is None else str(folder), lora=Lora(2, 8.0))
+
+
 def sampled_by(weights: _Weights, label: str, temperature: float = 0.8, scored_at: float = 0.8) -> TrajectoryGroup:
     """Returns a group under a label, with log-probabilities of some weights and some temperature."""
-    policy = Policy(weights.source, "cpu")
+    adapters = weights.adapters
+    policy = Policy(weights.source, "cpu") if adapters is None else adapted(weights.source, adapters)
     group = make_group(lengths=((8, 12), (8, 9)), version=label)
     group = replace(group, sampling=SamplingParams(temperature=scored_at, max_tokens=64))
     logprobs = group.logprobs.copy()
@@ -133,6 +138,21 @@ def test_groups_of_other_weights_fail_with_the_cause(weights: list[_Weights], pr
     (check,) = check_weights(weights, raw, proven)
     assert check.state == "failed"
     assert f"[{Cause.RAW}]" in check.text
+
+
+def test_groups_of_adapters_are_compared_with_their_checkpoint(weights: list[_Weights], tmp_path: Path) -> None:
+    first = weights[0]
+    policy = adapted(first.source)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    policy.save(tmp_path / "adapters")
+    weights = [first, _Weights("1.4", first.source, tmp_path / "adapters")]
+    groups = {"1.0": [sampled_by(first, "1.0")], "1.4": [sampled_by(weights[1], "1.4")]}
+    assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "ok"}
+    groups["1.4"] = [sampled_by(first, "1.4")]
+    assert states(check_weights(weights, groups, None)) == {"weights 1.0": "ok", "weights 1.4": "failed"}
 
 
 def test_groups_of_no_weights_are_unexplained(weights: list[_Weights]) -> None:

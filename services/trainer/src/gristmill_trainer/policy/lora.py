@@ -38,11 +38,15 @@ class Lora:
 
 def adapter_rank(folder: Path) -> int | None:
     """Returns the rank of the adapters in a checkpoint folder; None for a whole model. Raises ModelError."""
+    return saved_lora(folder).rank if (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def saved_lora(folder: Path) -> Lora:
+    """Returns the settings of the adapters in a checkpoint folder. Raises ModelError."""
     file = folder / ADAPTER_CONFIG
-    if not file.is_file():
-        return None
     try:
-        return int(json.loads(file.read_text())["r"])
+        saved = json.loads(file.read_text())
+        return Lora(int(saved["r"]), float(saved["lora_alpha"]))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             "adapter_unreadable", f"{file} is not readable ({error}); resume from the checkpoint before", path=file
