@@ -7,14 +7,18 @@ import contextlib
 import dataclasses
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from tests.support.ports import free_port
@@ -251,6 +255,31 @@ def test_bisect_finds_the_sequence_that_causes_a_spike(run: Path, metric: str) -
     assert f"/view/{RUN}/group/{group.group_id}#s6\n" in done.stdout
     value, usual, *rest = map(float, re.findall(r"(?: is|:) (\d[\d.e+-]*)(?:;|\n)", done.stdout)[-4:])
     assert all(abs(left - usual) < 0.2 * abs(value - usual) for left in rest), done.stdout
+
+
+def test_bisect_in_a_terminal_opens_the_sequence_on_the_page(run: Path, tmp_path: Path) -> None:
+    opened, browser = tmp_path / "opened", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {shlex.quote(str(opened))}\n')
+    browser.chmod(0o755)
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "gristmill", "--runs", str(run.parent), "bisect", RUN, "--metric", "grad_norm"]
+    environ = {**os.environ, "BROWSER": str(browser), "GRISTMILL_MODELS_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    bisect = subprocess.Popen([*command, "--step", "5"], env=environ, stdout=end)
+    try:
+        while not (opened.is_file() and opened.read_text().endswith("\n")):
+            assert bisect.poll() is None
+            time.sleep(0.1)
+        url = opened.read_text().strip()
+        group = url.rpartition("/group/")[2].partition("#s")[0]
+        for path in (url, f"{url.partition('/view/')[0]}/view/api/runs/{RUN}/groups/{group}"):
+            assert httpx.get(path).status_code == 200
+        bisect.send_signal(signal.SIGINT)
+        assert bisect.wait(30) == 0
+    finally:
+        bisect.kill()
+    assert f"the page: {url} " in os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    os.close(end)
 
 
 def test_bisect_of_a_metric_that_no_sequence_causes_is_refused(run: Path) -> None:

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import itertools
 import json
 import os
+import socket
 import sys
+import threading
+import webbrowser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,17 +207,37 @@ def _run_folder(run: str | None, place: Place) -> RunFolder:
 # --- view, report, pack, doctor --------------------------------------------------------------------------------------
 def view(options: argparse.Namespace, place: Place, console: Console) -> int:
     """Serves the page over the files of runs, without an API."""
-    uvicorn, app = _imported("uvicorn"), _imported("gristmill.view.app")
     runs_named = [RunFolder.named(run, place.roots) for run in options.run]
     roots = tuple(dict.fromkeys(root for run in runs_named for root in run.roots)) or place.roots
     first = f"/view/{runs_named[0].run_id}" if runs_named else "/view"
-    source = _imported("gristmill.view.run_source").RunSource(roots)
-    console.print(Text(f"the page: http://{options.host}:{options.port}{first}   Ctrl-C ends it"), soft_wrap=True)
-    try:
-        uvicorn.run(app.create_app(source), host=options.host, port=options.port, log_level="warning")
-    finally:
-        source.close()
+    _serve_page(roots, first, console, options.host, options.port)
     return 0
+
+
+def _serve_page(
+    roots: Sequence[Path], path: str, console: Console, host: str = "127.0.0.1", port: int = 0, *, opens: bool = False
+) -> None:
+    """Serves the page until Ctrl-C. `path`: where a reader begins. `port`: 0 for a free one. `opens`: opens the page in
+    the user's browser too."""
+    uvicorn, app = _imported("uvicorn"), _imported("gristmill.view.app")
+    source = _imported("gristmill.view.run_source").RunSource(roots)
+    with contextlib.closing(source), _listening(host, port) as listener:
+        url = f"http://{host}:{listener.getsockname()[1]}{path}"
+        console.print(Text(f"the page: {url}   Ctrl-C ends it"), soft_wrap=True)
+        if opens:  # A browser in the terminal returns when its user leaves it.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        server = uvicorn.Server(uvicorn.Config(app.create_app(source), log_level="warning"))
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise GristmillError(
+            "address_unusable", f"cannot listen on {host}:{port}: {error}; name another --host or --port", port=port
+        ) from error
 
 
 def report(options: argparse.Namespace, place: Place, console: Console) -> int:
@@ -328,7 +352,12 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
             "in the environment of `make setup` or in the trainer's container, or pip install ./services/trainer",
             package=error.name or "",
         ) from error
-    here = commands.Here(place.roots, place.models_dir, place.api, place.token)
+
+    def show(roots: Sequence[Path], path: str) -> None:
+        _serve_page(roots, path, console, opens=True)
+
+    page = show if sys.stdout.isatty() else None
+    here = commands.Here(place.roots, place.models_dir, place.api, place.token, page)
     return int(commands.main(options.name, options.rest, here))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -145,8 +146,16 @@ def page(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise FileNotFoundError(2, "No such file or directory")
         calls.append((source, run, path))
 
+    class Server:
+        def __init__(self, source: Source) -> None:
+            self.source = source
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            calls.append((self.source, sockets[0].getsockname()))
+            raise KeyboardInterrupt
+
     modules = {
-        "uvicorn": argparse.Namespace(run=lambda app, **settings: calls.append((app, settings))),
+        "uvicorn": argparse.Namespace(Config=lambda source, **settings: source, Server=Server),
         "gristmill.view.app": argparse.Namespace(create_app=lambda source: source),
         "gristmill.view.run_source": argparse.Namespace(RunSource=Source),
         "gristmill.view.report": argparse.Namespace(write_report=write_report),
@@ -162,11 +171,23 @@ def page(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_view_serves_the_folders_of_the_runs(
     runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], path: str
 ) -> None:
-    assert cli.main(["view", *arguments, "--port", "8081"]) == 0
-    ((source, settings),) = page
+    port = free_port()
+    assert cli.main(["view", *arguments, "--port", str(port)]) == 0
+    ((source, address),) = page
     assert [root.resolve() for root in source.roots] == [runs]
-    assert (settings["host"], settings["port"], source.closed) == ("127.0.0.1", 8081, True)
-    assert f"http://127.0.0.1:8081{path} " in capsys.readouterr().out
+    assert (address, source.closed) == (("127.0.0.1", port), True)
+    assert f"http://127.0.0.1:{port}{path} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port", ["taken", "70000"])
+def test_view_on_an_address_that_cannot_be_used_names_it(
+    runs: Path, page: list[Any], capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1]) if port == "taken" else port
+        assert cli.main(["view", "--port", port]) == 1
+    assert f"error [address_unusable]: cannot listen on 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert not page
 
 
 def test_report_is_written_into_the_folder_of_the_run(
