@@ -136,7 +136,7 @@ bench-receipts: $(DEV_READY) ## measure the share of receipts in a step: five mi
 bench-recovery: $(DEV_READY) ## time from the kill of each service to the next trained step: ten minutes
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/recovery.py --results benchmarks/results $(ARGS)
 
-bench-scaling: $(DEV_READY) ## compare one, two and four environments against a server with fixed latency: six minutes
+bench-scaling: $(DEV_READY) ## rates of one, two and four environments, and with a dead model server: fifteen minutes
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/scaling.py --results benchmarks/results $(ARGS)
 
 bench-capacity: $(DEV_READY) ## submits with one and two API processes, and the cost of an idle stack: three minutes

@@ -1,8 +1,11 @@
-"""Groups per second with one, two and four environments: `make bench-scaling`.
+"""Groups per second with one, two and four environments, and with one of two model servers dead: `make bench-scaling`.
 
-The model server is a stub with a fixed latency at any load (benchmarks/stub_model_server.py). Redis, API and
-environments are real, and share the cores of this machine. Each environment works on `--workers` prompts at a time, so
-its ideal rate is workers / latency. The measured rate counts the groups that the API accepts.
+The model server is a stub with a fixed latency (benchmarks/stub_model_server.py). Redis, API and environments are real,
+and share the cores of this machine. Each environment works on `--workers` prompts at a time, so its ideal rate is
+workers / latency. The measured rate counts the groups that the API accepts.
+
+Then one environment uses two servers, each of which works on half of the prompts at a time. One server is killed with
+SIGKILL, and starts again later on its port. Each measurement begins right after the kill or the start.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 from benchmarks import machine
 from benchmarks.env.stack import Bench, Load
 from tests.support.stack import start_api, start_redis
 
 from gristmill import SyncClient
-from local_processes import LocalStack, answers, free_port
+from local_processes import LocalStack, Service, answers, free_port
 
 _COUNTS = (1, 2, 4)
+_SERVERS = ("both", "one is dead", "both again")
 _ROWS = 5000
 _TARGET = 3.6
 """Four environments should have at least this many times the rate of one."""
@@ -39,12 +44,17 @@ def main() -> None:
     options = parser.parse_args()
     facts = machine.hardware()
     rates: dict[int, list[float]] = {count: [] for count in _COUNTS}
+    lost: dict[str, list[float]] = {name: [] for name in _SERVERS}
     with tempfile.TemporaryDirectory() as folder, _bench(Path(folder) / "bench", options) as bench:
         for number in range(options.rounds):
             for count in _COUNTS if number % 2 else reversed(_COUNTS):
                 rates[count].append(_rate(bench, f"scaling-{number}-{count}", count, options))
                 print(f"round {number + 1}: {count} environments: {rates[count][-1]:.2f} groups/s", file=sys.stderr)
-    page = _page(facts, rates, options)
+        for number in range(options.rounds):
+            for name, rate in zip(_SERVERS, _rates_with_a_kill(bench, f"servers-{number}", options), strict=True):
+                lost[name].append(rate)
+                print(f"round {number + 1}: {name}: {rate:.2f} groups/s", file=sys.stderr)
+    page = _page(facts, rates, lost, options)
     print(page, end="")
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
@@ -62,10 +72,7 @@ def _bench(folder: Path, options: argparse.Namespace) -> Iterator[Bench]:
         start_redis(processes, folder / "redis", redis_port)
         start_api(processes, redis_port, api_port)
         model_url = f"http://127.0.0.1:{model_port}"
-        server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(model_port)]
-        quiet = ["--log-level", "warning"]
-        stub = processes.start("model", [*server, *quiet], {"STUB_LATENCY_S": str(options.latency)})
-        processes.wait_until(stub, lambda: answers(f"{model_url}/health"), timeout=60)
+        _start_stub(processes, model_port, {"STUB_LATENCY_S": str(options.latency)})
         yield Bench(
             processes=processes,
             folder=folder,
@@ -74,6 +81,41 @@ def _bench(folder: Path, options: argparse.Namespace) -> Iterator[Bench]:
             weights_dir=folder / "weights",
             load=Load(model="tiny", workers=options.workers, max_tokens=32),
         )
+
+
+def _start_stub(processes: LocalStack, port: int, environ: dict[str, str]) -> Service:
+    server = [sys.executable, "-m", "uvicorn", "benchmarks.stub_model_server:app", "--port", str(port)]
+    stub = processes.start("model", [*server, "--log-level", "warning"], environ)
+    processes.wait_until(stub, lambda: answers(f"http://127.0.0.1:{port}/health"), timeout=60)
+    return stub
+
+
+def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> list[float]:
+    """Returns the groups per second with two servers, with one of them dead, and with both again."""
+    places = {"STUB_LATENCY_S": str(options.latency), "STUB_AT_A_TIME": str(options.workers // 2)}
+    ports = [free_port(), free_port()]
+    stubs = [_start_stub(bench.processes, port, places) for port in ports]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    bench.config(run, _ROWS)
+    environment = bench.serve(run, ",".join(urls))
+    version = {"new_version": bench.take(run)}
+    for url in urls:
+        httpx.post(f"{url}/update_weight_version", json=version).raise_for_status()
+    with SyncClient(bench.api_url) as api:
+        while api.status(run).accepted < 2 * options.workers:
+            if environment.exit_code is not None:
+                raise environment.failure()
+            time.sleep(0.1)
+        both = _accepted_per_second(api, run, options)
+        stubs[0].process.kill()
+        one = _accepted_per_second(api, run, options)
+        stubs[0] = _start_stub(bench.processes, ports[0], places)
+        httpx.post(f"{urls[0]}/update_weight_version", json=version).raise_for_status()
+        again = _accepted_per_second(api, run, options)
+    for service in (environment, *stubs):
+        service.stop(grace=20)
+    bench.close(run)
+    return [both, one, again]
 
 
 def _rate(bench: Bench, run: str, count: int, options: argparse.Namespace) -> float:
@@ -88,16 +130,22 @@ def _rate(bench: Bench, run: str, count: int, options: argparse.Namespace) -> fl
                 if environment.exit_code is not None:
                     raise environment.failure()
             time.sleep(0.1)
-        started, before = time.monotonic(), api.status(run).accepted
-        time.sleep(options.seconds)
-        after, seconds = api.status(run).accepted, time.monotonic() - started
+        rate = _accepted_per_second(api, run, options)
     for environment in environments:
         environment.stop(grace=20)
     bench.close(run)
-    return (after - before) / seconds
+    return rate
 
 
-def _page(facts: dict[str, str], rates: dict[int, list[float]], options: argparse.Namespace) -> str:
+def _accepted_per_second(api: SyncClient, run: str, options: argparse.Namespace) -> float:
+    started, before = time.monotonic(), api.status(run).accepted
+    time.sleep(options.seconds)
+    return (api.status(run).accepted - before) / (time.monotonic() - started)
+
+
+def _page(
+    facts: dict[str, str], rates: dict[int, list[float]], lost: dict[str, list[float]], options: argparse.Namespace
+) -> str:
     one = statistics.median(rates[1])
     lines = ["# Environments against a server with a fixed latency", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
@@ -110,6 +158,13 @@ def _page(facts: dict[str, str], rates: dict[int, list[float]], options: argpars
         rate, ideal = statistics.median(found), count * options.workers / options.latency
         spread = f"{min(found):.2f} | {max(found):.2f}"
         lines.append(f"| {count} | {rate:.2f} | {rate / ideal:.2f} | {rate / one:.2f} | {spread} |")
+    lines += ["", "## A dead model server", ""]
+    lines += [f"One environment and two servers, each of which works on {options.workers // 2} prompts at a time.", ""]
+    lines += ["| servers | groups/s | times the rate of both | lowest | highest |", "|---|---|---|---|---|"]
+    both = statistics.median(lost[_SERVERS[0]])
+    for name, found in lost.items():
+        rate = statistics.median(found)
+        lines.append(f"| {name} | {rate:.2f} | {rate / both:.2f} | {min(found):.2f} | {max(found):.2f} |")
     return "\n".join(lines) + "\n"
 
 

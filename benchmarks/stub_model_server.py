@@ -1,5 +1,7 @@
 """Replaces vLLM in measurements of everything else: each request takes STUB_LATENCY_S seconds, at any load.
 
+With STUB_AT_A_TIME, the server works on this number of requests at a time; the others wait.
+
 An ASGI application for uvicorn with the endpoints of one server that environments and trainers call. All completions
 have the same tokens and log-probabilities, so nothing can be learned from them.
 """
@@ -13,6 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 _LATENCY: Final = float(os.environ.get("STUB_LATENCY_S", "1"))
+_PLACES: Final = asyncio.Semaphore(int(os.environ.get("STUB_AT_A_TIME", "1000000")))
 _TOKENS: Final = list(range(40, 56))
 _LOGPROBS: Final = {"content": [{"token_id": token, "logprob": -1.0} for token in _TOKENS]}
 _MODEL: Final = {"id": "tiny", "root": "tiny", "max_model_len": 512, "owned_by": "vllm"}
@@ -53,7 +56,8 @@ async def _answer(method: str, path: str, body: bytes) -> tuple[int, dict[str, A
             _version = json.loads(body)["new_version"]
             return 200, {}
         case "POST", "/inference/v1/generate":
-            await asyncio.sleep(_LATENCY)
+            async with _PLACES:
+                await asyncio.sleep(_LATENCY)
             return 200, {"choices": [_choice()] * json.loads(body)["sampling_params"]["n"]}
         case "GET", "/inference/v1/generate":
             return 405, {}

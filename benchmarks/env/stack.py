@@ -55,8 +55,8 @@ class Bench(Services):
         environ = self.environ() | ({} if model_url is None else {"GRISTMILL_MODEL_URL": model_url})
         return self.processes.start(f"env-{name}", command, environ)
 
-    def take(self, name: str) -> None:
-        """Takes the run `name` as its trainer as soon as the run is open."""
+    def take(self, name: str) -> str:
+        """Takes the run `name` as its trainer as soon as the run is open. Returns the version of the weights."""
         with SyncClient(self.api_url) as api:
             assert api.open_run(60) is not None, "the environment did not open its run"
             settings = {"batch_size": 128, "gradient_accumulation_steps": 1, "training_steps": 10**6}
@@ -69,6 +69,7 @@ class Bench(Services):
             body = {"new_version": str(version)}
             httpx.post(f"{self.model_url}/update_weight_version", json=body, headers=headers).raise_for_status()
             api.record_version(name, version)
+            return str(version)
 
     def close(self, name: str) -> None:
         """Ends the run `name`."""
