@@ -48,10 +48,13 @@ class Training:
         numbers = {"--model-nodes": 1, "--servers-per-node": 2, "--trainer-nodes": 2, "--env-workers": 3}
         options = [str(word) for option in numbers.items() for word in option]
         gristmill = [sys.executable, "-m", "gristmill", "slurm", str(config), "--model", "tiny", *options]
-        shown = cluster.run(
-            *gristmill, "--api-port", str(self.api_port), "--time", str(_MINUTES), environ=places, cwd=folder
-        )
-        self.job = shown.removeprefix("job ").partition(";")[0]
+        self._submission = [*gristmill, "--api-port", str(self.api_port), "--time", str(_MINUTES)]
+        self._places, self._folder = places, folder
+        self.job = self.submit().removeprefix("job ").partition(";")[0]
+
+    def submit(self) -> str:
+        """Returns the output of `gristmill slurm`. Raises AssertionError with its error."""
+        return self.cluster.run(*self._submission, environ=self._places, cwd=self._folder)
 
     @property
     def output(self) -> str:
@@ -118,6 +121,8 @@ def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
 def test_quickstart_trains_to_its_reward_across_three_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
     training = Training(cluster, tmp_path, steps=60)
     training.wait(lambda: training.step() >= 1, "the first step is trained")
+    with pytest.raises(AssertionError, match=rf"error \[run_submitted\]: job {training.job} "):
+        training.submit()
     steps = cluster.steps()
     first, second, third = "127.0.0.1", "127.0.0.2", "127.0.0.3"
     assert {name: nodes for name, (_, nodes) in steps.items()} == {

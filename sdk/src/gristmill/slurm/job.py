@@ -230,7 +230,7 @@ class Job:
 def submit(job: Job) -> str:
     """Writes the script to the job's folder, and submits it. Returns Slurm's id of the job.
 
-    Raises GristmillError if sbatch is missing or refuses the job.
+    Raises GristmillError if sbatch is missing or refuses the job, or if a job of the run exists.
     """
     sbatch = shutil.which("sbatch")
     if sbatch is None:
@@ -241,6 +241,14 @@ def submit(job: Job) -> str:
     for folder in job.folders:
         folder.mkdir(parents=True, exist_ok=True)
     path = job.state / "job.sh"
+    if (other := _submitted(path)) is not None:
+        raise GristmillError(
+            "run_submitted",
+            f"job {other} trains the run {job.run_id} already; end it with `scancel {other}`, or set GRISTMILL_RUN_ID "
+            "for a second run",
+            job=other,
+            run=job.run_id,
+        )
     path.write_text(job.script(), encoding="utf-8")
     done = subprocess.run([sbatch, "--parsable", str(path)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -248,6 +256,17 @@ def submit(job: Job) -> str:
             "submit_failed", f"sbatch refused {path}: {done.stderr.strip()}", script=path, answer=done.stderr.strip()
         )
     return done.stdout.strip().partition(";")[0]
+
+
+def _submitted(script: Path) -> str | None:
+    """Returns the id of this user's job with this script that waits or runs; None if there is none."""
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        return None
+    listed = [squeue, "--noheader", "--me", "--format=%i %o"]
+    done = subprocess.run(listed, capture_output=True, text=True, check=False)
+    jobs = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
+    return next((number.partition("+")[0] for number, command in jobs if command.strip() == str(script)), None)
 
 
 def containers(which: Callable[[str], str | None] = shutil.which) -> Containers:
