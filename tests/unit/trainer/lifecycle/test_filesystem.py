@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import resource
+import time
 from pathlib import Path
 
+import pytest
 import torch
 from tests.support.errors import raises
 from tests.unit.trainer.lifecycle.model_server import ModelServerStandIn
@@ -36,6 +38,25 @@ def test_publisher_keeps_the_versions_of_a_new_run_with_an_old_id(tmp_path: Path
         assert (tmp_path / str(version)).is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.0", "1.1"]
     server.stop()
+
+
+def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.3)
+    pair = [ModelServerStandIn(), ModelServerStandIn()]
+    servers = ModelServers([ModelServer(server.url, "token") for server in pair])
+    publisher = FilesystemTransport(servers, tmp_path, None)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 0))
+    pair[1].load_seconds = 4.0
+    for step in range(1, 5):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, step))
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"1.0", "1.1", "1.3", "1.4"}, "it loads 1.1, and has 1.0 if that fails"
+    while pair[1].version != "1.4":
+        time.sleep(0.01)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 5))
+    assert {path.name for path in tmp_path.iterdir()} == {"1.4", "1.5"}
+    for server in pair:
+        server.stop()
 
 
 def test_publication_to_a_full_disk_fails_with_one_line(tmp_path: Path) -> None:

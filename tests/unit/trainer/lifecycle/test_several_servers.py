@@ -122,7 +122,7 @@ def test_server_that_hangs_in_a_load_delays_one_publication_and_no_other(
 
 def test_server_that_refuses_later_is_left_out_while_another_serves(pair: list[ModelServerStandIn]) -> None:
     """It was replaced by a server that allows no updates, or has another token."""
-    target = _target(pair)
+    target = _target(pair, patience=2.0)
     target.load(FOLDER / "1.0", PolicyVersion(1, 0))
     pair[1].refusal = 404, "not_found"
     target.load(FOLDER / "1.1", PolicyVersion(1, 1))
@@ -133,9 +133,59 @@ def test_server_that_refuses_later_is_left_out_while_another_serves(pair: list[M
     pair[1].refusal = 401, "unauthorized"
     target.load(FOLDER / "1.2", PolicyVersion(1, 2))
     pair[0].stop()
-    with raises(PublishError, "model_server_refused", url=pair[1].url, status=401):
-        target.load(FOLDER / "1.3", PolicyVersion(1, 3))
     pair[0].start()
+    target.ensure()
+    _until(lambda: pair[0].version == "1.2")
+    target.load(FOLDER / "1.3", PolicyVersion(1, 3))
+    assert pair[0].version == "1.3", "a restart of the only server that serves does not end the training"
+    pair[1].refusal = None
+    _until(lambda: pair[1].version == "1.3")
+    for server in pair:
+        server.refusal = 404, "not_found"
+    with raises(PublishError, "model_server_refused", url=pair[0].url, status=404):
+        target.load(FOLDER / "1.4", PolicyVersion(1, 4))
+    target.close()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_training_continues_when_one_server_is_away_for_longer_than_its_patience(
+    pair: list[ModelServerStandIn], monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.2)
+    target = _target(pair, patience=1.0)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    if hangs:
+        pair[1].load_seconds = 5.0
+    else:
+        pair[1].stop()
+    target.load(FOLDER / "1.1", PolicyVersion(1, 1))
+    time.sleep(1.5)
+    for step in (2, 3):
+        target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
+        assert pair[0].version == f"1.{step}"
+    if not hangs:
+        target.ensure()
+        pair[0].stop()  # Its own patience begins now.
+        time.sleep(0.5)
+        target.ensure()
+        pair[0].start()
+        pair[1].start()
+        _until(lambda: pair[0].version == "1.3")
+    _until(lambda: pair[1].version == "1.3")
+    target.close()
+
+
+def test_server_that_starts_after_the_first_publication_and_refuses_is_left_out(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair)
+    pair[1].stop()
+    for step in (0, 1):
+        target.load(FOLDER / f"1.{step}", PolicyVersion(1, step))
+    pair[1].refusal = 401, "unauthorized"
+    pair[1].start()
+    time.sleep(1.5)  # Several attempts.
+    target.ensure()
+    target.load(FOLDER / "1.2", PolicyVersion(1, 2))
+    assert [server.version for server in pair] == ["1.2", "default"]
     target.close()
 
 

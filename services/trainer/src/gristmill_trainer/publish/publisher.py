@@ -238,13 +238,14 @@ class FilesystemTransport:
             )
 
     def _prune(self) -> None:
-        """Keeps the newest `KEPT` versions: the server may still read the previous version, or return to it.
+        """Keeps the newest `KEPT` versions, and those that a server reads or may return to.
 
         Newest by time, not by version: versions restart when a run is deleted and created again.
         """
         versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
         for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
-            shutil.rmtree(old)
+            if old not in self._servers.in_use:
+                shutil.rmtree(old)
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

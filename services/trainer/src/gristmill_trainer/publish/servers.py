@@ -253,6 +253,10 @@ class _Standing:
     away_since: float | None = None
     seconds: float = 0.0
     """Duration of the last load."""
+    loading: Path | None = None
+    """Folder that the present attempt loads."""
+    loaded: Path | None = None
+    """Folder of the last load. A server whose next load fails reads it again."""
     behind: bool = False
     """Whether the present attempt takes so long that no publication waits for the server."""
     late: bool = False
@@ -292,8 +296,10 @@ class ModelServers:
         self._closing = closing
         self._standings: list[_Standing] = []
         self._wanted: tuple[Path, PolicyVersion] | None = None
+        self._first: PolicyVersion | None = None
+        """The version of the first publication."""
         self._failure: GristmillError | None = None
-        """The error that ended the look-ups."""
+        """The error that ended a thread."""
         self._closed = False
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -309,16 +315,23 @@ class ModelServers:
         with self._changed:
             return [standing.server for standing in self._standings]
 
+    @property
+    def in_use(self) -> set[Path]:
+        """The folders that servers load, or may load again."""
+        with self._changed:
+            paths = [(standing.loading, standing.loaded) for standing in self._standings]
+        return {path for pair in paths for path in pair if path is not None}
+
     def load(self, path: Path, version: PolicyVersion) -> None:
         """Returns when every server that answers serves the weights in `path` as `version`, and at least one does.
 
         A server that does not answer, or takes much longer than the others, is left out, and gets the newest version
         later. The threads of the servers then ask for the proofs; `prove` waits for them. Raises PublishError if no
-        server answers or loads within its patience, if no server is left that serves the version, or if a server
-        refuses: its first publication, while no other server serves the weights, or because another trainer publishes.
+        server answers or loads within its patience, if no server is left that serves the version, if a server refuses
+        the first publication or this trainer, or if all servers refuse.
         """
         with self._changed:
-            self._wanted = path, version
+            self._wanted, self._first = (path, version), self._first or version
             for standing in self._standings:
                 if standing.left_out not in (None, version):
                     standing.left_out = standing.problem = None
@@ -339,16 +352,15 @@ class ModelServers:
     def ensure(self) -> None:
         """Requests a check of each server's version, and publishes again to a server that lost it.
 
-        Does not wait for the servers. Raises PublishError if a server refused as in `load`, if every server is left
-        out, or if all servers are unreachable and one of them for longer than its patience.
+        Does not wait for the servers. Raises PublishError if servers refused as in `load`, if every server is left
+        out, or if all servers have been unreachable for longer than their patience.
         """
         with self._changed:
             self._raise_what_is_permanent()
             if self._wanted is not None:
                 self._raise_if_none_is_left(self._wanted[1])
             if all(standing.away_since is not None for standing in self._standings):
-                for standing in self._standings:
-                    self._raise_if_late(standing, time.monotonic())
+                self._raise_if_all_late(self._standings, time.monotonic())
             for standing in self._standings:
                 standing.check_due = standing.served is not None
             self._changed.notify_all()
@@ -419,8 +431,7 @@ class ModelServers:
         if not missing:
             return True
         if len(missing) == len(here):
-            for standing in missing:
-                self._raise_if_late(standing, since)
+            self._raise_if_all_late(missing, since)
             return False
         fastest = min(standing.seconds for standing in here if standing not in missing)
         spent = time.monotonic() - since
@@ -450,26 +461,23 @@ class ModelServers:
     def _raise_what_is_permanent(self) -> None:
         if self._failure is not None:
             raise self._failure
-        for standing in self._standings:
-            if self._is_fatal(standing):
-                assert standing.problem is not None
-                raise standing.problem
+        problems = [standing.problem for standing in self._standings]
+        if problems[0] is not None and all(problem is not None and problem.permanent for problem in problems):
+            raise problems[0]
 
-    def _is_fatal(self, standing: _Standing) -> bool:
-        """Whether a server's refusal ends the training. A server that is replaced by a wrong one does not, as long as
-        another server serves the weights. Needs the lock."""
-        problem = standing.problem
-        if problem is None or not problem.permanent:
+    def _ends_training(self, problem: PublishError, standing: _Standing, version: PolicyVersion) -> bool:
+        """Whether a server's problem ends the training although others serve. A server that refuses later, because a
+        wrong one replaced it, does not. Needs the lock."""
+        if not problem.permanent:
             return False
         if problem.code != "model_server_refused" or problem.values.get("status") == _REPLACED:
             return True
-        others = any(other.problem is None and other.served is not None for other in self._standings)
-        return not ((standing.late or standing.seconds > 0) and others)
+        return version == self._first and not standing.late
 
-    def _raise_if_late(self, standing: _Standing, since: float) -> None:
-        error = self._late(standing, since)
-        if error is not None:
-            raise error
+    def _raise_if_all_late(self, standings: Sequence[_Standing], since: float) -> None:
+        errors = [self._late(standing, since) for standing in standings]
+        if errors[0] is not None and None not in errors:
+            raise errors[0]
 
     def _late(self, standing: _Standing, since: float) -> PublishError | None:
         """Returns the error of a server beyond its patience, else None. `since`: start of the wait.
@@ -501,14 +509,15 @@ class ModelServers:
                 there = standing.served == version
                 if not there:
                     standing.proven = None  # A restarted server has to prove the same version again.
+                    standing.loading = path
                 proof = self._proof if there and self._unproven(standing, version) else None
             check, begun = there and not just_loaded, time.monotonic()
             problem, served = _attempt(standing.server, path, version, proof, load=not there, check=check)
             just_loaded = not there and problem is None
             with self._changed:
-                standing.served, standing.problem, standing.behind = served, problem, False
+                standing.served, standing.problem, standing.behind, standing.loading = served, problem, False, None
                 if just_loaded:
-                    standing.seconds = time.monotonic() - begun
+                    standing.seconds, standing.loaded = time.monotonic() - begun, path
                 if problem is None:
                     if standing.away_since is not None and served is not None:
                         standing.away_since = None
@@ -523,7 +532,8 @@ class ModelServers:
                     self._leave(standing, version, problem)
                 self._changed.notify_all()
                 if problem is not None:
-                    if self._is_fatal(standing):
+                    if self._ends_training(problem, standing, version):
+                        self._failure = self._failure or problem
                         return
                     self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
 
