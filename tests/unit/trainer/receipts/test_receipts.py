@@ -102,18 +102,23 @@ def test_training_continues_with_the_other_server(serve: Serve, begin: Begin, fa
 def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
-        raise MemoryError("no memory for a copy of the model")
+    diagnose, calls = LiveDiagnosis.__call__, iter(range(100))
 
-    monkeypatch.setattr(LiveDiagnosis, "__call__", fails)
+    def fails_first(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+        if next(calls) == 0:
+            raise MemoryError("no memory for a copy of the model")
+        return diagnose(self, case, server, path)
+
+    monkeypatch.setattr(LiveDiagnosis, "__call__", fails_first)
     good, bad = serve(), serve("label_only")
     run = begin([good, bad])
-    run.train(3)
+    run.train(4)
     run.close()
-    assert (good.label, bad.label) == ("1.3", "unproven")
-    failed = [row for row in run.rows() if row.state is ReceiptState.FAILED]
-    assert {(row.server, row.cause) for row in failed} == {(bad.url, Cause.UNKNOWN)}
-    assert all("MemoryError" in row.detail for row in failed)
+    assert (good.label, bad.label) == ("1.4", "unproven")
+    first, *later = [row for row in run.rows() if row.state is ReceiptState.FAILED]
+    assert (first.server, first.cause) == (bad.url, Cause.UNKNOWN)
+    assert "MemoryError" in (first.detail or "")
+    assert {(row.server, row.cause) for row in later} == {(bad.url, Cause.LABEL_WITHOUT_WEIGHTS)}
     assert any(record.exc_info for record in caplog.records), "the log has the traceback"
 
 

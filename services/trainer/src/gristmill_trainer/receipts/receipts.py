@@ -131,7 +131,7 @@ class Receipts:
         """By server."""
         self._failed: dict[str, tuple[Case, Receipt]] = {}
         self._causes: dict[str, Diagnosis] = {}
-        """By server, the cause of its first failed receipt since its last proven version."""
+        """By server, the first cause that was found since its last proven version."""
         self._tally = Tally()
         self._lock = threading.Lock()
         self._unable: set[str] = set()
@@ -239,7 +239,8 @@ class Receipts:
         with self._lock:
             if found.cause is Cause.UNKNOWN:  # The files of the versions that the server mixes may be pruned by now.
                 found = self._causes.get(server.url, found)
-            self._causes.setdefault(server.url, found)
+            else:
+                self._causes.setdefault(server.url, found)
         detail = f"{found.text}; {found.remedy}"
         receipt = msgspec.structs.replace(receipt, cause=found.cause, detail=detail)
         self._write(receipt)
