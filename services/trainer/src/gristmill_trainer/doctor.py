@@ -7,7 +7,6 @@ the initial model. `receipts` has the bounds, and names the cause of a differenc
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from gristmill.settings import find_config, load_yaml
 from gristmill.view.check import Check, State
 from gristmill.view.doctor import read_memory
 from gristmill.view.folders import ROLLOUTS_FOLDER, RunFolder
-from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, read_digests
+from gristmill_trainer.checkpoint.digests import DIGESTS_FILE, CheckpointRecord, read_digests
 from gristmill_trainer.checkpoint.store import read_progress
 from gristmill_trainer.data.micro_batches import collate
 from gristmill_trainer.data.types import Sample
@@ -54,8 +53,6 @@ from gristmill_trainer.receipts import (
 )
 from gristmill_trainer.replay.recorded import ReplayError, find_source
 from gristmill_trainer.settings import TrainerSettings, read_settings
-
-_LOG = logging.getLogger(__name__)
 
 _FLOAT32 = 4
 _MOMENTS = {"adamw": 8, "adamw_8bit": 2}
@@ -267,11 +264,12 @@ def after_run(run: RunFolder, config: str, environ: Mapping[str, str]) -> Iterat
     if folder is None:
         yield Check(name, "warning", "not checked: the run has no archived groups")
         return
-    weights = _weights_of(run, Deployment.read(environ))
-    if not weights:
-        yield Check(name, "warning", "not checked: neither a checkpoint nor the initial model is on this machine")
-        return
     try:
+        weights, not_checked = _weights_of(run, Deployment.read(environ))
+        yield from not_checked
+        if not weights:
+            yield Check(name, "warning", "not checked: neither a checkpoint nor the initial model is on this machine")
+            return
         groups = _groups_of(folder, {one.label for one in weights})
         if not groups:
             yield Check(name, "warning", "not checked: no archived group was sampled by weights that are still here")
@@ -288,12 +286,10 @@ def _proven_bound(run: RunFolder) -> float | None:
     return max((one.bound for one in receipts if one.state is not ReceiptState.FAILED and one.bound > 0), default=None)
 
 
-def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
-    """Returns the run's checkpoints, and the initial model if the manifest has it and the run began from it.
-
-    A checkpoint of adapters is left out if the model of the adapters is not on this machine.
-    """
-    found = []
+def _weights_of(run: RunFolder, deployment: Deployment) -> tuple[list[_Weights], list[Check]]:
+    """Returns the run's checkpoints, and the initial model if the manifest has it and the run began from it. Returns
+    warnings of the checkpoints of adapters whose model is not on this machine. Raises GristmillError."""
+    found, not_checked = [], []
     manifest, record = _manifest(deployment.models_dir), run.record()
     path = run.find(DIGESTS_FILE)
     digests = {} if path is None else {one.version: one for one in read_digests(path)}
@@ -310,14 +306,23 @@ def _weights_of(run: RunFolder, deployment: Deployment) -> list[_Weights]:
             version, dtype = str(read_progress(path).version), "float32" if manifest is None else manifest.dtype
             if adapter_rank(path) is None:
                 found.append(_Weights(version, replace(ModelSource.of(str(path)), served_dtype=dtype)))
-            elif version in digests:
-                try:
-                    source = find_source(digests[version].trainer, None, deployment.models_dir)
-                except ReplayError as error:
-                    _LOG.info("the checkpoint %s is not compared: %s", path, error)
-                else:
-                    found.append(_Weights(version, replace(source, served_dtype=dtype), path))
-    return found
+            elif (base := _base_of(digests.get(version), deployment)) is not None:
+                found.append(_Weights(version, replace(base, served_dtype=dtype), path))
+            else:
+                text = "not checked: the model that its adapters belong to is not on this machine"
+                not_checked.append(Check(f"weights {version}", "warning", text))
+    return found, not_checked
+
+
+def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSource | None:
+    """Returns the model of a checkpoint's adapters; None if it is not on this machine."""
+    if record is None:
+        return None
+    try:
+        source = find_source(record.trainer, None, deployment.models_dir)
+    except ReplayError:
+        return None
+    return source if Path(source.weights).is_dir() else None
 
 
 def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup]]:

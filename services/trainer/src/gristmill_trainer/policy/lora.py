@@ -47,7 +47,7 @@ def saved_lora(folder: Path) -> Lora:
     try:
         saved = json.loads(file.read_text())
         return Lora(int(saved["r"]), float(saved["lora_alpha"]))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             "adapter_unreadable", f"{file} is not readable ({error}); resume from the checkpoint before", path=file
         ) from error
