@@ -146,6 +146,7 @@ def test_time_limit_has_the_form_of_slurm(home: Path, time: str) -> None:
         ("9:59", False),
         ("0:09:59", False),
         ("0-0:09:59", False),
+        ("0", True),
         ("10", True),
         ("10:00", True),
         ("0:10:00", True),
@@ -155,7 +156,7 @@ def test_time_limit_has_the_form_of_slurm(home: Path, time: str) -> None:
     ],
 )
 def test_time_limit_leaves_time_to_train(home: Path, time: str, long_enough: bool) -> None:
-    """A shorter job would return to the queue for ever."""
+    """A shorter job would return to the queue for ever. Slurm takes 0 as no limit."""
     places = {"GRISTMILL_CONFIG_DIR": str(ROOT / "configs")}
     if long_enough:
         assert f"#SBATCH --time={time}" in Job.read("quickstart", Nodes(1, 1), "tiny", places, time=time).script()

@@ -119,7 +119,7 @@ class Job:
             raise ConfigError(
                 "time_limit", f"--time {time} is not a time limit such as 30, 4:00:00 or 2-00:00:00", time=time
             )
-        if time is not None and _seconds(time) < _LEAST_SECONDS:
+        if time is not None and 0 < _seconds(time) < _LEAST_SECONDS:  # Slurm takes 0 as no limit.
             raise ConfigError(
                 "time_limit_short",
                 f"--time {time} is too short: the services take minutes to start, and the job stops "
@@ -259,14 +259,24 @@ def submit(job: Job) -> str:
 
 
 def _submitted(script: Path) -> str | None:
-    """Returns the id of this user's job with this script that waits or runs; None if there is none."""
+    """Returns the id of this user's job with this script that waits or runs; None if there is none.
+
+    A job that is ending does not count: its lock in the run's folder keeps the next job waiting. Raises GristmillError.
+    """
     squeue = shutil.which("squeue")
     if squeue is None:
         return None
-    listed = [squeue, "--noheader", "--me", "--format=%i %o"]
+    listed = [squeue, "--noheader", "--me", "--format=%i %T %o"]
     done = subprocess.run(listed, capture_output=True, text=True, check=False)
-    jobs = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
-    return next((number.partition("+")[0] for number, command in jobs if command.strip() == str(script)), None)
+    if done.returncode != 0:
+        answer = done.stderr.strip()
+        raise GristmillError("squeue_failed", f"cannot list your jobs: squeue: {answer}; try again", answer=answer)
+    for row in done.stdout.splitlines():
+        number, _, rest = row.partition(" ")
+        state, _, command = rest.partition(" ")
+        if command.strip() == str(script) and state != "COMPLETING":
+            return number.partition("+")[0]
+    return None
 
 
 def containers(which: Callable[[str], str | None] = shutil.which) -> Containers:
