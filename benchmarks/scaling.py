@@ -92,7 +92,7 @@ def _start_stub(processes: LocalStack, port: int, environ: dict[str, str]) -> Se
 
 def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> list[float]:
     """Returns the groups per second with two servers, with one of them dead, and with both again."""
-    places = {"STUB_LATENCY_S": str(options.latency), "STUB_AT_A_TIME": str(options.workers // 2)}
+    places = {"STUB_LATENCY_S": str(options.latency), "STUB_AT_A_TIME": str(max(1, options.workers // 2))}
     ports = [free_port(), free_port()]
     stubs = [_start_stub(bench.processes, port, places) for port in ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]

@@ -356,9 +356,19 @@ def train_again(options: argparse.Namespace, place: Place, console: Console) -> 
     def show(roots: Sequence[Path], path: str) -> None:
         _serve_page(roots, path, console, opens=True)
 
-    page = show if sys.stdout.isatty() else None
+    page = show if sys.stdout.isatty() and _can_open_page() else None
     here = commands.Here(place.roots, place.models_dir, place.api, place.token, page)
     return int(commands.main(options.name, options.rest, here))
+
+
+def _can_open_page() -> bool:
+    """Whether there is a browser, and the packages of the page are installed. A container has no browser."""
+    try:
+        webbrowser.get()
+        _imported("uvicorn"), _imported("gristmill.view.run_source")
+    except (webbrowser.Error, GristmillError):
+        return False
+    return True
 
 
 def _imported(name: str) -> Any:

@@ -36,7 +36,7 @@ class Here(NamedTuple):
     """URL of the trajectory API, which only a fork needs."""
     token: str | None
     show: Callable[[Sequence[Path], str], None] | None
-    """Opens the page over folders of runs at a path, until Ctrl-C. None: nobody looks at a terminal."""
+    """Opens the page over folders of runs at a path, until Ctrl-C. None: there is no terminal or no browser."""
 
 
 def main(command: str, arguments: Sequence[str], here: Here) -> int:
@@ -103,10 +103,9 @@ def _bisect(arguments: Sequence[str], here: Here) -> int:
     for line in found.report():
         _say(line)
     link = f"/view/{quote(run.run_id)}/group/{quote(found.group.group_id)}#s{found.sequence.sequence}"
+    _say(f"on the page (gristmill view {options.run}): http://127.0.0.1:8080{link}")
     if here.show is not None:
         here.show(run.folder.roots, link)
-    else:
-        _say(f"on the page (gristmill view {options.run}): http://127.0.0.1:8080{link}")
     return 0
 
 
