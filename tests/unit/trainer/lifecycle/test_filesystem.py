@@ -59,6 +59,28 @@ def test_publisher_keeps_the_version_that_a_server_still_loads(tmp_path: Path, m
         server.stop()
 
 
+def test_publisher_keeps_the_version_whose_load_timed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server executes a request to its end, also when the trainer waits no longer."""
+    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.1)
+    monkeypatch.setattr("gristmill_trainer.publish.servers.LOAD_TIMEOUT", 0.5)
+    pair = [ModelServerStandIn(), ModelServerStandIn()]
+    publisher = FilesystemTransport(ModelServers([ModelServer(one.url, "token") for one in pair]), tmp_path, None)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 0))
+    pair[1].load_seconds = 5.0
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 1))
+    time.sleep(2.0)
+    for step in range(2, 6):
+        publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, step))
+    assert {path.name for path in tmp_path.iterdir()} == {"1.0", "1.1", "1.4", "1.5"}
+    pair[1].load_seconds = 0.0
+    while pair[1].version != "1.5":
+        time.sleep(0.01)
+    publisher.publish({"w": torch.ones(1)}, PolicyVersion(1, 6))
+    assert {path.name for path in tmp_path.iterdir()} == {"1.5", "1.6"}
+    for server in pair:
+        server.stop()
+
+
 def test_publication_to_a_full_disk_fails_with_one_line(tmp_path: Path) -> None:
     server = ModelServerStandIn()
     publisher = FilesystemTransport(ModelServers([ModelServer(server.url, "token")]), tmp_path, None)

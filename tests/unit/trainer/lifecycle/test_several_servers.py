@@ -175,6 +175,56 @@ def test_training_continues_when_one_server_is_away_for_longer_than_its_patience
     target.close()
 
 
+def test_server_that_loses_the_first_version_and_refuses_is_left_out(pair: list[ModelServerStandIn]) -> None:
+    target = _target(pair)
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    pair[1].version, pair[1].refusal = "default", (404, "not_found")
+    for _ in range(20):
+        target.ensure()
+        time.sleep(0.05)
+    pair[1].refusal = None
+    _until(lambda: pair[1].version == "1.0")
+    target.close()
+
+
+class _FailsReceipt:
+    """Proofs of all servers but one hold."""
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    def expects(self, version: PolicyVersion) -> bool:
+        return True
+
+    def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
+        return server.url != self.failing
+
+    def explain(self, server: ModelServer, path: Path, label: str) -> PublishError:
+        return PublishError("receipt_failed", "another function", url=server.url)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_training_ends_when_one_server_is_left_out_and_the_other_is_lost(
+    pair: list[ModelServerStandIn], refuses: bool
+) -> None:
+    servers = [ModelServer(server.url, "token", 1.0) for server in pair]
+    target = ModelServers(servers, proof=_FailsReceipt(pair[0].url))
+    target.load(FOLDER / "1.0", PolicyVersion(1, 0))
+    target.prove()
+    if refuses:
+        pair[1].version, pair[1].refusal = "default", (401, "unauthorized")
+    else:
+        pair[1].stop()
+    code = "model_server_refused" if refuses else "model_server_unreachable"
+    with raises(PublishError, code, url=pair[1].url):
+        while True:
+            target.ensure()
+            time.sleep(0.05)
+    if not refuses:
+        pair[1].start()
+    target.close()
+
+
 def test_server_that_starts_after_the_first_publication_and_refuses_is_left_out(pair: list[ModelServerStandIn]) -> None:
     target = _target(pair)
     pair[1].stop()

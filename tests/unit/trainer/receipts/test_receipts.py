@@ -122,6 +122,30 @@ def test_diagnosis_that_fails_leaves_the_server_out_and_training_continues(
     assert any(record.exc_info for record in caplog.records), "the log has the traceback"
 
 
+def test_diagnosis_that_takes_many_steps_does_not_end_the_training(
+    serve: Serve, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's scores for its version are removed meanwhile."""
+    diagnose, over = LiveDiagnosis.__call__, threading.Event()
+
+    def waits(self: LiveDiagnosis, case: Case, server: ModelServer, path: Path | None) -> Diagnosis:
+        assert over.wait(60)
+        return diagnose(self, case, server, path)
+
+    monkeypatch.setattr(LiveDiagnosis, "__call__", waits)
+    monkeypatch.setattr("gristmill_trainer.publish.servers._OTHERS_LEAST", 0.2)
+    good, bad = serve(), serve("swallowed_update")
+    run = begin([good, bad])
+    run.train(8)
+    assert good.label == "1.8"
+    over.set()
+    while not any(row.version == "1.8" and row.server == bad.url for row in run.rows()):
+        time.sleep(0.05)
+    run.servers.ensure()
+    run.close()
+    assert proven([row for row in run.rows() if row.server == good.url]) == Proven(9, 9)
+
+
 def test_training_has_the_same_bits_with_and_without_receipts(serve: Serve, begin: Begin) -> None:
     weights = []
     for receipts in (True, False):

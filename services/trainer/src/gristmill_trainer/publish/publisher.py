@@ -6,6 +6,7 @@ The transport writes files under a temporary name, renames them, and lets the se
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -27,6 +28,7 @@ from gristmill_trainer.policy.lora import ADAPTER_WEIGHTS
 from gristmill_trainer.publish.servers import ModelServers
 from gristmill_trainer.stop import StopRequest
 
+_LOG = logging.getLogger(__name__)
 Tensors = Mapping[str, torch.Tensor]
 """All tensors with the server's names and shapes, including the head; or an adapter's tensors with the names of peft's
 files."""
@@ -245,7 +247,10 @@ class FilesystemTransport:
         versions = [path for path in self._folder.iterdir() if path.name[0] != "."]
         for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
             if old not in self._servers.in_use:
-                shutil.rmtree(old)
+                try:
+                    shutil.rmtree(old)
+                except OSError as error:  # On NFS, a file that another machine reads stays. The next call removes it.
+                    _LOG.warning("the old weights in %s are not removed yet: %s", old, error)
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

@@ -39,6 +39,7 @@ _OTHERS_TIMES, _OTHERS_LEAST = 3.0, 30.0
 and at least so many seconds. A server may hang in a load."""
 _REPLACED = 409
 """HTTP status of a refusal because another trainer publishes now."""
+_PUBLISH = "/gristmill/publish"
 RECEIPT_FAILED = "receipt_failed"
 """Code of the error that `Proof.explain` returns."""
 
@@ -126,7 +127,7 @@ class ModelServer:
         """
         self.call("GET", "/weight_info", timeout=_ALIVE_TIMEOUT)
         body = {"path": str(path), "version": str(version)}
-        found = self.ask("POST", "/gristmill/publish", "weight_version", timeout=LOAD_TIMEOUT, json=body)
+        found = self.ask("POST", _PUBLISH, "weight_version", timeout=LOAD_TIMEOUT, json=body)
         if found != str(version):
             raise PublishError(
                 "other_version_served",
@@ -254,7 +255,8 @@ class _Standing:
     seconds: float = 0.0
     """Duration of the last load."""
     loading: Path | None = None
-    """Folder that the present attempt loads."""
+    """The oldest folder that the server was asked to load and gave no answer for. It may still read the folder, also
+    after the request timed out."""
     loaded: Path | None = None
     """Folder of the last load. A server whose next load fails reads it again."""
     behind: bool = False
@@ -353,14 +355,15 @@ class ModelServers:
         """Requests a check of each server's version, and publishes again to a server that lost it.
 
         Does not wait for the servers. Raises PublishError if servers refused as in `load`, if every server is left
-        out, or if all servers have been unreachable for longer than their patience.
+        out, or if all servers that are not have been unreachable for longer than their patience.
         """
         with self._changed:
             self._raise_what_is_permanent()
             if self._wanted is not None:
                 self._raise_if_none_is_left(self._wanted[1])
-            if all(standing.away_since is not None for standing in self._standings):
-                self._raise_if_all_late(self._standings, time.monotonic())
+            here = [one for one in self._standings if self._wanted is None or one.left_out != self._wanted[1]]
+            if here and all(standing.away_since is not None for standing in here):
+                self._raise_if_all_late(here, time.monotonic())
             for standing in self._standings:
                 standing.check_due = standing.served is not None
             self._changed.notify_all()
@@ -461,8 +464,9 @@ class ModelServers:
     def _raise_what_is_permanent(self) -> None:
         if self._failure is not None:
             raise self._failure
-        problems = [standing.problem for standing in self._standings]
-        if problems[0] is not None and all(problem is not None and problem.permanent for problem in problems):
+        wanted = None if self._wanted is None else self._wanted[1]
+        problems = [one.problem for one in self._standings if wanted is None or one.left_out != wanted]
+        if problems and problems[0] is not None and all(one is not None and one.permanent for one in problems):
             raise problems[0]
 
     def _ends_training(self, problem: PublishError, standing: _Standing, version: PolicyVersion) -> bool:
@@ -472,7 +476,7 @@ class ModelServers:
             return False
         if problem.code != "model_server_refused" or problem.values.get("status") == _REPLACED:
             return True
-        return version == self._first and not standing.late
+        return version == self._first and standing.loaded is None and not standing.late
 
     def _raise_if_all_late(self, standings: Sequence[_Standing], since: float) -> None:
         errors = [self._late(standing, since) for standing in standings]
@@ -506,18 +510,24 @@ class ModelServers:
                 if self._closed or standing.gone or self._wanted is None:
                     return
                 (path, version), standing.check_due = self._wanted, False
-                there = standing.served == version
+                there, begins = standing.served == version, False
                 if not there:
                     standing.proven = None  # A restarted server has to prove the same version again.
-                    standing.loading = path
+                    begins = standing.loading is None
+                    standing.loading = standing.loading or path
                 proof = self._proof if there and self._unproven(standing, version) else None
             check, begun = there and not just_loaded, time.monotonic()
             problem, served = _attempt(standing.server, path, version, proof, load=not there, check=check)
             just_loaded = not there and problem is None
             with self._changed:
-                standing.served, standing.problem, standing.behind, standing.loading = served, problem, False, None
+                standing.served, standing.problem, standing.behind = served, problem, False
                 if just_loaded:
-                    standing.seconds, standing.loaded = time.monotonic() - begun, path
+                    standing.seconds, standing.loaded, standing.loading = time.monotonic() - begun, path, None
+                elif not there and problem is not None:
+                    asked = problem.values.get("request") == f"POST {_PUBLISH}"
+                    # Servers answer in order: an answer to this request ends the earlier requests too.
+                    if (asked and problem.code != "model_server_unreachable") or (begins and not asked):
+                        standing.loading = None
                 if problem is None:
                     if standing.away_since is not None and served is not None:
                         standing.away_since = None

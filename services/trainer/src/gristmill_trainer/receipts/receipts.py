@@ -158,13 +158,21 @@ class Receipts:
     def holds(self, server: ModelServer, version: PolicyVersion, attempt: int) -> bool:
         """Asks the server for its receipt, and returns False if the receipt fails. `explain` then completes it.
 
-        `attempt`: 1, or 2 after the version was published again. Raises PublishError if the server does not answer.
+        `attempt`: 1, or 2 after the version was published again. Raises PublishError if the server does not answer, or
+        if the trainer's scores for the version are not kept any more.
         """
         with self._lock:
-            expectation, probes = self._expected[version], self._probes
+            expectation, probes = self._expected.get(version), self._probes
             before = self._expected.get(PolicyVersion(version.incarnation, version.step - 1))
             last = self._answered.get(server.url)
             bound = self._bounds.get(server.url)
+        if expectation is None:
+            raise PublishError(
+                "receipt_outdated",
+                f"{server.url} took so long that newer versions than {version} are published; it gets the newest one",
+                url=server.url,
+                version=str(version),
+            )
         assert probes is not None
         started = time.monotonic()
         try:
