@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
@@ -322,7 +324,12 @@ def _base_of(record: CheckpointRecord | None, deployment: Deployment) -> ModelSo
         source = find_source(record.trainer, None, deployment.models_dir)
     except ReplayError:
         return None
-    return source if Path(source.weights).is_dir() else None
+    if Path(source.weights).is_dir():
+        return source
+    try:
+        return replace(source, weights=snapshot_download(source.weights, local_files_only=True))
+    except (HFValidationError, OSError):  # LocalEntryNotFoundError is an OSError.
+        return None
 
 
 def _groups_of(folder: Path, labels: set[str]) -> dict[str, list[TrajectoryGroup]]:
