@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Literal
 
 from gristmill.deployment import Deployment
@@ -26,6 +27,7 @@ _GRACE_SECONDS = 180
 """From Slurm's signal to the time limit. Slurm may send the signal up to a minute earlier."""
 _LEAST_SECONDS = 600
 """The services need minutes to start. With a shorter limit, the job would only start, stop and return to the queue."""
+_ENDING_SECONDS = 60
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 _REDIS = "redis-server"
 SERVICES = ("redis", "api", "model", "trainer", "env")
@@ -259,24 +261,33 @@ def submit(job: Job) -> str:
 
 
 def _submitted(script: Path) -> str | None:
-    """Returns the id of this user's job with this script that waits or runs; None if there is none.
+    """Returns the id of this user's job with this script; None if there is none.
 
-    A job that is ending does not count: its lock in the run's folder keeps the next job waiting. Raises GristmillError.
+    A job may be ending, or be on its way back to the queue: Slurm calls both COMPLETING. Waits for at most a minute
+    until it is over. Raises GristmillError.
     """
     squeue = shutil.which("squeue")
     if squeue is None:
         return None
-    listed = [squeue, "--noheader", "--me", "--format=%i %T %o"]
-    done = subprocess.run(listed, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        answer = done.stderr.strip()
-        raise GristmillError("squeue_failed", f"cannot list your jobs: squeue: {answer}; try again", answer=answer)
-    for row in done.stdout.splitlines():
-        number, _, rest = row.partition(" ")
-        state, _, command = rest.partition(" ")
-        if command.strip() == str(script) and state != "COMPLETING":
-            return number.partition("+")[0]
-    return None
+    until = monotonic() + _ENDING_SECONDS
+    while True:
+        done = subprocess.run(
+            [squeue, "--noheader", "--me", "--format=%i %T %o"], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            answer = done.stderr.strip()
+            raise GristmillError("squeue_failed", f"cannot list your jobs: squeue: {answer}; try again", answer=answer)
+        states = {}
+        for row in done.stdout.splitlines():
+            number, _, rest = row.partition(" ")
+            state, _, command = rest.partition(" ")
+            if command.strip() == str(script):
+                states[number.partition("+")[0]] = state
+        if not states:
+            return None
+        if monotonic() > until or set(states.values()) != {"COMPLETING"}:
+            return next(iter(states))
+        sleep(1.0)
 
 
 def containers(which: Callable[[str], str | None] = shutil.which) -> Containers:
