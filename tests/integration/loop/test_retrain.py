@@ -187,8 +187,8 @@ def test_other_settings_act_after_the_step_and_make_the_data_off_policy(run: Pat
     assert [row["learning_rate"] for row in rows] == [1e-4] * 3 + [5e-4] * 3
     assert [row["grad_norm"] for row in rows[:3]] == [row["grad_norm"] for row in original[:3]]
     sizes = [row["effective_sample_size"] for row in rows]
-    assert min(sizes[:4]) > 0.95, "the policy before step 4 is the recorded policy"
-    assert sizes[5] < sizes[4] < sizes[3]
+    # Steps 5 and 6 have other completions, so either may be further from its policy.
+    assert max(sizes[4:]) < 0.95 < min(sizes[:4]), "the policy before step 4 is the recorded policy"
     settings = json.loads((run.parent / "b" / "retrain.json").read_text())
     assert settings == {
         "run": RUN, "at": 3, "until": None, "settings": {"objective": "cispo", "learning_rate": 5e-4}
