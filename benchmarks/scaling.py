@@ -5,7 +5,8 @@ and share the cores of this machine. Each environment works on `--workers` promp
 workers / latency. The measured rate counts the groups that the API accepts.
 
 Then one environment uses two servers, each of which works on half of the prompts at a time. One server is killed with
-SIGKILL, and starts again later on its port. Each measurement begins right after the kill or the start.
+SIGKILL, and starts again later on its port. The measurement begins right after the kill, and a minute after the start,
+because the environment sends no requests to a failed server for up to 45 seconds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from local_processes import LocalStack, Service, answers, free_port
 
 _COUNTS = (1, 2, 4)
 _SERVERS = ("both", "one is dead", "both again")
+_PAUSE_SECONDS = 60.0
+"""Longer than an environment's longest pause for a server."""
 _ROWS = 5000
 _TARGET = 3.6
 """Four environments should have at least this many times the rate of one."""
@@ -111,6 +114,7 @@ def _rates_with_a_kill(bench: Bench, run: str, options: argparse.Namespace) -> l
         one = _accepted_per_second(api, run, options)
         stubs[0] = _start_stub(bench.processes, ports[0], places)
         httpx.post(f"{urls[0]}/update_weight_version", json=version).raise_for_status()
+        time.sleep(_PAUSE_SECONDS)
         again = _accepted_per_second(api, run, options)
     for service in (environment, *stubs):
         service.stop(grace=20)
