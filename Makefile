@@ -123,7 +123,7 @@ bench-learning: dev ## train to the end: ARGS=objectives or staleness (half an h
 bench-durability: $(DEV_READY) ## measure the cost of a SIGKILL of Redis by fsync mode: half an hour
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/durability.py --results benchmarks/results $(ARGS)
 
-bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records; needs gristmill[view]
+bench-rollouts: $(DEV_READY) ## time ten questions on 100,000 rollouts, and the trainer's records; needs the extra view
 	PYTHONPATH=.:scripts $(VENV)/python benchmarks/rollouts.py --results benchmarks/results $(ARGS)
 
 bench-page: $(DEV_READY) ## measure the page: cost of open pages for the API, bytes, first paint; ten minutes, needs Chromium

@@ -8,7 +8,7 @@ The modules, in the order in which to read them:
     permits       PermitSession: the calls of an environment, with the heartbeat of its permits
     errors        the exceptions, and ErrorCode with the codes of the API's errors
     archive       read_rollouts: the trained groups of a run on disk
-    rollouts      dataset, sql: the table of all rollouts of a run (docs/rollouts.md), with the extra gristmill[view]
+    rollouts      dataset, sql: the table of all rollouts of a run (docs/rollouts.md), with the extra `view`
     run           the records that the API returns
     deployment    Deployment: the addresses and folders of a stack; Manifest: the model that the stack serves
     model_servers ServerAddresses: the model servers that a URL represents; dns+http:// finds them by name

@@ -1,4 +1,4 @@
-"""The table of a run's rollouts, for a notebook or a script. It needs the packages of the extra `gristmill[view]`.
+"""The table of a run's rollouts, for a notebook or a script. It needs the packages of the extra `view` of the SDK.
 
     import gristmill
 
@@ -56,6 +56,6 @@ def _view() -> Any:
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
             "view_extra_missing",
-            f"the table of rollouts needs the package {error.name}: pip install 'gristmill[view]'",
+            f"the table of rollouts needs the package {error.name}: pip install './sdk[view]'",
             package=error.name,
         ) from error

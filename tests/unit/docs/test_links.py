@@ -73,3 +73,18 @@ def test_pages_that_sources_name_exist() -> None:
                 if not (ROOT / "docs" / page).exists():
                     missing.add(f"{name}: docs/{page}")
     assert missing == set()
+
+
+def test_every_install_command_names_a_folder_of_the_repository() -> None:
+    """Our distributions are not published, so `pip install gristmill` would install a stranger's package."""
+    command = re.compile(r"pip install (?:-\S+ )*['\"]?((?:\./)?\w[\w./-]*)")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    named = {
+        name: path
+        for path in tracked
+        if path.endswith((".md", ".py", ".yaml", ".toml", ".sh")) and path != "tests/unit/docs/test_links.py"
+        for name in command.findall((ROOT / path).read_text())
+        if "gristmill" in name or name.startswith(("./sdk", "./services"))
+    }
+    assert named, "the pattern finds the commands of docs/"
+    assert {name: path for name, path in named.items() if not (ROOT / name).is_dir()} == {}

@@ -1,4 +1,4 @@
-"""The tests of the views need the packages of the extra `gristmill[view]`."""
+"""The tests of the views need the packages of the extra `view` of the SDK."""
 
 from __future__ import annotations
 

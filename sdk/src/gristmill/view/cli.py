@@ -372,13 +372,13 @@ def _can_open_page() -> bool:
 
 
 def _imported(name: str) -> Any:
-    """Imports a module that needs the extra `gristmill[view]`."""
+    """Imports a module that needs the extra `view` of the SDK."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise GristmillError(
             "extra_missing",
-            f"this command needs a package that is not installed ({error.name}): pip install 'gristmill[view]'",
+            f"this command needs a package that is not installed ({error.name}): pip install './sdk[view]'",
             package=error.name or "",
         ) from error
 

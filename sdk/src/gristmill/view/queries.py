@@ -376,7 +376,7 @@ def _imported(name: str) -> Any:
             "view_not_installed",
             f"The page cannot read the groups of runs: {error.name or error} is not installed.",
             status=503,
-            remedy="pip install 'gristmill[view]'",
+            remedy="pip install './sdk[view]'",
         ) from error
 
 

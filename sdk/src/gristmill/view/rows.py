@@ -94,7 +94,7 @@ class Texts:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            _LOG.warning("the table has no texts, because tokenizers is not installed: pip install 'gristmill[view]'")
+            _LOG.warning("the table has no texts, because tokenizers is not installed: pip install './sdk[view]'")
             return
         self._tokenizer = Tokenizer.from_file(str(file))
 
