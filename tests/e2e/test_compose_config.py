@@ -1,9 +1,11 @@
-"""What `docker compose config` prints for machines with NVIDIA GPUs. Needs no engine and no GPU."""
+"""The output of `docker compose config` for clones, and for machines with NVIDIA GPUs. Needs no engine and no GPU."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,20 +20,40 @@ def images() -> None:
     """None is needed here."""
 
 
-def config(**settings: str) -> dict[str, Any]:
-    """The services, for the settings that a user writes into .env."""
+def printed(folder: Path, **settings: str) -> dict[str, Any]:
+    """The configuration of a clone in `folder`, for the settings that a user writes into .env."""
     environ = {"PATH": os.environ["PATH"], **settings}
     command = ["docker", "compose", "--env-file", os.devnull, "config"]
-    done = subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True, text=True)
-    services: dict[str, Any] = yaml.safe_load(done.stdout)["services"]
+    done = subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True, text=True)
+    read: dict[str, Any] = yaml.safe_load(done.stdout)
+    return read
+
+
+def config(**settings: str) -> dict[str, Any]:
+    services: dict[str, Any] = printed(ROOT, **settings)["services"]
     return services
 
 
+def test_two_clones_have_containers_and_volumes_of_their_own(tmp_path: Path) -> None:
+    clones = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ROOT / "compose.yaml", tmp_path / folder)
+        shutil.copytree(ROOT / "compose", tmp_path / folder / "compose")
+        clones.append(printed(tmp_path / folder))
+    first, second = ({volume["name"] for volume in clone["volumes"].values()} for clone in clones)
+    assert [clone["name"] for clone in clones] == ["first", "second"]
+    assert first
+    assert first.isdisjoint(second)
+    assert printed(tmp_path / "first", COMPOSE_PROJECT_NAME="mine")["name"] == "mine"
+
+
 def gpus(service: dict[str, Any]) -> list[str]:
-    """The GPUs that the engine gives the container. It joins the ids with commas."""
+    """The GPUs that CUDA shows the service. The container has all GPUs, by a request that engines with CDI accept."""
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    return ",".join(device["device_ids"]).split(",")
+    assert device == {"driver": "nvidia", "count": -1, "capabilities": ["gpu"]}
+    visible: str = service["environment"]["CUDA_VISIBLE_DEVICES"]
+    return visible.split(",")
 
 
 @pytest.mark.parametrize(
