@@ -16,11 +16,12 @@ from tests.support.api_server import ApiServer
 from gristmill import Client, PolicyVersion, SamplingParams
 from gristmill.permits import Slots
 from gristmill_api.store import keys
-from gristmill_env.errors import EvaluationError, InferenceError, RewardError
+from gristmill_env.errors import EnvError, EvaluationError, InferenceError, RewardError
 from gristmill_env.evaluation import run as evaluation_run
 from gristmill_env.evaluation.plan import Plan
 from gristmill_env.evaluation.results import Evaluated, RewardFigures, summarise
 from gristmill_env.evaluation.run import RunEvaluations
+from gristmill_env.inference.http import RefusedError
 from gristmill_env.settings import EnvConfig, EvalHandling
 from gristmill_env.tracking import Observers
 
@@ -179,7 +180,10 @@ async def test_waiting_evaluation_is_cancelled_by_the_next_due_evaluation(api: C
     [
         EvaluationError("output_unwritable", "the folder cannot be written"),
         OSError(errno.ENOSPC, "No space left"),
-        RewardError("reward_raised", "stated"),
+        RewardError("too_many_failures", "of a reward"),
+        EnvError("too_many_hanging", "of an environment"),
+        RefusedError("request_refused", "HTTP 400", text="", status=400),
+        TypeError("of a reward's own code"),
     ],
 )
 async def test_an_evaluation_that_fails_does_not_end_the_training(

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.unit.env.inference.conftest import GENERATE, choice
 from gristmill import Client, PolicyVersion
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.serve import serve
+from gristmill_env.settings import DatasetConfig
 
 from .test_serve_again import launch, server  # noqa: F401
 
@@ -75,9 +77,21 @@ def held() -> dict[int, threading.Event]:
 
 
 @pytest.fixture
+def dataset() -> dict[str, Any]:
+    """Changes to the `dataset:` section, for a test to override."""
+    return {}
+
+
+@pytest.fixture
+def files() -> dict[str, str]:
+    """Files of the configuration's folder, for a test to override."""
+    return {}
+
+
+@pytest.fixture
 async def run(
     redis_url: str, session_api: ApiServer, launch: RunSettings, server: FailingServer,  # noqa: F811
-    held: dict[int, threading.Event],
+    held: dict[int, threading.Event], dataset: dict[str, Any], files: dict[str, str], tmp_path: Path,
 ) -> AsyncIterator[Run]:  # fmt: skip
     def complete() -> tuple[int, Any]:
         if not hasattr(server.now, "body"):  # the client was cancelled before it sent the request
@@ -87,7 +101,15 @@ async def run(
         return 200, {"choices": [choice(weight_versions=None)] * count}
 
     server.answers[GENERATE] = complete
-    config = launch.config.model_copy(update={"ensure_scores_are_not_same": False, "steps_per_eval": 2})
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    section = launch.config.dataset.model_dump(exclude_unset=True) | dataset
+    changes = {
+        "ensure_scores_are_not_same": False,
+        "steps_per_eval": 2,
+        "dataset": DatasetConfig.model_validate(section),
+    }
+    config = launch.config.model_copy(update=changes)
     async with Client(session_api.url) as api:
         run = Run(api, dataclasses.replace(launch, config=config), server)
         yield run
@@ -107,6 +129,38 @@ async def test_serve_feeds_and_evaluates_a_run_until_it_is_finished(run: Run) ->
     assert (status.trained, status.outstanding, status.dropped) == (6, 0, {})
     assert sorted(rows) == list(range(6)), "no place in the order of the rows is left out or done twice"
     assert [row.step for row in await run.api.metrics("sums", "eval")] == [0, 2, 3]
+
+
+REWARDS = """
+def scored_with_hint(completion, hint=""):
+    if hint == "of an evaluation":
+        raise KeyError("no judge")
+    return float(len(hint))
+"""
+TRAINED = '{"question": "1 + 1?", "hint": "of the training"}\n' * 3
+EVALUATED = {
+    "without the optional column": ('{"question": "1 + 1?"}\n' * 6, [0, 2, 3]),
+    "fails on every row": ('{"question": "1 + 1?", "hint": "of an evaluation"}\n' * 80, []),
+}
+
+
+@pytest.mark.parametrize("dataset", [{"eval_dataset_path": "eval.jsonl", "eval_split": "test", "eval_limit": 80,
+                                      "reward_functions": ["rewards.py:scored_with_hint"]}], ids=[""])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "evaluated"),
+    [({"rewards.py": REWARDS, "rows.jsonl": TRAINED, "eval.jsonl": rows}, steps) for rows, steps in EVALUATED.values()],
+    ids=EVALUATED,
+)
+async def test_failing_evaluation_does_not_end_or_change_the_training(run: Run, evaluated: list[int]) -> None:
+    await run.take()
+    assert len(await run.train(until=3)) == 6
+    await run.api.finish("sums", run.incarnation)
+    await asyncio.wait_for(run.serving, 30)
+    status = await run.api.status("sums")
+    assert (status.trained, status.dropped) == (6, {})
+    found = await run.api.metrics("sums", "eval")
+    assert [row.step for row in found] == evaluated
+    assert [row.values["reward/scored_with_hint"] for row in found] == [0.0] * len(evaluated)
 
 
 async def test_cancelled_serve_gives_its_permits_back(run: Run, held: dict[int, threading.Event]) -> None:

@@ -77,10 +77,12 @@ async def serve(run: RunSettings, environ: Mapping[str, str]) -> None:
     for warning in config.warnings():
         logger.warning("%s", warning)
     task = Task.load(run)
-    async with open_session(run, task, wait=_STARTUP_PATIENCE) as session:
+    async with open_session(run, task, wait=_STARTUP_PATIENCE) as session, contextlib.AsyncExitStack() as evaluating:
         session.server.refuse_text_only()
         evaluates = config.steps_per_eval > 0 and has_evaluation_set(config.dataset)
-        measure = RunMeasure(run, session.served.name) if evaluates else None
+        measure = None
+        if evaluates:
+            measure = await evaluating.enter_async_context(RunMeasure(run, session.served.name, session.generator))
         recorded = config.recorded(session.served.name)
         async with connect_api(run, config.startup_patience or _STARTUP_PATIENCE) as api:
             record = await api.create_run(run_id, recorded, config.group_size, run.deployment.stack)
@@ -138,7 +140,7 @@ class ServeLoop:
         permits.slots.places = config.workers
         self._evaluations: RunEvaluations | None = None
         if measure is not None:
-            self._evaluations = _evaluations(run, session, worker_id, api, measure, observers, permits.slots)
+            self._evaluations = RunEvaluations(config, run.run_id, worker_id, api, measure, observers, permits.slots)
         self._trainer: _Trainer | None = None
         self._pace = Pace(run.run_id)
 
@@ -303,23 +305,8 @@ async def _evaluate_afterwards(
     with contextlib.closing(open_observers()) as observers:
         slots = Slots(run.config.workers)
         with worker_name() as worker_id:
-            evaluations = _evaluations(run, session, worker_id, api, measure, observers, slots)
+            evaluations = RunEvaluations(run.config, run.run_id, worker_id, api, measure, observers, slots)
             await evaluations.at_end(version)
-
-
-def _evaluations(
-    run: RunSettings,
-    session: Session,
-    worker_id: str,
-    api: Client,
-    measure: RunMeasure,
-    observers: Observers,
-    slots: Slots,
-) -> RunEvaluations:
-    evaluate = functools.partial(
-        measure, generate=functools.partial(session.generator.generate_and_score, evaluation=True)
-    )
-    return RunEvaluations(run.config, run.run_id, worker_id, api, evaluate, observers, slots)
 
 
 def _observers(

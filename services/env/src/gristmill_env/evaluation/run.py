@@ -9,34 +9,30 @@ the claim expires, because its holder died or was stopped, another environment e
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-from gristmill import ApiError, Client, PolicyVersion, RunRecord, SamplingParams
+from gristmill import ApiError, ApiUnreachable, Client, GristmillError, PolicyVersion, RunRecord, SamplingParams
 from gristmill.logs import line
 from gristmill.permits import Slots
 from gristmill_env.console import Steps
 from gristmill_env.data import Item, PromptDataset
-from gristmill_env.errors import (
-    ROW_ERRORS,
-    BusyEvaluationError,
-    EvaluationError,
-    InferenceError,
-    RewardError,
-    reason_of,
-)
+from gristmill_env.errors import ROW_ERRORS, BusyEvaluationError, InferenceError, reason_of
 from gristmill_env.evaluation.page import write_evaluation_page
 from gristmill_env.evaluation.plan import evaluation_task, evaluations_folder, make_plan
 from gristmill_env.evaluation.results import SOURCE, Evaluated, row, summarise, write_results
 from gristmill_env.evaluation.samples import SampleFile, answered, skipped
 from gristmill_env.gather import gather
 from gristmill_env.inference import ModelServers
-from gristmill_env.inference.http import ServerTroubleError
+from gristmill_env.inference.http import RefusedError, ServerTroubleError
 from gristmill_env.rewards import CorrectnessReward
+from gristmill_env.rollouts.generator import RolloutGenerator
 from gristmill_env.rollouts.groups import RolloutGroup
 from gristmill_env.run_settings import RunSettings
 from gristmill_env.settings import EnvConfig, EvalHandling
@@ -50,6 +46,10 @@ _EVERY = 10.0
 """Seconds between renewals, and between checks whether another process' claim has expired."""
 _LIMIT = 100
 """Prompts if eval_limit is not set; Atropos' evaluation takes the same number."""
+
+
+_OF_THE_TRAINING_TOO = (InferenceError, ApiError, ApiUnreachable)
+"""Errors of an evaluation that the training will meet as well. (A refused request may be of the evaluation alone.)"""
 
 
 class Generate(Protocol):
@@ -102,13 +102,21 @@ async def evaluate(
 
 
 class RunMeasure:
-    """Evaluates the model in training on the run's evaluation set."""
+    """Evaluates the model in training on the run's evaluation set.
 
-    def __init__(self, run: RunSettings, model: str) -> None:
-        """Loads the evaluation set. `model`: the model's served name. Raises DatasetError, RewardError."""
+    An evaluation has its own rewards and environments, bound to the columns of the evaluation set. Its failures do not
+    count among the failures of the training. Close it (`async with`) to end its threads and processes.
+    """
+
+    def __init__(self, run: RunSettings, model: str, generator: RolloutGenerator) -> None:
+        """Loads the evaluation set. `model`: the model's served name. `generator`: the run's own.
+
+        Raises DatasetError, RewardError.
+        """
         self._run_settings = run
         self._model = model
         self._task = evaluation_task(run)
+        self._generator = generator.for_task(self._task.scorer, self._task.environments)
         self._folder = _writable(evaluations_folder(run))
 
     @property
@@ -116,11 +124,21 @@ class RunMeasure:
         """The data set and split."""
         return self._task.dataset.label
 
-    async def __call__(self, version: str, generate: Generate) -> Evaluated:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._task.__aexit__(kind, error, trace)
+
+    async def __call__(self, version: str) -> Evaluated:
         """Evaluates the weights of `version`. Keeps the prompts that a killed evaluation of `version` has finished.
 
-        Raises InferenceError, BusyEvaluationError.
+        Raises InferenceError, BusyEvaluationError, and RewardError when a reward fails too often in this evaluation.
         """
+        self._task.scorer.begin_window()
+        generate = functools.partial(self._generator.generate_and_score, evaluation=True)
         config, dataset = self._run_settings.config, self._task.dataset
         plan = make_plan(self._run_settings, self._task, model=self._model, weights=version, limit=_LIMIT)
         with SampleFile(self._folder / f"{version}-{plan.digest[:8]}", plan, resume=True) as file:
@@ -213,15 +231,30 @@ class RunEvaluations:
     async def _consider(self, version: PolicyVersion, due: int) -> None:
         """Evaluates at `version`, unless done; waits while another process does it. `due`: the step since it is due.
 
-        A cancelled call opens no places: another evaluation has closed them, or the process ends.
+        An error of the evaluation is logged. Raises the errors that would end the training too: no model server
+        answers, or the API refuses its calls. A cancelled call opens no places: another evaluation has closed them, or
+        the process ends.
         """
         try:
             await self._evaluate_once(version, due)
         except BusyEvaluationError as error:
             logger.info("%s", error)  # a process of this machine, whose claim expired, is still evaluating
-        except (EvaluationError, RewardError, OSError) as error:  # a full disk, a reward that cannot extract an answer
-            logger.error("the evaluation of version %s failed: %s; training continues without it", version, error)
+        except _OF_THE_TRAINING_TOO as error:
+            if not isinstance(error, RefusedError):
+                raise
+            self._report_failure(version, error)
+        except Exception as error:  # noqa: BLE001  it may be of a reward or of a data set, and ends only the evaluation
+            self._report_failure(version, error)
         self._end()
+
+    def _report_failure(self, version: PolicyVersion, error: Exception) -> None:
+        trace = None if isinstance(error, GristmillError | OSError) else error
+        logger.error(
+            "the evaluation of version %s failed: %s; training continues without it",
+            version,
+            error,
+            exc_info=trace,
+        )
 
     async def _evaluate_once(self, version: PolicyVersion, due: int) -> None:
         while self._measured < due and not await self._api.metrics(self._run_id, SOURCE, after_step=due - 1):

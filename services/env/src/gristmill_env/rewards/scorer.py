@@ -99,8 +99,7 @@ class Scorer:
         self._runner = Runner(execution.limits, threads=execution.threads)
         self._failure_limit = failure_limit
         self._errors: Counter[str] = Counter()
-        self._recent: dict[str, deque[Failure | None]] = {name: deque(maxlen=_WINDOW) for name in names}
-        self._since_warning = dict.fromkeys(names, _WINDOW)
+        self.begin_window()
 
     @property
     def names(self) -> list[str]:
@@ -141,6 +140,11 @@ class Scorer:
         for weighted in self.rewards:
             self._watch(weighted, found[weighted.reward.name])
         return [self._score({name: column[at] for name, column in found.items()}) for at in range(len(samples))]
+
+    def begin_window(self) -> None:
+        """Forgets earlier failures, so that `failure_limit` counts completions from here on."""
+        self._recent: dict[str, deque[Failure | None]] = {name: deque(maxlen=_WINDOW) for name in self.names}
+        self._since_warning = dict.fromkeys(self.names, _WINDOW)
 
     async def close(self) -> None:
         """Ends the threads and processes. A hanging thread remains, and ends with this process."""

@@ -67,6 +67,12 @@ class RolloutGenerator:
         self._environments = environments
         self._max_length = max_length
 
+    def for_task(self, scorer: Scorer, environments: EnvironmentRunner) -> RolloutGenerator:
+        """Returns a generator with the same model, which uses other rewards and environments."""
+        return RolloutGenerator(
+            self._config, self._prompts, self._server, scorer, environments, max_length=self._max_length
+        )
+
     async def generate_and_score(
         self,
         item: Item,
